@@ -1,4 +1,4 @@
-"""What a GPU hour brought: a specification, files that the cache and the probes import, tables, and what to do next."""
+"""What a run on a GPU brought: a specification, files that cache and probes import, tables, and what to do next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.gpu import findings
 from benchmarks.gpu.comparison import PEER, tasks_of
-from benchmarks.gpu.journal import Results, read, write_whole
+from benchmarks.gpu.journal import FILE, Results, read, write_whole
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, read_pack
 from benchmarks.gpu.ranking import winners
 from benchmarks.gpu.report import render, table
@@ -22,7 +22,6 @@ from roller.probing.gpu.bundle import properties_of_results, session_of_results
 from roller.probing.gpu.stated import as_stated
 from roller.probing.run import Report, run_probes
 from roller.report.doctor import Observation, diagnose
-from roller.runtime.bundle_format import Bundle
 from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
 from roller.runtime.bundle_run import results_of
 from roller.runtime.devices import properties_of
@@ -35,7 +34,7 @@ REPORT, KERNELS, TIMES = "report.md", "kernels.json", "probes.json"
 
 
 @dataclass(frozen=True)
-class Hour:
+class FinishedRun:
     """A pack and what it brought home.
 
     Parameters
@@ -55,7 +54,12 @@ class Hour:
 
     def part(self, name: str) -> Path | None:
         """Return the folder of a part, where the pack has it."""
-        return self.pack.folder / name if name in self.pack.parts else None
+        return self.pack.part(name)
+
+
+def results_in(folder: Path) -> list[Path]:
+    """Return the folders of results below one: itself, or one per card."""
+    return [folder] if (folder / FILE).exists() else sorted(p.parent for p in folder.glob(f"*/{FILE}")) or [folder]
 
 
 def bring_home(pack_folder: Path, results: Path, out: Path, name: str = "") -> str:
@@ -75,51 +79,51 @@ def bring_home(pack_folder: Path, results: Path, out: Path, name: str = "") -> s
     ArtifactError
         Where the results belong to another pack, or nothing can be written.
     """
-    pack = read_pack(pack_folder)
     header, data = read(results)
+    pack = read_pack(pack_folder, header["card"])
     if header["pack"] != pack.checksum:
         raise ArtifactError(f"{results}: expected the results of {pack_folder}, got those of another pack.")
-    hour = Hour(pack, header, data)
+    run = FinishedRun(pack, header, data)
     out.mkdir(parents=True, exist_ok=True)
-    spec, probed, lines = _specification(hour, out, name or f"{pack.device}-measured")
-    doctor = _doctor(hour, spec)
-    if hour.part(OPERATORS) is not None and hour.measured:
-        KERNEL_RESULTS.write(out / KERNELS, _kernels(hour))
+    spec, probed, lines = _specification(run, out, name or f"{pack.device}-measured")
+    doctor = _doctor(run, spec)
+    if run.part(OPERATORS) is not None and run.measured:
+        KERNEL_RESULTS.write(out / KERNELS, _kernels(run))
         lines.append(f"`roller bundle import {out / KERNELS}` puts winners and times into the cache")
-    todo = findings.todo(hour)
+    todo = findings.todo(run)
     text = "\n\n".join(x for x in (
-        *_head(hour), "## What to do next", todo, "## Doctor", doctor, *_forms(hour),
+        *_head(run), "## What to do next", todo, "## Doctor", doctor, *_forms(run),
         *_probed(probed, load_spec(pack.device).values()),
-        *_operators(hour, spec), *_models(hour), *findings.profiled(hour), *_notes(pack), _files(lines),
+        *_operators(run, spec), *_models(run), *findings.profiled(run), *_notes(pack), _files(lines),
     ) if x)  # fmt: skip
     write_whole(out / REPORT, text + "\n")
     return f"{todo}\n\n{doctor}\n\nwritten: {out / REPORT}"
 
 
-def _head(hour: Hour) -> list[str]:
-    data, versions = hour.data, {**dict(hour.data.properties.get("versions", {})), **hour.data.versions}
+def _head(run: FinishedRun) -> list[str]:
+    data, versions = run.data, {**dict(run.data.properties.get("versions", {})), **run.data.versions}
     spent = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in data.spent_s.items() if seconds >= 0.5)
-    out = [f"# A GPU hour on {hour.header['device']}"]
-    if not hour.measured:
+    out = [f"# {run.pack.device}: a run on {run.header['device']}"]
+    if not run.measured:
         out.append("**No measurement: a null device. Its times are estimates with noise.**")
     calls = f"{len(data.calls)} calls from {data.calls[0]} on; " if data.calls else ""
     out.append(calls + f"{spent}. " + ", ".join(f"{k} {v}" for k, v in versions.items() if v))
-    return out + [f"{phase}: {reason}" for phase, reason in data.skipped.items()]
+    return out + data.remarks + [f"{phase}: {reason}" for phase, reason in data.skipped.items()]
 
 
-def _specification(hour: Hour, out: Path, name: str) -> tuple[DeviceSpec, Report | None, list[str]]:
+def _specification(run: FinishedRun, out: Path, name: str) -> tuple[DeviceSpec, Report | None, list[str]]:
     """Return the specification to judge by, what the probes found, and what was written; the probed one where it is."""
-    spec, folder = load_spec(hour.pack.device), hour.part(PROBES)
-    if folder is None or not hour.data.cases:
+    spec, folder = load_spec(run.pack.device), run.part(PROBES)
+    if folder is None or not run.data.cases:
         return spec, None, []
     bundle = ProbeBundle(folder)
-    header = {"bundle": bundle.checksum, "device": hour.header["device"], "kind": hour.header["kind"]}
-    properties = properties_of(hour.data.properties)
-    body = probe_results_of(bundle, bundle.names, hour.data.cases, properties, hour.data.spent_s[PROBES])
+    header = {"bundle": bundle.checksum, "device": run.header["device"], "kind": run.header["kind"]}
+    properties = properties_of(run.data.properties)
+    body = probe_results_of(bundle, bundle.names, run.data.cases, properties, run.data.spent_s[PROBES])
     PROBE_RESULTS.write(out / TIMES, {**header, **body})
     session, results = session_of_results(out / TIMES)
     report = run_probes(probes("gpu"), session, session.spec, 1)
-    if not hour.measured:
+    if not run.measured:
         return spec, report, []
     path = out / f"{name}.yaml"
     path.unlink(missing_ok=True)
@@ -133,23 +137,23 @@ def _specification(hour: Hour, out: Path, name: str) -> tuple[DeviceSpec, Report
     return parse_spec(path.read_text(encoding="utf-8"), str(path)), report, [f"`{path}`: the probed specification"]
 
 
-def _kernels(hour: Hour) -> dict[str, Any]:
+def _kernels(run: FinishedRun) -> dict[str, Any]:
     """Return what ``roller bundle import`` reads."""
-    bundle, records = Bundle(hour.pack.folder / OPERATORS), hour.data.records.get(OPERATORS, {})
-    header = {"bundle": bundle.checksum, "device": hour.header["device"], "kind": hour.header["kind"],
-              "seed": hour.header["seed"]}  # fmt: skip
+    bundle, records = run.pack.kernels(OPERATORS), run.data.records.get(OPERATORS, {})
+    header = {"bundle": bundle.checksum, "device": run.header["device"], "kind": run.header["kind"],
+              "seed": run.header["seed"]}  # fmt: skip
     entries = [e for e in bundle.operators if e.id in records]
-    seconds = hour.data.spent_s[OPERATORS]
-    return {**header, **results_of(bundle, entries, records, properties_of(hour.data.properties), seconds)}
+    seconds = run.data.spent_s[OPERATORS]
+    return {**header, **results_of(bundle, entries, records, properties_of(run.data.properties), seconds)}
 
 
-def _doctor(hour: Hour, spec: DeviceSpec) -> str:
+def _doctor(run: FinishedRun, spec: DeviceSpec) -> str:
     """Return which number of the specification the measured times speak against."""
-    if hour.part(OPERATORS) is None:
+    if run.part(OPERATORS) is None:
         return ""
-    bundle, found = Bundle(hour.pack.folder / OPERATORS), []
+    bundle, found = run.pack.kernels(OPERATORS), []
     for e in bundle.operators:
-        records = hour.data.records.get(OPERATORS, {}).get(e.id, {})
+        records = run.data.records.get(OPERATORS, {}).get(e.id, {})
         timed = {c: r.measured_s for c, r in records.items() if r.status == "measured" and r.measured_s}
         if timed:
             found += [Observation(e.id, a.program, timed[c]) for c, a in bundle.load(e) if c in timed]
@@ -158,13 +162,13 @@ def _doctor(hour: Hour, spec: DeviceSpec) -> str:
     return (bias if told.tried else "") + (str(told.finding) if told.finding is not None else told.reason)
 
 
-def _forms(hour: Hour) -> list[str]:
+def _forms(run: FinishedRun) -> list[str]:
     """Return which forms of kernels are right, by expression."""
-    folder, records = hour.part(VARIANTS), hour.data.records.get(VARIANTS, {})
-    if folder is None:
+    if run.part(VARIANTS) is None:
         return []
+    records = run.data.records.get(VARIANTS, {})
     rows = []
-    for e in Bundle(folder).operators:
+    for e in run.pack.kernels(VARIANTS).operators:
         mine = records.get(e.id, {})
         bad = [f"{c}: {r.status}" for c, r in mine.items() if not r.ok]
         right = sum(r.ok for r in mine.values())
@@ -183,22 +187,22 @@ def _probed(report: Report | None, before: Mapping[str, Any]) -> list[str]:
     return ["## Probes", table(("field", "measured", "spread", "specification"), rows), "\n".join(notes)]
 
 
-def _operators(hour: Hour, spec: DeviceSpec) -> list[str]:
+def _operators(run: FinishedRun, spec: DeviceSpec) -> list[str]:
     """Return the tables of the benchmark."""
-    if hour.part(OPERATORS) is None:
+    if run.part(OPERATORS) is None:
         return []
     known = {f.operand for f in spec.emitted.fragments}
-    return [render({"operators": operators(hour), "peers": hour.data.skipped.get("peers", "not reached"),
-                    "measured": hour.measured}, spec if known else None)]  # fmt: skip
+    return [render({"operators": operators(run), "peers": run.data.skipped.get("peers", "not reached"),
+                    "measured": run.measured}, spec if known else None)]  # fmt: skip
 
 
-def operators(hour: Hour) -> list[dict[str, Any]]:
+def operators(run: FinishedRun) -> list[dict[str, Any]]:
     """Return one entry per row of the benchmark: its candidates, the best one, and its peers."""
-    bundle, records = Bundle(hour.pack.folder / OPERATORS), hour.data.records.get(OPERATORS, {})
+    bundle, records = run.pack.kernels(OPERATORS), run.data.records.get(OPERATORS, {})
     entries, best = {e.id: e for e in bundle.operators}, winners(records)
-    tasks = tasks_of(hour.pack.operators, best)
+    tasks = tasks_of(run.pack.operators, best)
     out = []
-    for p in hour.pack.operators:
+    for p in run.pack.operators:
         entry = {"id": p.id, "sets": list(p.sets), "row": dict(p.row), "notes": list(p.notes), "left_out": p.left_out}
         if p.id not in entries:
             out.append({**entry, "candidates": [], "peers": [], "best": None, "best_s": None})
@@ -212,17 +216,17 @@ def operators(hour: Hour) -> list[dict[str, Any]]:
         for t in tasks:
             if t["id"] == p.id:
                 skipped = {"name": PEER[t["kind"]], "status": "skipped", "reason": "not reached", "note": ""}
-                peers += hour.data.peers.get(t["key"], [skipped])
+                peers += run.data.peers.get(t["key"], [skipped])
         best_s = mine[best[p.id]].measured_s if p.id in best else None
         out.append({**entry, "expression": e.expression, "candidates": candidates, "best": best.get(p.id),
                     "best_s": best_s, "peers": peers})  # fmt: skip
     return out
 
 
-def _models(hour: Hour) -> list[str]:
+def _models(run: FinishedRun) -> list[str]:
     rows = []
-    for name in hour.pack.models:
-        phases = hour.data.models.get(name, {})
+    for name in run.pack.models:
+        phases = run.data.models.get(name, {})
         cells = [name]
         check = phases.get("check")
         cells.append("not reached" if check is None else "right" if check["ok"] else "WRONG")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.child import converse
-from benchmarks.gpu.journal import HourJournal
+from benchmarks.gpu.journal import RunJournal
 from benchmarks.gpu.plan import Planned
 
 #: Seconds a task of each kind may take before its process is replaced, and what must be left for it to be begun.
@@ -19,7 +19,6 @@ _LEAST_S = {"functional": 2.0, "triton": 15.0, "compile": 30.0}
 PEER = {"functional": "torch", "triton": "triton", "compile": "torch.compile"}
 #: Processes that end before any task is done, after which there are no peers.
 _MOST_STARTS = 2
-PHASE = "peers"
 _WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -50,8 +49,8 @@ def triton_has(row: Mapping[str, Any]) -> bool:
 
 
 def run_tasks(
-    tasks: Sequence[Mapping[str, Any]], work: Mapping[str, Any], journal: HourJournal, deadline: float,
-    say: Callable[[str], None], command: Sequence[str] = (sys.executable, str(_WORKER)),
+    tasks: Sequence[Mapping[str, Any]], work: Mapping[str, Any], journal: RunJournal, deadline: float,
+    say: Callable[[str], None], command: Sequence[str] = (sys.executable, str(_WORKER)), phase: str = "peers",
 ) -> str:  # fmt: skip
     """Work through the tasks that the journal does not know yet.
 
@@ -60,7 +59,7 @@ def run_tasks(
     tasks
         See :func:`tasks_of`.
     work
-        What the worker is told beside the tasks: ``bundle``, ``device``, ``seed``, ``time_s``.
+        What the worker is told beside the tasks: ``bundle``, ``card``, ``device``, ``seed``, ``time_s``.
     journal
         Where records go.
     deadline
@@ -69,6 +68,8 @@ def run_tasks(
         Receives one line per task.
     command
         The worker; another one in tests.
+    phase
+        That the records are of.
 
     Returns
     -------
@@ -80,7 +81,7 @@ def run_tasks(
         left = [dict(t) for t in tasks if t["key"] not in journal.data.peers]
         if not left or time.monotonic() > deadline - min(t["least_s"] for t in left):
             return ""
-        talk = _Talk(journal, say)
+        talk = _Talk(journal, say, phase)
         told = {**work, "tasks": left, "budget_s": deadline - time.monotonic()}
         ending = converse(command, told, deadline, talk.take)
         if talk.unavailable or ending.late:
@@ -90,7 +91,7 @@ def run_tasks(
             # The task that took the process down is a record; the next process goes on behind it.
             name = PEER[talk.begun.rpartition("/")[2]]
             record = {"name": name, "status": "crashed", "reason": ending.reason, "note": ""}
-            journal.write(PHASE, key=talk.begun, peers=[record])
+            journal.write(phase, key=talk.begun, peers=[record])
             say(f"{talk.begun}: {ending.reason.splitlines()[-1] if ending.reason else 'its process died'}")
         elif ending.orderly:
             return ""
@@ -101,8 +102,8 @@ def run_tasks(
 class _Talk:
     """What one worker said."""
 
-    def __init__(self, journal: HourJournal, say: Callable[[str], None]) -> None:
-        self._journal, self._say = journal, say
+    def __init__(self, journal: RunJournal, say: Callable[[str], None], phase: str) -> None:
+        self._journal, self._say, self._phase = journal, say, phase
         self.begun: str | None = None
         self.done = 0
         self.unavailable = ""
@@ -113,11 +114,11 @@ class _Talk:
         if event == "unavailable":
             self.unavailable = message["reason"]
         elif event == "ready":
-            self._journal.write(PHASE, versions=message["versions"])
+            self._journal.write(self._phase, versions=message["versions"])
         elif event == "begin":
             self.begun = message["key"]
         else:
-            self._journal.write(PHASE, key=message["key"], peers=message["peers"])
+            self._journal.write(self._phase, key=message["key"], peers=message["peers"])
             self.begun, self.done = None, self.done + 1
             self._say(f"{message['key']}: {_told(message['peers'])}")
         return LIMIT_S[(self.begun or "/functional").rpartition("/")[2]]

@@ -1,4 +1,4 @@
-"""What a GPU hour says to do next: what is wrong first, then what the model misjudges, then what peers do better."""
+"""What a run on a GPU says to do next: what is wrong, then what the model misjudges, then what peers do better."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from benchmarks.gpu.plan import OPERATORS, VARIANTS
 from benchmarks.gpu.ranking import peer_ratio, winners
 from benchmarks.gpu.report import table
 from roller.artifact import KernelArtifact
-from roller.runtime.bundle_format import Bundle
 from roller.runtime.records import Record
 
 if TYPE_CHECKING:
-    from benchmarks.gpu.bring_home import Hour
+    from benchmarks.gpu.bring_home import FinishedRun
 
 #: Relative difference of a prediction, and a peer's time against ours, from which on a row is worth a look; rows shown.
 _OFF, _BEHIND, _SHOWN = 0.25, 0.9, 8
@@ -45,18 +44,18 @@ class _Row:
         return self.measured_s / self.predicted_s
 
 
-def todo(hour: Hour) -> str:
+def todo(run: FinishedRun) -> str:
     """Return a numbered list, the most urgent first."""
-    rows = list(_best(hour))
-    found = [*_wrong(hour), *_misjudged(rows), *_behind(hour, rows), *_reached(hour)]
+    rows = list(_best(run))
+    found = [*_wrong(run), *_misjudged(rows), *_behind(run, rows), *_reached(run)]
     return "\n".join(f"{n}. {text}" for n, text in enumerate(found, 1)) or "Nothing: all right, as predicted, and fast."
 
 
-def _best(hour: Hour) -> Iterable[_Row]:
+def _best(run: FinishedRun) -> Iterable[_Row]:
     """Yield the fastest kernel of every operator."""
-    if hour.part(OPERATORS) is None:
+    if run.part(OPERATORS) is None:
         return
-    bundle, records = Bundle(hour.pack.folder / OPERATORS), hour.data.records.get(OPERATORS, {})
+    bundle, records = run.pack.kernels(OPERATORS), run.data.records.get(OPERATORS, {})
     best = winners(records)
     for e in bundle.operators:
         measured_s = records[e.id][best[e.id]].measured_s if e.id in best else None
@@ -65,16 +64,16 @@ def _best(hour: Hour) -> Iterable[_Row]:
             yield _Row(e.id, artifact, e.predicted_s[e.candidates.index(best[e.id])], measured_s)
 
 
-def _wrong(hour: Hour) -> list[str]:
+def _wrong(run: FinishedRun) -> list[str]:
     """Return the kernels that are wrong, hang or crash, by expression; then models."""
     found = []
-    for phase in (VARIANTS, OPERATORS):
-        for operator, records in hour.data.records.get(phase, {}).items():
+    for phase in (VARIANTS, OPERATORS, "races"):
+        for operator, records in run.data.records.get(phase, {}).items():
             bad = {c: r for c, r in records.items() if not r.ok}
             if bad:
                 found.append((len(bad) < len(records), f"**{operator}**: {_told(bad, len(records))}"))
     out = [text for _, text in sorted(found, key=lambda x: x[0])]
-    for name, rows in hour.data.models.items():
+    for name, rows in run.data.models.items():
         bad_phases = [p for p, r in rows.items() if not r.get("ok", True)]
         if bad_phases:
             reason = rows[bad_phases[0]].get("reason") or "outputs differ"
@@ -108,46 +107,45 @@ def _misjudged(rows: list[_Row]) -> list[str]:
     return [text for _, text in sorted(found)]
 
 
-def _behind(hour: Hour, rows: list[_Row]) -> list[str]:
+def _behind(run: FinishedRun, rows: list[_Row]) -> list[str]:
     """Return the rows furthest behind their fastest peer, with what the profiler says."""
     found = []
     for r in rows:
-        ratio = peer_ratio(hour.data.peers, r.operator)
+        ratio = peer_ratio(run.data.peers, r.operator)
         if ratio is not None and ratio < _BEHIND:
             times = f"{r.measured_s * 1e3:.4g} ms, predicted {r.predicted_s * 1e3:.4g}, bound by {r.bound}"
             text = f"{r.operator} takes {1 / ratio:.2f} times its fastest peer's time ({times})"
-            found.append((ratio, text + _figures(hour, r.operator)))
+            found.append((ratio, text + _figures(run, r.operator)))
     return [text for _, text in sorted(found)[:_SHOWN]]
 
 
-def _figures(hour: Hour, operator: str) -> str:
-    kernels = hour.data.profiles.get(operator, {}).get("kernels") or []
+def _figures(run: FinishedRun, operator: str) -> str:
+    kernels = run.data.profiles.get(operator, {}).get("kernels") or []
     names = ("dram_busy_percent", "unit_busy_percent", "matrix_busy_percent", "warps_active_percent")
     figures = kernels[0] if kernels else {}
     told = [f"{n.removesuffix('_percent').replace('_', ' ')} {figures[n]:.0f} %" for n in names if n in figures]
     return f": {', '.join(told)}" if told else ""
 
 
-def _reached(hour: Hour) -> list[str]:
+def _reached(run: FinishedRun) -> list[str]:
     """Return what the time did not suffice for."""
     out = []
     for phase in (VARIANTS, OPERATORS):
-        folder = hour.part(phase)
-        if folder is not None:
-            records = hour.data.records.get(phase, {})
-            left = sum(len(set(e.candidates) - set(records.get(e.id, ()))) for e in Bundle(folder).operators)
+        if run.part(phase) is not None:
+            records = run.data.records.get(phase, {})
+            left = sum(len(set(e.candidates) - set(records.get(e.id, ()))) for e in run.pack.kernels(phase).operators)
             if left:
                 out.append(f"{left} kernels of {phase} were not reached: run the pack again with the same --results")
-    return out + [f"{phase} did not run: {reason}" for phase, reason in hour.data.skipped.items()]
+    return out + [f"{phase} did not run: {reason}" for phase, reason in run.data.skipped.items()]
 
 
-def profiled(hour: Hour) -> list[str]:
+def profiled(run: FinishedRun) -> list[str]:
     """Return the profiler's figures beside the terms of the model."""
-    if not hour.data.profiles or hour.part(OPERATORS) is None:
+    if not run.data.profiles or run.part(OPERATORS) is None:
         return []
-    bundle, rows = Bundle(hour.pack.folder / OPERATORS), []
+    bundle, rows = run.pack.kernels(OPERATORS), []
     entries = {e.id: e for e in bundle.operators}
-    for operator, profile in hour.data.profiles.items():
+    for operator, profile in run.data.profiles.items():
         if profile["reason"] or operator not in entries:
             rows.append([operator, profile["reason"], "", "", ""])
             continue

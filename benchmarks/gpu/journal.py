@@ -10,7 +10,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from roller.errors import ArtifactError
 from roller.runtime.journal import JournalFile
 from roller.runtime.records import Record
 
-FORMAT, VERSION = "roller-gpu-hour", 1
+FORMAT, VERSION = "roller-gpu-run", 1
 FILE = "results.jsonl"
 
 
-class HourJournal:
+class RunJournal:
     """The results of all calls.
 
     Parameters
@@ -30,7 +30,11 @@ class HourJournal:
     folder
         Where results are kept; made where it is missing.
     header
-        What the run is of: ``pack`` (its checksum) and ``kind`` of device. Results of another pack are refused.
+        What the run is of: ``pack`` (its checksum), ``card`` and ``kind`` of device. Results of another are refused.
+    clock
+        Tells seconds.
+    durable
+        Whether every line is on the disk when :meth:`write` returns.
 
     Raises
     ------
@@ -38,7 +42,10 @@ class HourJournal:
         Where the folder cannot be written, or holds the results of another run.
     """
 
-    def __init__(self, folder: Path, header: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, header: Mapping[str, Any], clock: Callable[[], float] = time.monotonic,
+        durable: bool = True,
+    ) -> None:  # fmt: skip
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as err:
@@ -46,18 +53,19 @@ class HourJournal:
         self.folder, self.data = folder, Results()
         whole = {"format": FORMAT, "version": VERSION, **header}
         self._file = JournalFile(folder / FILE, whole, self.data.take)
-        self._start = time.monotonic()
+        self._clock, self._durable, self._start = clock, durable, clock()
 
     def write(self, phase: str, **line: Any) -> None:
         """Keep one line of a phase; it is on disk when this returns."""
-        row = {"phase": phase, "at_s": round(time.monotonic() - self._start, 3), **line}
+        row = {"phase": phase, "at_s": round(self._clock() - self._start, 3), **line}
         self._file.append(row)
-        self._file.sync()
+        if self._durable:
+            self._file.sync()
         self.data.take(json.loads(json.dumps(row)))
 
-    def keep_record(self, phase: str, operator: str, record: Record) -> None:
-        """Keep the record of a kernel."""
-        self.write(phase, operator=operator, record=dict(record.__dict__))
+    def keep_record(self, phase: str, part: str, operator: str, record: Record) -> None:
+        """Keep the record of a kernel of a part of the pack."""
+        self.write(phase, part=part, operator=operator, record=dict(record.__dict__))
 
     def keep_case(self, phase: str, plan: str, case: str, result: dict[str, Any]) -> None:
         """Keep the result of a probe's case."""
@@ -72,7 +80,7 @@ class Results:
     """What the lines of a journal say, all calls together."""
 
     def __init__(self) -> None:
-        #: Records of kernels, by phase, operator and candidate.
+        #: Records of kernels, by part of the pack, operator and candidate.
         self.records: dict[str, dict[str, dict[str, Record]]] = {}
         #: Results of probes, by plan and case.
         self.cases: dict[str, dict[str, Any]] = {}
@@ -83,6 +91,8 @@ class Results:
         #: Why a phase could not run, by phase; versions of the peers.
         self.skipped: dict[str, str] = {}
         self.versions: dict[str, str] = {}
+        #: What people should know of how a phase ran.
+        self.remarks: list[str] = []
         #: What the device says of itself, and when the calls began.
         self.properties: dict[str, Any] = {}
         self.calls: list[str] = []
@@ -98,9 +108,11 @@ class Results:
             self.calls.append(row["date"])
         self.spent_s[phase] += max(0.0, at_s - self._at_s)
         self._at_s = at_s
+        if "remark" in row:
+            self.remarks.append(f"{phase}: {row['remark']}")
         if "record" in row:
             record = Record(**row["record"])
-            self.records.setdefault(phase, {}).setdefault(row["operator"], {})[record.candidate_id] = record
+            self.records.setdefault(row["part"], {}).setdefault(row["operator"], {})[record.candidate_id] = record
         if "result" in row:
             self.cases.setdefault(row["plan"], {})[row["case"]] = row["result"]
         if "peers" in row:

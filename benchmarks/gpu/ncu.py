@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.cards import CardBundle
+
 #: What is kept: our name, the column, and what its base unit is multiplied with.
 FIGURES: tuple[tuple[str, str, float], ...] = (
     ("time_s", "gpu__time_duration.sum", 1e-9),
@@ -43,13 +45,14 @@ def find() -> str | None:
     return shutil.which("ncu") or next((p for text in places for p in sorted(glob.glob(text), reverse=True)), None)
 
 
-def command(program: str, bundle: Path, operator: str, candidate: str, entries: Sequence[str]) -> list[str]:
+def command(program: str, bundle: CardBundle, operator: str, candidate: str, entries: Sequence[str]) -> list[str]:
     """Return what profiles the kernels of one candidate, each once; clocks are left alone, units are base units."""
     names = "|".join(re.escape(e) for e in dict.fromkeys(entries))
     return [
         program, "--set", "full", "--clock-control", "none", "--csv", "--page", "raw", "--print-units", "base",
         "--kernel-name", f"regex:^({names})$", "--launch-count", str(len(entries)),
-        sys.executable, str(_ONCE), str(bundle), operator, "--candidate", candidate,
+        sys.executable, str(_ONCE), str(bundle.folder.resolve()), operator, "--card", bundle.device, "--candidate",
+        candidate,
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Run one kernel of a bundle, for a profiler: ``ncu --set full python3 b/benchmarks/gpu/once.py b/operators M3``.
+"""Run one kernel of a bundle, for a profiler: ``ncu --set full python3 b/benchmarks/gpu/once.py b/operators M5``.
 
 Without ``--candidate`` it is the first one of the operator. Needs Python, NumPy and CuPy; no kernel runs but ours (data
 is copied there), and nothing is checked or timed here.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.gpu.cards import CardBundle
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
 from roller.backends.cuda.memory import Buffer
@@ -25,15 +26,16 @@ from roller.errors import ArtifactError, RollerError
 from roller.runtime.bundle_format import Bundle
 
 
-def chosen(folder: Path, operator: str, candidate: str | None) -> KernelArtifact:
-    """Return the kernel to run.
+def chosen(folder: Path, operator: str, candidate: str | None, card: str = "") -> KernelArtifact:
+    """Return the kernel to run, of one card's candidates where the bundle is for several; of the first card's else.
 
     Raises
     ------
     ArtifactError
         Where the bundle has no such operator or candidate.
     """
-    bundle = Bundle(folder)
+    names = [card] if card else sorted(p.stem for p in folder.glob("cards/*.xz"))
+    bundle = CardBundle(folder, names[0]) if names else Bundle(folder)
     entry = next((e for e in bundle.operators if e.id == operator), None)
     if entry is None:
         known = ", ".join(e.id for e in bundle.operators[:20])
@@ -71,10 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("operator", help="id of an operator of the bundle")
     parser.add_argument("--candidate", metavar="ID", help="the first one when absent")
+    parser.add_argument("--card", default="", metavar="NAME", help="whose candidates, where there are several")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args(arguments)
     try:
-        artifact = chosen(given.bundle, given.operator, given.candidate)
+        artifact = chosen(given.bundle, given.operator, given.candidate, given.card)
         run(artifact, given.runs)
     except RollerError as err:
         sys.stderr.write(f"once.py: error: {err}\n")

@@ -1,4 +1,4 @@
-"""Make the folder that a GPU hour runs: kernels of every form, probes, operators, models, and what runs them."""
+"""Make the folder that a GPU runs: kernels of every form, operators, probes, models, and what runs them."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
-from typing import Any
 
-from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, write_pack
+from benchmarks.gpu.cards import Card, CardBundle
+from benchmarks.gpu.contents import contents, more, schedule
+from benchmarks.gpu.pack_kernels import Made, Making, make_operators, make_variants, one_architecture
+from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule, chosen, write_pack
 from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
-from benchmarks.gpu.variants import Wanted, variants
-from roller.choosing.proving import PROVE_ALL_S, Share
-from roller.cli.bundle import build_operators, bundle_header, create_bundle, operator_of
-from roller.core.processor import usable_processors
+from roller.choosing.proving import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
-from roller.pipeline import lower
 from roller.probing.gpu.bundle import create_bundle as create_probes
-from roller.runtime.build_pool import BuildResult
-from roller.runtime.bundle_format import Bundle, OperatorEntry, write_bundle
 from roller.runtime.container import copy_package, filled
-from roller.templates.common.options import ConstructOptions
 
-#: Parts in the order they are run.
-PARTS = (VARIANTS, PROBES, OPERATORS, MODELS)
-#: Size a pack stays under (bytes), and the most of it that operators and models take.
-LIMIT_BYTES, _OPERATOR_BYTES, _MODEL_BYTES = 60_000_000, 20_000_000, 36_000_000
+#: Parts in the order they are made.
+PARTS = (VARIANTS, OPERATORS, PROBES, MODELS)
+#: Size a pack stays under unless asked otherwise (MiB): others travel with it.
+MOST_MIB = 40.0
 #: Models by name in :mod:`benchmarks.models`, and their sizes: packs of recurrent steps, convolutions, attention.
 NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("lstm", (("layers", 4),)),
@@ -40,11 +35,12 @@ NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
 #: What of roller runs there: no compiler, no construction, no command line.
 FLOORS = ("backends", "core", "emulator", "expr", "graph", "model", "runtime", "targets", "tile")
 #: What of this folder runs there.
-RUNNER = ("__init__", "child", "comparison", "journal", "model_worker", "ncu", "once", "paired", "peers", "phases",
-           "plan", "ranking", "run", "triton_matmul", "worker")  # fmt: skip
+RUNNER = ("__init__", "cards", "checked_worker", "checker", "child", "comparison", "journal", "kernels", "model_worker",
+           "ncu", "once", "paired", "peers", "phases", "plan", "ranking", "rehearsal", "run", "schedule", "summary",
+           "triton_matmul", "worker")  # fmt: skip
 _MATRIX_UNIT = re.compile(r"\b(wg?mma|w?mma\.sync|ldmatrix|__builtin_amdgcn_mfma)")
 
-_RUN = '''"""Run this pack: ``python3 run.py --minutes 40``; see ``--help``."""
+_RUN = '''"""Run this pack: ``python3 run.py --minutes 8``; see ``--help``."""
 import os
 import sys
 
@@ -52,6 +48,7 @@ if sys.version_info < (3, 10):
     sys.exit("run.py: error: expected Python 3.10 or newer, got %d.%d." % sys.version_info[:2])
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 sys.dont_write_bytecode = True  # what is under this folder stays as it was packed
+os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
 try:
     from benchmarks.gpu.run import main
 except ModuleNotFoundError as err:
@@ -67,8 +64,10 @@ class Options:
 
     Parameters
     ----------
+    minutes
+        For how long a run it is made: that says how many operators and models it holds.
     top_k
-        Candidates of every operator.
+        Candidates of every operator, whatever the minutes say.
     pattern
         Comma-separated ids or patterns of operators, variants and models.
     parts
@@ -81,115 +80,121 @@ class Options:
         Seconds in which kernels are proved on the emulator before they travel, half of them for the variants.
     networks
         Models by name in :mod:`benchmarks.models`, and their sizes.
+    most_mib
+        Size it stays under.
     """
 
-    top_k: int = 10
+    minutes: float = 11.0
+    top_k: int | None = None
     pattern: str = "*"
     parts: tuple[str, ...] = PARTS
     workers: int | None = None
     sources: bool = False
-    prove_s: float = 2 * PROVE_ALL_S
+    prove_s: float = 0.0
     networks: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = NETWORKS
+    most_mib: float = MOST_MIB
 
 
-def make_pack(device: str, out: Path, options: Options, say: Callable[[str], None]) -> Pack:
-    """Write a pack; the folder appears whole or not at all.
+def make_pack(devices: Sequence[str], out: Path, options: Options, say: Callable[[str], None]) -> Pack:
+    """Write a pack for cards of one architecture; the folder appears whole or not at all.
 
     Raises
     ------
     RollerError
-        Where the folder is taken, nothing could be built, or the pack became too large.
+        Where the folder is taken, the cards differ, nothing could be built, or the pack became too large.
     """
-    spec = load_spec(device)
-    if spec.kind != "gpu":
-        raise ArtifactError(f"--device: expected the spec of a GPU, got '{spec.name}'. `roller devices` lists them.")
+    specs = tuple(load_spec(d) for d in devices)
+    one_architecture(specs)
     unknown = set(options.parts) - set(PARTS)
     if unknown:
         raise ArtifactError(f"--parts: expected some of {', '.join(PARTS)}, got '{min(unknown)}'.")
     with filled(out) as filling:
         work = filling.folder
-        made = _Packing(spec, work, options, say)
+        made = _Packing(specs, work, options, say)
         for part in PARTS:
             if part in options.parts:
                 getattr(made, part)()
         _copy_runner(work)
-        language = spec.target["language"]
-        pack = write_pack(Pack(work, spec.name, language, made.parts, tuple(made.planned), tuple(made.notes)))
-        size = sum(p.stat().st_size for p in work.rglob("*") if p.is_file())
-        if size > LIMIT_BYTES:
+        cards = tuple(Card(s.name, s.target["arch"], s.units, s.memory_layers[-1].capacity_bytes) for s in specs)
+        pack = write_pack(Pack(work, cards, specs[0].name, specs[0].target["language"], made.parts,
+                               tuple(made.planned), tuple(made.notes), made.schedule))  # fmt: skip
+        mib = sum(p.stat().st_size for p in work.rglob("*") if p.is_file()) / 2**20
+        if mib > options.most_mib:
             raise ArtifactError(
-                f"{out}: expected at most {LIMIT_BYTES} bytes, got {size}. Lower --top-k, or leave out --parts."
+                f"{out}: expected at most {options.most_mib:g} MiB, got {mib:.1f}. Lower --minutes or --top-k, leave "
+                "out --parts, or raise --max-mib."
             )
-    say(f"{out}: {size / 1e6:.1f} MB; there: python3 {out.name}/run.py --minutes 40")
+    say(f"{out}: {mib:.1f} MiB for {', '.join(devices)}; there: python3 {out.name}/run.py --minutes 8")
     return replace(pack, folder=out)
 
 
 class _Packing:
     """The parts of a pack that are done."""
 
-    def __init__(self, spec: DeviceSpec, folder: Path, options: Options, say: Callable[[str], None]) -> None:
-        self._spec, self._folder, self._options, self._say = spec, folder, options, say
+    def __init__(
+        self, specs: tuple[DeviceSpec, ...], folder: Path, options: Options, say: Callable[[str], None]
+    ) -> None:
+        self._specs, self._folder, self._options, self._say = specs, folder, options, say
+        self._making = Making(specs, options.workers, not options.sources, options.prove_s / 2)
+        self._contents = contents(options.minutes)
         self.parts: dict[str, str] = {}
         self.planned: list[Planned] = []
         self.notes: list[str] = []
+        self.schedule: Schedule = schedule(())
 
     def variants(self) -> None:
         """Add every form of every template, on small expressions."""
-        found = [w for w in variants(self._spec) if _matches(w.id, self._options.pattern)]
-        for w in found:
-            self.notes += [f"{w.id} {name}: {reason.splitlines()[0]}" for name, reason in w.refused]
-        workers = self._options.workers or usable_processors()
-        share_s = self._options.prove_s / 2 * workers / max(1, len(found))
-        jobs = {w.id: _Job(w, self._spec, not self._options.sources, share_s) for w in found if w.variants}
-        if not jobs:
-            return
-        built = build_operators(jobs, _built_variants, self._options.workers)
-        operators = [r.value for r in built.values() if r.value is not None]
-        self.notes += [f"{name}: {r.record.reason.splitlines()[0]}" for name, r in built.items() if r.value is None]
-        for entry, _ in operators:
-            self.notes += [f"{entry.id} {name}: {reason.splitlines()[0]}" for name, reason in entry.failed]
-        manifest = write_bundle(self._folder / VARIANTS, bundle_header(self._spec, ConstructOptions()), operators)
-        self.parts[VARIANTS] = manifest["checksum"]
-        self._say(f"{VARIANTS}: {sum(len(e.candidates) for e, _ in operators)} kernels of {len(operators)} expressions")
+        wanted = partial(_matches, pattern=self._options.pattern)
+        made = make_variants(self._folder / VARIANTS, self._making, wanted, self.notes)
+        if made is not None:
+            self._made(VARIANTS, made, "expressions")
+
+    def _made(self, part: str, made: Made, of: str) -> None:
+        self.parts[part] = made.checksum
+        size = sum(p.stat().st_size for p in (self._folder / part).rglob("*") if p.is_file()) / 2**20
+        self._say(f"{part}: {made.kernels} kernels of {len(made.operators)} {of}, {size:.1f} MiB")
 
     def probes(self) -> None:
-        """Add micro-benchmarks of everything a specification says."""
-        manifest = create_probes(self._spec, self._folder / PROBES, images=not self._options.sources, driver=False)
-        self.parts[PROBES] = manifest["checksum"]
-        self._say(f"{PROBES}: {sum(r['cases'] for r in manifest['plans'])} cases of {len(manifest['plans'])} probes")
+        """Add micro-benchmarks of everything a specification says, sized for each card."""
+        (self._folder / PROBES).mkdir()
+        for spec in self._specs:
+            place = f"{PROBES}/{spec.name}"
+            manifest = create_probes(spec, self._folder / place, images=not self._options.sources, driver=False)
+            self.parts[place] = manifest["checksum"]
+            self._say(f"{place}: {sum(r['cases'] for r in manifest['plans'])} cases of {len(manifest['plans'])} probes")
 
     def operators(self) -> None:
-        """Add the 119 operators and the further sets."""
-        published = rows(self._options.pattern)
+        """Add the headline operators, and as many of the others as the time allows."""
+        held, published = self._contents, rows(self._options.pattern)
+        self.schedule = schedule(published)
+        first = self.schedule.headline
+        taken = {*first, *(p.id for p in more(published, first, held.more))}
         given = {p.id: p.notes for p in published}
-        planned = [fitted(p, self._spec) for p in published]
-        done = create_bundle(
-            [dict(p.row) for p in planned if not p.left_out], self._spec, self._folder / OPERATORS,
-            top_k=self._options.top_k, limit_bytes=_OPERATOR_BYTES, workers=self._options.workers,
-            binaries=not self._options.sources, prove_s=self._options.prove_s / 2,
-        )  # fmt: skip
-        self.parts[OPERATORS] = done.manifest["checksum"]
-        bundle, compiled = Bundle(self._folder / OPERATORS), chosen_for_compile(planned)
-        entries = {e.id: e for e in bundle.operators}
-        self.planned = [self._noted(p, bundle, entries, compiled, done.built) for p in planned]
+        planned = []
+        for p in published:
+            if p.id in taken:
+                planned.append(reduce(fitted, self._specs, p))  # every card reduces what the one before left
+        ranks = {p.id: self._options.top_k or (held.headline_top_k if p.id in first else held.more_top_k)
+                 for p in planned}  # fmt: skip
+        made = make_operators(
+            self._folder / OPERATORS, [(dict(p.row), ranks[p.id]) for p in planned if not p.left_out], self._making
+        )
+        compiled, bundle = chosen_for_compile(planned), CardBundle(self._folder / OPERATORS, self._specs[0].name)
+        self.planned = [self._noted(p, bundle, compiled, made) for p in planned]
         for p in self.planned:
             changed = [n for n in p.notes if n not in given.get(p.id, ())]  # what the published rows say is known
             for note in (*changed, *([f"left out: {p.left_out}"] if p.left_out else [])):
                 self._say(f"{p.id}: {note}")
-        count = sum(len(e.candidates) for e in bundle.operators)
-        self._say(f"{OPERATORS}: {count} candidates of {len(entries)} operators")
+        self._made(OPERATORS, made, "operators")
 
-    def _noted(
-        self, p: Planned, bundle: Bundle, entries: Mapping[str, OperatorEntry], compiled: set[str],
-        built: Mapping[str, BuildResult[Any]],
-    ) -> Planned:  # fmt: skip
+    def _noted(self, p: Planned, bundle: CardBundle, compiled: set[str], made: Made) -> Planned:
         """Return a row with what became of it."""
-        if p.id not in entries:
-            why = built[p.id].record.reason.splitlines()[0] if p.id in built else "it was not built"
-            return replace(p, left_out=p.left_out or why)
+        entry = next((e for e in bundle.operators if e.id == p.id), None)
+        if entry is None:
+            return replace(p, left_out=p.left_out or made.failed.get(p.id, "it was not built"))
         notes, dtype = p.notes, p.row["dtype"]
-        best = bundle.load(entries[p.id])[0][1]
-        if any(f.operand == dtype for f in self._spec.emitted.fragments) and not _MATRIX_UNIT.search(best.source):
+        best = bundle.load(entry)[0][1]
+        if any(f.operand == dtype for f in self._specs[0].emitted.fragments) and not _MATRIX_UNIT.search(best.source):
             notes = (*notes, f"{dtype} without matrix instructions: the model prefers, or has, none for it")
         return replace(p, notes=notes, compiled=p.id in compiled)
 
@@ -199,9 +204,9 @@ class _Packing:
         from roller.onnx.compile import compile_model
         from roller.onnx.expected import expected_of
 
-        left, prove_s = _MODEL_BYTES, PROVE_ALL_S if self._options.prove_s else 0.0
+        prove_s = PROVE_ALL_S if self._options.prove_s else 0.0
         for name, sizes in self._options.networks:
-            if not _matches(name, self._options.pattern):
+            if name not in self._contents.models or not _matches(name, self._options.pattern):
                 continue
             folder = self._folder / MODELS / name
             folder.parent.mkdir(exist_ok=True)
@@ -209,44 +214,21 @@ class _Packing:
                 try:
                     path = build_model(name, Path(scratch), **dict(sizes))
                     made = compile_model(
-                        path, device=self._spec, workers=self._options.workers, prove_s=prove_s, experimental=("packs",)
-                    )
+                        path, device=self._specs[0], workers=self._options.workers, prove_s=prove_s,
+                        experimental=("packs",),
+                    )  # fmt: skip
                     made.save(folder, (expected_of(path, made.plan.program),))
                 except RollerError as err:
                     self.notes.append(f"{name}: {str(err).splitlines()[0]}")
                     self._say(self.notes[-1])
                     continue
             size = sum(p.stat().st_size for p in folder.iterdir())
-            if size > left:
-                shutil.rmtree(folder)
-                self.notes.append(f"{name}: left out, {size / 1e6:.1f} MB do not fit any more")
-                self._say(self.notes[-1])
-                continue
-            left -= size
             manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             self.parts[f"{MODELS}/{name}"] = manifest["checksum"]
-            self._say(f"{MODELS}/{name}: {manifest['kernels']} kernels, {size / 1e6:.1f} MB")
-
-
-@dataclass(frozen=True)
-class _Job:
-    """The kernels of one expression to lower, prove and build."""
-
-    wanted: Wanted
-    spec: DeviceSpec
-    binaries: bool
-    prove_s: float
-
-
-def _built_variants(job: _Job) -> tuple[OperatorEntry, bytes]:
-    candidates = [(v.id, v.program, v.estimate.to_dict()) for v in job.wanted.variants]
-    prove = Share(job.prove_s, partial(lower, spec=job.spec)) if job.prove_s else None
-    return operator_of(job.wanted.id, job.wanted.expression, candidates, job.spec, job.binaries, None, prove)
+            self._say(f"{MODELS}/{name}: {manifest['kernels']} kernels, {size / 2**20:.1f} MiB")
 
 
 def _matches(name: str, pattern: str) -> bool:
-    from benchmarks.gpu.plan import chosen
-
     return bool(chosen([name], pattern))
 
 

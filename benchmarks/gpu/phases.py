@@ -5,39 +5,34 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from benchmarks.gpu import ncu
 from benchmarks.gpu.child import converse
-from benchmarks.gpu.comparison import PHASE as PEERS
-from benchmarks.gpu.comparison import run_tasks, tasks_of
-from benchmarks.gpu.journal import HourJournal
+from benchmarks.gpu.comparison import PEER, run_tasks, tasks_of
+from benchmarks.gpu.journal import RunJournal
+from benchmarks.gpu.kernels import Kernels, Wanted
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chosen
 from benchmarks.gpu.ranking import winners, worst
+from benchmarks.gpu.schedule import Clock, Phase, Unit
 from roller.model.bundle_run import line_of, phases_of
 from roller.model.gpu_bundle import ModelBundle
-from roller.runtime.bundle_format import Bundle
-from roller.runtime.bundle_run import OperatorRun, opened
 from roller.runtime.devices import DeviceHandle
 from roller.runtime.probe_bundle import ProbeBundle, check_device, run_plans
 from roller.runtime.probe_run import PlanRunner
-from roller.runtime.profiler import ProfileOptions, ProfilerSession
 
 Say = Callable[[str], None]
-NCU = "ncu"
-#: Seconds of timing per kernel: of variants, which are there to be right, of operators, and of peers.
-_TIME_S = {VARIANTS: 0.01, OPERATORS: 0.03, PEERS: 0.1}
+#: Seconds of timing per kernel, and per peer.
+_KERNEL_S, _PEER_S = 0.03, 0.1
 #: Candidates of every operator that are run before the others of any.
 _FIRST_RANKS = 3
-#: Stage points up to which every output of a variant is compared.
-_EVERY_OUTPUT_POINTS = 1 << 24
 #: Seconds a phase of a model may take, runs per median, and operators that are profiled, each for at most so long.
 _MODEL_S, _SAMPLES, PROFILED, _PROFILE_S = 60.0, 50, 5, 90.0
-#: Seconds of the run that must be left for a phase to be begun.
+#: Seconds of a phase that must be left for a process of it to be begun.
 _LEAST_S = 2.0
 
 
@@ -55,15 +50,18 @@ class Job:
         Seconds one kernel may take before its process is replaced.
     pattern
         Ids or patterns of what is run.
+    clock
+        Tells seconds.
     """
 
     pack: Pack
     handle: DeviceHandle
-    journal: HourJournal
+    journal: RunJournal
     say: Say
     seed: int = 0
     timeout_s: float = 20.0
     pattern: str = "*"
+    clock: Clock = time.monotonic
 
     @property
     def pretended(self) -> bool:
@@ -72,66 +70,22 @@ class Job:
 
     def folder(self, part: str) -> Path:
         """Return the folder of a part."""
-        return self.pack.folder / part
+        return self.pack.part(part) or self.pack.folder / part
 
+    def chosen(self, ids: Sequence[str]) -> list[str]:
+        """Return the ids that are run."""
+        return chosen(ids, self.pattern)
 
-class Phase(Protocol):
-    """A part of the run."""
-
-    name: str
-    share: float
-
-    def left(self) -> int:
-        """Return how much is still to be done."""
-
-    def run(self, deadline: float) -> None:
-        """Do what is left until ``time.monotonic()`` is ``deadline``."""
-
-
-class Kernels:
-    """Checks and times the kernels of one bundle, the first ranks of every operator before the others.
-
-    Parameters
-    ----------
-    job
-        What all phases share.
-    name, share
-        Of the phase: the part of the pack; its share of the run's time.
-    rounds
-        Ranks run in each round; ``None`` for all.
-    """
-
-    def __init__(self, job: Job, name: str, share: float, rounds: Sequence[int | None] = (None,)) -> None:
-        self.name, self.share, self._job, self._rounds = name, share, job, rounds
-        self._bundle = Bundle(job.folder(name))
-        wanted = set(chosen([e.id for e in self._bundle.operators], job.pattern))
-        self._entries = [e for e in self._bundle.operators if e.id in wanted]
-        self._records = job.journal.data.records.setdefault(name, {})
-
-    def left(self) -> int:
-        """Return how many candidates have no record."""
-        return sum(len(set(e.candidates) - set(self._records.get(e.id, ()))) for e in self._entries)
-
-    def run(self, deadline: float) -> None:
-        """Run what is left."""
-        whole = _EVERY_OUTPUT_POINTS if self.name == VARIANTS else None
-        options = ProfileOptions(
-            seed=self._job.seed, timeout_s=self._job.timeout_s, time_s=_TIME_S[self.name], whole_points=whole
-        )
-        session, keep = ProfilerSession(self._job.handle, options), partial(self._job.journal.keep_record, self.name)
-        try:
-            opened(session, self._bundle)
-            for ranks in self._rounds:
-                left = replace(options, budget_s=max(0.0, deadline - time.monotonic()))
-                OperatorRun(self._bundle, self._entries, self._records, keep, left, self._job.say, ranks).on([session])
-        finally:
-            session.close()
+    def remark(self, phase: str, text: str) -> None:
+        """Keep and tell what people should know of how a phase ran."""
+        self.journal.write(phase, remark=text)
+        self.say(f"{phase}: {text}")
 
 
 class Probes:
     """Micro-benchmarks: rates of the arithmetic, bandwidths by kind of traffic, latencies, overheads."""
 
-    name, share = PROBES, 0.12
+    name = PROBES
 
     def __init__(self, job: Job) -> None:
         self._job, self._bundle = job, ProbeBundle(job.folder(PROBES))
@@ -139,54 +93,102 @@ class Probes:
 
     def left(self) -> int:
         """Return how many cases have no result."""
-        names, known = self._bundle.names, self._known
-        return sum(c.key not in known.get(n, {}) for n in names for c in self._bundle.plan(n).cases)
+        return sum(1 for _ in self.waiting())
+
+    expected = left
+
+    def waiting(self) -> Iterator[Unit]:
+        """Yield the cases that have no result."""
+        for name in self._bundle.names:
+            known = self._known.get(name, {})
+            yield from (Unit("case", (name, c.key)) for c in self._bundle.plan(name).cases if c.key not in known)
+
+    def pretend(self, unit: Unit, reason: str) -> None:
+        """Keep a result of a case that nobody ran."""
+        result = {"status": "timeout" if reason else "measured", "reason": reason}
+        self._job.journal.keep_case(self.name, *unit.key, result)
 
     def run(self, deadline: float) -> None:
         """Run what is left."""
-        runner, bundle = PlanRunner(self._job.handle, self._job.timeout_s), self._bundle
+        limit_s = min(self._job.timeout_s, max(1.0, deadline - self._job.clock()))
+        runner, bundle = PlanRunner(self._job.handle, limit_s), self._bundle
         try:
             units = int(bundle.manifest["units"])
             check_device(runner.properties(), self._job.handle, bundle.device, bundle.arch, units)
-            keep, late = partial(self._job.journal.keep_case, self.name), lambda: time.monotonic() > deadline
+            keep, late = partial(self._job.journal.keep_case, self.name), lambda: self._job.clock() > deadline
             run_plans(bundle, bundle.names, runner, self._known, keep, self._job.say, late)
         finally:
             runner.close()
 
 
 class Peers:
-    """Our best kernel of every operator in turn with cuBLAS, cuDNN and PyTorch's own, then Triton, then inductor."""
+    """The best kernel of every operator in turn with cuBLAS, cuDNN and PyTorch's own, then Triton, then inductor.
 
-    name, share = PEERS, 0.22
+    Parameters
+    ----------
+    job
+        What all phases share.
+    name
+        Of the phase.
+    ids
+        Operators in the order they are compared.
+    kinds
+        Peers, see :func:`~benchmarks.gpu.comparison.tasks_of`.
+    """
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._bundle = job, Bundle(job.folder(OPERATORS))
+    def __init__(self, job: Job, name: str, ids: Sequence[str], kinds: Sequence[str]) -> None:
+        self.name, self._job, self._kinds = name, job, kinds
+        held = {e.id: e for e in job.pack.kernels(OPERATORS).operators}
+        rows = {p.id: p for p in job.pack.operators}
+        self._entries = [held[i] for i in job.chosen(ids) if i in held]
+        self._rows = [rows[e.id] for e in self._entries]
         self._unavailable = ""
 
     def left(self) -> int:
         """Return how many comparisons are left of those whose operator has a kernel that is right."""
         return 0 if self._unavailable else len(self._tasks())
 
-    def _tasks(self) -> list[dict[str, Any]]:
+    def expected(self) -> int:
+        """Return how many are left where every operator that was not run yet turns out right."""
+        if self._unavailable:
+            return 0
+        records = self._job.journal.data.records.get(OPERATORS, {})
+        open_ones = {e.id: e.candidates[0] for e in self._entries if e.id not in records}
+        return len(self._tasks(open_ones))
+
+    def _tasks(self, also: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
         data = self._job.journal.data
-        tasks = tasks_of(self._job.pack.operators, winners(data.records.get(OPERATORS, {})))
-        return [t for t in tasks if t["key"] not in data.peers]
+        tasks = tasks_of(self._rows, {**winners(data.records.get(OPERATORS, {})), **(also or {})})
+        return [t for t in tasks if t["kind"] in self._kinds and t["key"] not in data.peers]
+
+    def waiting(self) -> Iterator[Unit]:
+        """Yield the comparisons that are left."""
+        names = {"functional": "torch"}
+        yield from (Unit(names.get(t["kind"], t["kind"]), (t["key"],)) for t in self._tasks())
 
     def run(self, deadline: float) -> None:
         """Run what is left."""
         job = self._job
-        work = {"bundle": str(job.folder(OPERATORS).resolve()), "device": job.handle.text, "seed": job.seed,
-                "time_s": _TIME_S[PEERS]}  # fmt: skip
-        self._unavailable = run_tasks(self._tasks(), work, job.journal, deadline, job.say)
+        work = {"bundle": str(job.folder(OPERATORS).resolve()), "card": job.pack.device, "device": job.handle.text,
+                "seed": job.seed, "time_s": _PEER_S}  # fmt: skip
+        self._unavailable = run_tasks(self._tasks(), work, job.journal, deadline, job.say, phase=self.name)
         if self._unavailable:
             job.journal.write(self.name, skipped=self._unavailable)
             job.say(f"{self.name}: {self._unavailable}")
+
+    def pretend(self, unit: Unit, reason: str) -> None:
+        """Keep a comparison that nobody made."""
+        (key,) = unit.key
+        status = "crashed" if reason else "measured"
+        peer = {"name": PEER[key.rpartition("/")[2]], "status": status, "reason": reason, "note": "",
+                "median_s": 1e-3, "ratio": 1.0}  # fmt: skip
+        self._job.journal.write(self.name, key=key, peers=[peer])
 
 
 class Models:
     """Whole models: right, and how long they and their steps take; each in a process of its own."""
 
-    name, share = MODELS, 0.08
+    name = MODELS
     worker = Path(__file__).with_name("model_worker.py")
 
     def __init__(self, job: Job) -> None:
@@ -196,6 +198,18 @@ class Models:
     def left(self) -> int:
         """Return how many phases of models are left."""
         return sum(len(self._waiting(n)) for n in self._bundles)
+
+    expected = left
+
+    def waiting(self) -> Iterator[Unit]:
+        """Yield the phases of models that are left."""
+        yield from (Unit("model", (n, p)) for n in self._bundles for p in self._waiting(n))
+
+    def pretend(self, unit: Unit, reason: str) -> None:
+        """Keep a phase of a model that nobody ran."""
+        name, phase = unit.key
+        row = {"phase": phase, "ok": not reason, "reason": reason, "median_s": None, "steps": [], "outputs": []}
+        self._job.journal.write(self.name, model=name, row={**row, "tests": 0})
 
     def _waiting(self, name: str) -> list[str]:
         known = self._known(name)
@@ -208,7 +222,7 @@ class Models:
     def run(self, deadline: float) -> None:
         """Run what is left."""
         for name, bundle in self._bundles.items():
-            while self._waiting(name) and time.monotonic() < deadline - _LEAST_S:
+            while self._waiting(name) and self._job.clock() < deadline - _LEAST_S:
                 work = {"bundle": str(bundle.folder.resolve()), "device": self._job.handle.text,
                         "samples": 1 if self._job.pretended else _SAMPLES,
                         "known": dict(self._known(name))}  # fmt: skip
@@ -240,15 +254,30 @@ class Models:
 class Profiles:
     """Nsight Compute on the operators that are furthest behind their peers, or else their predictions."""
 
-    name, share = NCU, 0.08
+    name = "ncu"
 
     def __init__(self, job: Job) -> None:
-        self._job, self._bundle = job, Bundle(job.folder(OPERATORS))
+        self._job, self._bundle = job, job.pack.kernels(OPERATORS)
         self._unavailable = ""
 
     def left(self) -> int:
         """Return how many operators are left to be profiled."""
         return 0 if self._unavailable else len(self._waiting())
+
+    def expected(self) -> int:
+        """Return how many are left where every operator turns out right."""
+        most = min(PROFILED, len(self._bundle.operators))
+        return 0 if self._unavailable else max(0, most - len(self._job.journal.data.profiles))
+
+    def waiting(self) -> Iterator[Unit]:
+        """Yield the operators that are left to be profiled."""
+        yield from (Unit("profile", pair) for pair in self._waiting())
+
+    def pretend(self, unit: Unit, reason: str) -> None:
+        """Keep a profile that nobody took."""
+        operator, candidate = unit.key
+        profile = {"candidate": candidate, "kernels": [], "reason": reason or "pretended"}
+        self._job.journal.write(self.name, operator=operator, profile=profile)
 
     def _waiting(self) -> list[tuple[str, str]]:
         data = self._job.journal.data
@@ -260,9 +289,9 @@ class Profiles:
         program = "null" if self._job.pretended else ncu.find()
         if program is None:
             return self._skip("expected ncu on PATH or below /usr/local/cuda*, found none")
-        while self.left() and time.monotonic() < deadline - _LEAST_S:
+        while self.left() and self._job.clock() < deadline - _LEAST_S:
             operator, candidate = self._waiting()[0]
-            text = self._answer(program, operator, candidate, min(_PROFILE_S, deadline - time.monotonic()))
+            text = self._answer(program, operator, candidate, min(_PROFILE_S, deadline - self._job.clock()))
             kernels = ncu.parsed(text)
             reason, final = ("", False) if kernels else ncu.refusal(text)
             if final:
@@ -279,7 +308,7 @@ class Profiles:
         entries = [x.entry for x in artifact.launches]
         if self._job.pretended:
             return ncu.pretended(artifact.estimate, entries)
-        command = ncu.command(program, self._bundle.folder.resolve(), operator, candidate, entries)
+        command = ncu.command(program, self._bundle, operator, candidate, entries)
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
         except subprocess.TimeoutExpired:
@@ -300,14 +329,24 @@ class Profiles:
 
 
 def phases(job: Job) -> list[Phase]:
-    """Return the phases that a pack has parts for, in the order of what matters most."""
-    made: list[tuple[str, Callable[[], Phase]]] = [
-        (VARIANTS, lambda: Kernels(job, VARIANTS, 0.15)),
-        (PROBES, lambda: Probes(job)),
-        (OPERATORS, lambda: Kernels(job, OPERATORS, 0.35, (_FIRST_RANKS, None))),
-        (OPERATORS, lambda: Peers(job)),
-        (MODELS, lambda: Models(job)),
-        (OPERATORS, lambda: Profiles(job)),
-    ]
+    """Return the phases that a pack has parts for, in the order of its table of phases."""
+    first = job.pack.schedule.headline
+    held = [e.id for e in job.pack.kernels(OPERATORS).operators] if OPERATORS in job.pack.parts else []
+    others = [i for i in held if i not in set(first)]
+    timed = partial(Wanted, part=OPERATORS, records=OPERATORS, kind="kernel", time_s=_KERNEL_S)
+    checked = Wanted("correctness", VARIANTS, VARIANTS, "check", tool="memcheck", rounds=(1, None))
+    raced = Wanted("races", VARIANTS, "races", "race", tool="racecheck", most=1)
+    made: dict[str, tuple[str, Callable[[], Phase]]] = {
+        "correctness": (VARIANTS, lambda: Kernels(job, checked)),
+        "headline": (OPERATORS, lambda: Kernels(job, timed("headline", ids=first))),
+        "headline-peers": (OPERATORS, lambda: Peers(job, "headline-peers", first, ("functional", "triton"))),
+        "probes": (PROBES, lambda: Probes(job)),
+        "operators": (OPERATORS, lambda: Kernels(job, timed("operators", ids=others, rounds=(_FIRST_RANKS, None)))),
+        "peers": (OPERATORS, lambda: Peers(job, "peers", [*others, *first], tuple(PEER))),
+        "models": (MODELS, lambda: Models(job)),
+        "ncu": (OPERATORS, lambda: Profiles(job)),
+        "races": (VARIANTS, lambda: Kernels(job, raced)),
+    }
     there = {p.partition("/")[0] for p in job.pack.parts}
-    return [make() for part, make in made if part in there]
+    named = [made[row.name] for row in job.pack.schedule.phases]
+    return [make() for part, make in named if part in there]

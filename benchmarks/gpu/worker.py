@@ -19,6 +19,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.gpu.cards import CardBundle
 from benchmarks.gpu.child import answering
 from benchmarks.gpu.comparison import PEER
 from benchmarks.gpu.paired import Stopwatches, compare
@@ -28,7 +29,6 @@ from roller.backends.build import build
 from roller.backends.cuda.module import Module
 from roller.backends.cuda.runtime import cupy
 from roller.errors import RollerError
-from roller.runtime.bundle_format import Bundle
 
 #: Largest difference from the peer's result, relative to its largest element, that is one of rounding.
 _AGREES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 5e-2, "int32": 0.0}
@@ -243,7 +243,7 @@ def main() -> None:
         say(event="unavailable", reason=f"{err}")
         return
     say(event="ready", versions=bench.versions())
-    bundle = Bundle(Path(work["bundle"]))
+    bundle = CardBundle(Path(work["bundle"]), work["card"])
     entries = {e.id: e for e in bundle.operators}
     end = time.monotonic() + work["budget_s"]
     for task in work["tasks"]:

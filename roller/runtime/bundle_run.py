@@ -261,7 +261,9 @@ class OperatorRun:
 def _line(entry: OperatorEntry, records: Mapping[str, Record]) -> str:
     timed = [r for r in records.values() if r.measured_s is not None]
     bad = [r for r in records.values() if not r.ok]
-    text = f"{entry.id:8s} {len(timed)}/{len(entry.candidates)} timed"
+    checked = sum(r.status == "checked" for r in records.values())
+    done = f"{checked}/{len(entry.candidates)} right" if checked else f"{len(timed)}/{len(entry.candidates)} timed"
+    text = f"{entry.id:8s} {done}"
     if timed:
         best = min(timed, key=lambda r: r.measured_s or 0.0)
         rank = entry.candidates.index(best.candidate_id)

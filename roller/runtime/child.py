@@ -43,10 +43,13 @@ class DeviceProcess:
     ----------
     handle
         The device.
+    command
+        What is started in place of this package's worker, for instance under a checker; the device's name follows.
     """
 
-    def __init__(self, handle: DeviceHandle) -> None:
+    def __init__(self, handle: DeviceHandle, command: Sequence[str] = ()) -> None:
         self.handle = handle
+        self._command = tuple(command) or (sys.executable, "-m", "roller.runtime.worker")
         #: Counts starts: what a process was told is gone when this changes.
         self.generation = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -128,7 +131,7 @@ class DeviceProcess:
             root = str(Path(__file__).resolve().parents[2])
             paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "roller.runtime.worker", self.handle.text],
+                [*self._command, self.handle.text],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,

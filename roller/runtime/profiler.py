@@ -50,6 +50,8 @@ class ProfileOptions:
         Seconds for all candidates together; those not reached stay ``built``. The first one is always run.
     whole_points
         Stage points up to which every output element is compared; the check's own number when ``None``.
+    timed
+        Whether correct candidates are timed.
     """
 
     seed: int = 0
@@ -59,6 +61,7 @@ class ProfileOptions:
     drop_factor: float = 2.0
     budget_s: float | None = None
     whole_points: int | None = None
+    timed: bool = True
 
     def __post_init__(self) -> None:
         """Reject what no run can honour; a limit of infinity is none."""
@@ -157,7 +160,7 @@ class ProfilerSession:
             outcome = subject.oracle.check_values([values_of(x, t.dtype) for x, t in zip(stored, outputs, strict=True)])
             if not outcome.ok:
                 return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
-            if not timed:
+            if not (timed and options.timed):
                 return Record(candidate_id, "checked", outcome.doubt, build_s=build_s)
             drop_s = None if best_s is None else best_s * options.drop_factor
             timing = {"op": "time", "id": candidate_id, "budget_s": options.time_s, "drop_s": drop_s}

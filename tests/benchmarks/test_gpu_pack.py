@@ -6,17 +6,19 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.gpu import child, comparison, journal, ncu, once, paired, plan, report, rows, run, variants
-from benchmarks.gpu.bring_home import bring_home
-from benchmarks.gpu.pack import LIMIT_BYTES, Options, make_pack
+from benchmarks.gpu import child, comparison, journal, ncu, once, paired, plan, report, rows, variants
+from benchmarks.gpu.bring_home import bring_home, results_in
+from benchmarks.gpu.cards import CardBundle
+from benchmarks.gpu.pack import Options, make_pack
 from roller import ops
 from roller.errors import ArtifactError, ExprError
 from roller.hardware import load_spec
-from roller.runtime.bundle_format import Bundle
+from tests.benchmarks.gpu_packs import write_kernels
 
 
 def test_every_row_builds_an_expression_of_the_published_work():
@@ -93,12 +95,12 @@ def tasks(*ids):
     return comparison.tasks_of([plan.Planned({"id": i, **row}, ("x",)) for i in ids], dict.fromkeys(ids, "first"))
 
 
-def hour(tmp_path, **header):
-    return journal.HourJournal(tmp_path / "results", {"pack": "p", "kind": "null", **header})
+def results(tmp_path, **header):
+    return journal.RunJournal(tmp_path / "results", {"pack": "p", "kind": "null", **header})
 
 
 def compare(tmp_path, body, ids="ABC", seconds=3600, say=print, now=time.monotonic):
-    kept = hour(tmp_path)
+    kept = results(tmp_path)
     command = fake_worker(tmp_path, body) if isinstance(body, str) else body
     try:
         return comparison.run_tasks(tasks(*ids), {}, kept, now() + seconds, say, command), kept.data
@@ -164,58 +166,18 @@ def test_a_worker_that_cannot_start_ends_the_peers_with_its_reason(tmp_path):
 
 
 def test_a_journal_that_a_kill_cut_off_goes_on_and_another_runs_is_refused(tmp_path):
-    kept = hour(tmp_path)
+    kept = results(tmp_path)
     kept.write("peers", key="A/functional", peers=[])
     kept.close()
     with (tmp_path / "results" / journal.FILE).open("a") as file:
         file.write('{"key": "B/fun')
-    kept = hour(tmp_path)
+    kept = results(tmp_path)
     assert set(kept.data.peers) == {"A/functional"}
     kept.write("peers", key="B/functional", peers=[])
     kept.close()
     assert set(journal.read(tmp_path / "results")[1].peers) == {"A/functional", "B/functional"}
     with pytest.raises(ArtifactError, match=r"belongs to another run \(seed differ\)"):
-        hour(tmp_path, seed=1)
-
-
-class FakePhase:
-    """A phase that takes as long as it is given, or as it needs."""
-
-    def __init__(self, name, share, needs_s, kept, clock):
-        self.name, self.share, self._needs_s, self._kept, self._clock = name, share, needs_s, kept, clock
-        self.given = []
-
-    def left(self):
-        return int(self._needs_s > 1e-6)
-
-    def run(self, deadline):
-        took = min(self._needs_s, deadline - self._clock())
-        self.given.append(round(took))
-        self._needs_s -= took
-        self._clock.now += took
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-def test_time_is_shared_out_and_what_is_left_goes_to_the_first_that_needs_it(tmp_path, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr(run.time, "monotonic", clock)
-    kept = hour(tmp_path)
-    own = FakePhase("operators", 0.5, 80, kept, clock)
-    peers, rest = FakePhase("peers", 0.3, 500, kept, clock), FakePhase("ncu", 0.2, 5, kept, clock)
-    run.run_all([own, peers, rest], kept, 100.0, 1000.0)
-    # 50 s of its own share, 30 and 5 s of the others; of the 15 s left our own rows have all.
-    assert (own.given, peers.given, rest.given) == ([50, 15], [30], [5])
-    clock.now = 0.0
-    late = FakePhase("operators", 0.5, 80, kept, clock)
-    run.run_all([late], kept, 100.0, 20.0)
-    assert late.given == [20]
-    kept.close()
+        results(tmp_path, seed=1)
 
 
 def test_figures_of_the_profiler_are_read_and_its_refusals_told_in_a_sentence():
@@ -225,7 +187,8 @@ def test_figures_of_the_profiler_are_read_and_its_refusals_told_in_a_sentence():
     refused = "==PROF== Connected\n==ERROR== ERR_NVGPUCTRPERM - The user does not have permission ..."
     assert ncu.parsed(refused) == [] and ncu.refusal(refused)[1] and "run as root" in ncu.refusal(refused)[0]
     assert ncu.refusal("==ERROR== no kernels were profiled\n") == ("no kernels were profiled", False)
-    command = ncu.command("ncu", plan.Path("b/operators"), "M3", "x", ["k_kernel", "k_kernel_1"])
+    bundle = SimpleNamespace(folder=plan.Path("b/operators"), device="h200")
+    command = ncu.command("ncu", bundle, "M3", "x", ["k_kernel", "k_kernel_1"])
     assert command[command.index("--kernel-name") + 1] == "regex:^(k_kernel|k_kernel_1)$"
     assert command[command.index("--launch-count") + 1] == "2"
 
@@ -281,20 +244,21 @@ def test_every_form_of_the_matrix_units_is_forced():
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
+    """A small pack for two cards, without binaries."""
     pytest.importorskip("tvm", reason="building a pack needs TVM")
     pytest.importorskip("onnx")
     out = tmp_path_factory.mktemp("gpu") / "b"
     lstm = (("layers", 1), ("steps", 2), ("width", 16))
     options = Options(
-        top_k=2, pattern="E19,R3,TC_M4,streaming,wgmma-float16-bias,lstm", sources=True, prove_s=0.0,
+        minutes=60, top_k=2, pattern="E19,R3,TC_M4,streaming,wgmma-float16-bias,lstm", sources=True,
         networks=(("lstm", lstm),),
     )  # fmt: skip
     said = []
-    make_pack("h200", out, options, said.append)
-    operators = Bundle(out / "operators")
+    make_pack(("h200", "h100"), out, options, said.append)
+    operators = plan.read_pack(out).kernels("operators")
     best = operators.load(next(e for e in operators.operators if e.id == "TC_M4"))[0][1]
     assert any(x.startswith("TC_M4: float16 without") for x in said) == (best.program.fragment is None)
-    assert sum(p.stat().st_size for p in out.rglob("*") if p.is_file()) < LIMIT_BYTES
+    assert "MiB for h200, h100; there: python3 b/run.py --minutes 8" in said[-1]
     return out
 
 
@@ -305,27 +269,33 @@ def run_pack(pack, results, *arguments, device="null", **options):
     return subprocess.run(command, cwd=pack.parent, env=env, capture_output=True, text=True, check=False, **options)
 
 
+@pytest.mark.slow
 def test_the_whole_way_on_a_null_device(pack, tmp_path):
     done = run_pack(pack, tmp_path / "r")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(p.name for p in (tmp_path / "r").iterdir()) == ["ncu.csv", "results.jsonl"]
+    home, (mine,) = tmp_path / "home", results_in(tmp_path / "r")
+    assert mine.name == "h200" and sorted(p.name for p in mine.iterdir()) == ["ncu.csv", "results.jsonl", "summary.txt"]
     assert not list(pack.rglob("__pycache__"))  # the pack stays what it was
-    header, data = journal.read(tmp_path / "r")
-    assert header["kind"] == "null" and set(data.records) == {"variants", "operators"}
-    assert {r.status for p in data.records.values() for rows in p.values() for r in rows.values()} <= {
-        "measured", "slower"}  # fmt: skip
+    header, data = journal.read(mine)
+    assert header["kind"] == "null" and header["card"] == "h200"
+    assert set(data.records) == {"variants", "operators", "races"}
+    found = {n: {r.status for rows in p.values() for r in rows.values()} for n, p in data.records.items()}
+    assert found["variants"] == {"checked"} and found["operators"] <= {"measured", "slower"}
     assert set(data.models["lstm"]) >= {"check", "steps", "graph", "profile"}
     assert {k.rpartition("/")[2] for k in data.peers} == {"functional", "triton", "compile"}
     assert len(data.profiles) == 3 and all(not p["reason"] for p in data.profiles.values())
-    told = bring_home(pack, tmp_path / "r", tmp_path / "home")
-    text = (tmp_path / "home" / "report.md").read_text()
+    told, text = bring_home(pack, mine, home), (home / "report.md").read_text()
     assert told.splitlines()[0] in text and "No measurement: a null device" in text
     for title in ("What to do next", "Doctor", "Forms of kernels", "Probes", "Against torch", "Models", "Profiles"):
         assert f"## {title}" in text
     assert "| streaming | 3/3 |" in text and "| E19 |" in text
-    assert sorted(p.name for p in (tmp_path / "home").iterdir()) == ["probes.json", "report.md"]  # and no YAML
+    assert sorted(p.name for p in home.iterdir()) == ["probes.json", "report.md"]  # and no YAML
     again = run_pack(pack, tmp_path / "r")
     assert again.returncode == 0 and "-- " not in again.stdout  # all of it is known
+    other = run_pack(pack, tmp_path / "r", "--card", "h100", "--filter", "E19")
+    assert other.returncode == 0 and [p.name for p in results_in(tmp_path / "r")] == ["h100", "h200"]
+    bring_home(pack, tmp_path / "r" / "h100", tmp_path / "other")
+    assert (tmp_path / "other" / "report.md").read_text().startswith("# h100: a run on null device")
 
 
 @pytest.mark.slow
@@ -333,22 +303,19 @@ def test_a_run_that_is_killed_again_and_again_ends_with_everything(pack, tmp_pat
     random.seed(5)
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     command = [sys.executable, str(pack / "run.py"), "--results", str(tmp_path / "r"), "--device", "null"]
-    kept = tmp_path / "r" / journal.FILE
     for _ in range(4):
-        size = kept.stat().st_size if kept.exists() else 0
-        process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        size += random.randrange(600, 6000)  # at a moment that depends on what is done, not on how fast
-        while process.poll() is None and (not kept.exists() or kept.stat().st_size < size):
-            time.sleep(0.002)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        for _ in range(random.randrange(1, 8)):  # killed at a moment that depends on what is done, not on how fast
+            process.stdout.readline()
         process.kill()
-        process.wait()
+        process.communicate()
     done = run_pack(pack, tmp_path / "r")
     assert done.returncode == 0, done.stdout + done.stderr
-    _, data = journal.read(tmp_path / "r")
+    _, data = journal.read(tmp_path / "r" / "h200")
     for part in ("variants", "operators"):
-        for e in Bundle(pack / part).operators:
+        for e in plan.read_pack(pack).kernels(part).operators:
             assert set(data.records[part][e.id]) == set(e.candidates)
-    lines = (tmp_path / "r" / journal.FILE).read_text().splitlines()
+    lines = (tmp_path / "r" / "h200" / journal.FILE).read_text().splitlines()
     rows_ = [json.loads(x) for x in lines[1:]]
     kernels = [(r["phase"], r["operator"], r["record"]["candidate_id"]) for r in rows_ if "record" in r]
     assert len(kernels) == len(set(kernels))  # nothing is done twice
@@ -359,12 +326,13 @@ def test_a_run_that_is_killed_again_and_again_ends_with_everything(pack, tmp_pat
 def test_a_hung_kernel_costs_its_time_limit_and_the_others_go_on(pack, tmp_path):
     done = run_pack(pack, tmp_path / "r", "--timeout-s", "4", "--filter", "streaming,E19", device="null?hang=0&crash=1")
     assert done.returncode == 0, done.stdout + done.stderr
-    _, data = journal.read(tmp_path / "r")
-    assert [r.status for r in data.records["variants"]["streaming"].values()] == ["timeout", "crashed", "measured"]
-    told = bring_home(pack, tmp_path / "r", tmp_path / "home")
+    _, data = journal.read(tmp_path / "r" / "h200")
+    assert [r.status for r in data.records["variants"]["streaming"].values()] == ["timeout", "crashed", "checked"]
+    told = bring_home(pack, tmp_path / "r" / "h200", tmp_path / "home")
     assert told.startswith("1. **E19**: 2 of 2 kernels crashed or timeout")
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(pack, tmp_path):
     done = run_pack(pack, tmp_path / "r", device="cuda:0")
     assert done.returncode == 1 and done.stdout == ""
@@ -373,6 +341,7 @@ def test_a_machine_without_a_gpu_says_in_one_sentence_what_is_missing(pack, tmp_
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_a_part_or_results_of_another_pack_are_refused(pack, tmp_path):
     copy = tmp_path / "b"
     copy.mkdir()
@@ -382,30 +351,44 @@ def test_a_part_or_results_of_another_pack_are_refused(pack, tmp_path):
     (copy / plan.FILE).write_text(json.dumps({**data, "notes": ["other"]}))
     with pytest.raises(ArtifactError, match="its checksum does not match"):
         plan.read_pack(copy)
-    other = plan.write_pack(plan.Pack(copy, "h200", "cuda", data["parts"], (), ("other",)))
+    other = plan.write_pack(replace(plan.read_pack(pack), folder=copy, operators=(), notes=("other",)))
     assert run_pack(pack, tmp_path / "r", "--filter", "nothing").returncode == 0
     with pytest.raises(ArtifactError, match="those of another pack"):
-        bring_home(other.folder, tmp_path / "r", tmp_path / "home")
+        bring_home(other.folder, tmp_path / "r" / "h200", tmp_path / "home")
 
 
-def test_a_profiler_gets_the_kernel_it_asks_for(pack):
-    operators = Bundle(pack / "operators")
-    found = dict(operators.load(next(e for e in operators.operators if e.id == "R3")))
-    last = list(found)[-1]
-    assert once.chosen(operators.folder, "R3", None).program == next(iter(found.values())).program
-    assert once.chosen(operators.folder, "R3", last).program == found[last].program
+def test_a_profiler_gets_the_kernel_it_asks_for(tmp_path, monkeypatch):
+    folder = tmp_path / "operators"
+    write_kernels(folder, {"R3": 3, "E19": 1})
+    monkeypatch.setattr(
+        CardBundle, "load", lambda bundle, e: [(c, f"{bundle.device} {e.id} {c}") for c in e.candidates]
+    )
+    assert once.chosen(folder, "R3", None) == "h100 R3 a" and once.chosen(folder, "R3", "c", "h200") == "h200 R3 c"
     with pytest.raises(ArtifactError, match="expected operator 'R9'"):
-        once.chosen(operators.folder, "R9", None)
+        once.chosen(folder, "R9", None)
+    with pytest.raises(ArtifactError, match=r"expected one of \['a'\], got 'b'"):
+        once.chosen(folder, "E19", "b")
 
 
+@pytest.mark.slow
+def test_cards_of_two_architectures_and_packs_that_are_too_large_are_refused(tmp_path):
+    with pytest.raises(ArtifactError, match=r"cards of one architecture, got h200 \(sm_90\), a100 \(sm_80\)"):
+        make_pack(("h200", "a100"), tmp_path / "b", Options(), print)
+    small = Options(pattern="E19", parts=("operators",), sources=True, most_mib=0.5)
+    with pytest.raises(ArtifactError, match=r"at most 0\.5 MiB, got [0-9.]+\. Lower --minutes"):
+        make_pack(("h200", "h100"), tmp_path / "b", small, print)
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
 def test_what_a_device_measured_becomes_a_specification_and_can_be_imported(pack, tmp_path):
     from roller.runtime.bundle_run import RESULTS
 
     assert run_pack(pack, tmp_path / "r", "--filter", "E19,R3").returncode == 0
-    path = tmp_path / "r" / journal.FILE
+    path = tmp_path / "r" / "h200" / journal.FILE
     first, *lines = path.read_text().splitlines(keepends=True)
     path.write_text(first.replace('"kind": "null"', '"kind": "cuda"') + "".join(lines))  # as if a GPU had run it
-    told = bring_home(pack, tmp_path / "r", tmp_path / "home", "mine")
+    told = bring_home(pack, path.parent, tmp_path / "home", "mine")
     assert "kernels of variants were not reached: run the pack again" in told
     spec = load_spec(str(tmp_path / "home" / "mine.yaml"))
     assert spec.sources["compute.ops_per_cycle_per_unit.group_matrix.float16"] == "measured"
