@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.tables import read_table
 from roller.cli.common import check_writable, console
 
 HERE = Path(__file__).parent
@@ -49,7 +49,7 @@ def operators(pattern: str = "*") -> list[Row]:
     typer.BadParameter
         Where one of them matches nothing.
     """
-    rows: list[Row] = yaml.safe_load((HERE / "operators.yaml").read_text())["operators"]
+    rows: list[Row] = read_table("operators.yaml")["operators"]
     patterns = [p.strip() for p in pattern.split(",")]
     for p in patterns:
         if not fnmatch.filter([r["id"] for r in rows], p):

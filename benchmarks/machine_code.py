@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
-from common import HERE, FilterOption, JsonOption, Row, Verdict, check_outputs, markdown, screen, table, write_json
+from common import FilterOption, JsonOption, Row, Verdict, check_outputs, markdown, screen, table, write_json
 
 import roller
 from benchmarks import ptx
+from benchmarks.tables import read_table
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import toolchain
 from roller.hardware import DeviceSpec, load_spec
@@ -43,8 +43,8 @@ class Job:
 
 def rows(pattern: str = "*") -> list[Row]:
     """Return the 119 operators and the further sets whose id matches, each with the set it is reported in."""
-    main = yaml.safe_load((HERE / "operators.yaml").read_text())["operators"]
-    extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())
+    main = read_table("operators.yaml")["operators"]
+    extra = read_table("extra_operators.yaml")
     further = [r for r in (*extra["operators"], *extra["gpu"]) if r["set"] in SETS]
     named = [{**r, "set": _CLASSES.get(r["op"], r["op"])} for r in main] + further
     patterns = [p.strip() for p in pattern.split(",")]

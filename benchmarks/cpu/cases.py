@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import typer
-import yaml
 
 import roller
-from benchmarks.common import HERE, Row, operators
+from benchmarks.common import Row, operators
+from benchmarks.tables import read_table
 
 #: Batches tried for a row of the 119, and the time the best peer may take (seconds).
 BATCHES, PEER_LIMIT_S = (1, 2, 4, 8), 0.2
@@ -61,7 +61,7 @@ def weights(row: Row, inputs: int) -> range:
 
 def suite() -> list[Case]:
     """Return all cases, set by set."""
-    extra = yaml.safe_load((HERE / "extra_operators.yaml").read_text())["operators"]
+    extra = read_table("extra_operators.yaml")["operators"]
     squares = [{"id": f"S{n}", "op": "matmul", "dtype": "float32", "M": n, "N": n, "K": n, "flops": 2 * n**3}
                for n in SQUARES]  # fmt: skip
     return [
@@ -73,7 +73,7 @@ def suite() -> list[Case]:
 
 def beside() -> list[Case]:
     """Return the cases that are measured where a pattern names them or their set, and belong to no suite."""
-    rows = yaml.safe_load((HERE / "extra_operators.yaml").read_text())["beside"]
+    rows = read_table("extra_operators.yaml")["beside"]
     return [Case(row["set"], row, (None,)) for row in rows]
 
 

@@ -6,17 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 import roller
 from benchmarks.gpu.plan import Planned
+from benchmarks.tables import read_table
 from roller.errors import ExprError, RollerError
 from roller.hardware import DeviceSpec
 
-HERE = Path(__file__).resolve().parents[1]
 #: A kernel predicted to run longer has its batch halved: ten candidates take at least ten runs each (seconds).
 LONGEST_S = 0.05
 #: Inputs and outputs take at most this part of the device's memory: the peer has outputs and workspaces of its own.
@@ -50,9 +47,7 @@ def rows(pattern: str = "*") -> list[Planned]:
 
 @lru_cache(maxsize=2)
 def _data(name: str) -> Mapping[str, Any]:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # a tenth of the time, where libyaml is
-    data: Mapping[str, Any] = yaml.load((HERE / f"{name}.yaml").read_text(encoding="utf-8"), loader)
-    return data
+    return read_table(f"{name}.yaml")
 
 
 def halved(row: Mapping[str, Any]) -> dict[str, Any] | None:

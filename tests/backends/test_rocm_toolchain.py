@@ -5,9 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import roller
+from benchmarks.tables import read_table
 from roller import ops
 from roller.artifact import KernelArtifact, Launch
 from roller.backends.cuda.runtime import cupy
@@ -15,7 +15,7 @@ from roller.backends.rocm import toolchain
 from roller.backends.rocm.launcher import RocmKernel
 from roller.errors import BuildError, LaunchError
 from roller.expr.canonical import fuse_axes
-from roller.hardware import load_spec, spec_folder
+from roller.hardware import load_spec
 from roller.tile import RProgram
 
 MISSING = toolchain.available()
@@ -78,7 +78,7 @@ def test_unknown_architecture_asks_for_a_later_release():
 @needs_hipcc
 @pytest.mark.parametrize("arch", ["mi50", "mi250x"])
 def test_operators_of_the_benchmark_build_without_spills(arch):
-    table = yaml.safe_load((spec_folder().parent / "benchmarks" / "operators.yaml").read_text())
+    table = read_table("operators.yaml")
     rows = {r["id"]: r for r in table["operators"]}
     for name in ("M0", "C0", "R0"):
         a = best(ops.from_spec(rows[name]), arch)

@@ -6,24 +6,20 @@ address, alignment and barrier.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import yaml
 
 pytest.importorskip("tvm")
 
 import roller
+from benchmarks.tables import read_table
 from roller.emulator import prove
 from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 
-ROWS = {
-    r["id"]: r
-    for r in yaml.safe_load((Path(__file__).parents[2] / "benchmarks/operators.yaml").read_text())["operators"]
-}
+ROWS = {r["id"]: r for r in read_table("operators.yaml")["operators"]}
 SPEC = roller.load_spec("v100")
 
 #: Row and the columns that make it small; every class, split reductions, odd and strided images, halos.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import random
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 import roller
+from benchmarks.tables import read_table
 from roller import ops
 from roller.errors import TileError
 from roller.hardware import load_spec
@@ -22,7 +21,7 @@ from tests.cases import ODD_CASES
 from tests.offenders import every
 
 DEVICES = ("cpu", "cpu-neon", "v100", "h200", "mi250x")
-ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
+ROWS = read_table("operators.yaml")["operators"]
 ODD = dict(ODD_CASES)
 #: A few of every structure: pipelines, matrix units, splits, windows, rows held, streams, transposes, Winograd.
 FEW = {

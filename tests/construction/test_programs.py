@@ -10,16 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 import roller
+from benchmarks.tables import read_table
 from roller import ops
 from roller.tile.alignment import RULES, broken_rules
 from roller.tile.winograd_products import products_program
 from tests.construction import rules
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = {r["id"]: r for r in yaml.safe_load((ROOT / "benchmarks" / "operators.yaml").read_text())["operators"]}
+ROWS = {r["id"]: r for r in read_table("operators.yaml")["operators"]}
 DEVICES = ("v100", "k80", "mi50", "a100", "h200")
 #: One of each kind: few blocks, tall, stride, halo, 1x1, odd shapes, dilation, depthwise, relu, pooling, row sums.
 SAMPLE = ("M1", "M3", "C0", "C2", "C16", "C25", "D0", "D9", "E0", "P0", "R0", "R3")

@@ -1,17 +1,16 @@
 """Devices of 64-lane wavefronts get full sets of programs, from their numbers alone."""
 
 import pytest
-import yaml
 
 import roller
-from roller.hardware import list_specs, load_spec, spec_folder
+from benchmarks.tables import read_table
+from roller.hardware import list_specs, load_spec
 
 DEVICES = [n for n in list_specs() if load_spec(n).teu.lanes == 64]
-TABLE = spec_folder().parent / "benchmarks" / "operators.yaml"
 
 
 def rows():
-    return yaml.safe_load(TABLE.read_text())["operators"]
+    return read_table("operators.yaml")["operators"]
 
 
 def test_all_amd_devices_are_here():

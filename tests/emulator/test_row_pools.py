@@ -2,15 +2,14 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import yaml
 
 pytest.importorskip("tvm")
 
 import roller
 from benchmarks import ptx
+from benchmarks.tables import read_table
 from roller import ops, pipeline
 from roller.backends.cuda import toolchain
 from roller.emulator import prove
@@ -37,7 +36,7 @@ MAKERS = {
     "stream": lambda a, b: ops.elementwise(("add", "relu"), (a, b), dtype="float16"),
 }
 ROWS = [
-    r for r in yaml.safe_load((Path(__file__).parents[2] / "benchmarks/operators.yaml").read_text())["operators"]
+    r for r in read_table("operators.yaml")["operators"]
     if r["op"] in ("reduce", "elementwise")
 ]  # fmt: skip
 MODELS = {

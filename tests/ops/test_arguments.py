@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
-import yaml
 
+from benchmarks.tables import read_table
 from roller import ops
 from roller.errors import ExprError
 from roller.ops import REGISTRY, from_spec, parse
 from tests.offenders import every
 
-_ROWS = yaml.safe_load((Path(__file__).parents[2] / "benchmarks" / "operators.yaml").read_text())["operators"]
+_ROWS = read_table("operators.yaml")["operators"]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import csv
 from pathlib import Path
 
 import numpy as np
-import yaml
+
+from benchmarks.tables import read_table
 
 _BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -25,4 +26,4 @@ def columns(name: str) -> dict[str, np.ndarray]:
 
 def operators() -> dict[str, dict[str, object]]:
     """The 119 operators by id."""
-    return {r["id"]: r for r in yaml.safe_load((_BENCHMARKS / "operators.yaml").read_text())["operators"]}
+    return {r["id"]: r for r in read_table("operators.yaml")["operators"]}
