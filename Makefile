@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# The versions that CI proved; `make lock` resolves them anew, `make newest` tries the newest releases.
+# The versions that CI tested; `make lock` resolves them anew, `make newest` tries the newest releases.
 CONSTRAINTS ?= constraints.txt
 # Where bytecode is not kept, pytest rewrites the assertions of every test file in every process of every run.
 unexport PYTHONDONTWRITEBYTECODE
@@ -17,7 +17,7 @@ WORKERS ?= 2
   typecheck check-all clean dist
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
-# uv takes a sixth of pip's seconds; pip where uv cannot be had, or does not know how this machine reaches its index.
+# uv is six times as fast; pip where uv is unavailable or cannot reach the index.
 INSTALL := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python -c $(CONSTRAINTS)
 
 $(STAMP): pyproject.toml $(CONSTRAINTS)
@@ -60,16 +60,16 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -q -m "not slow"
 
-# The quick tests on machines that are against them: another order, masked processors, no network, and others.
+# The quick tests under adverse conditions: random order, masked processor features, no network, and others.
 hostile: $(STAMP)
 	$(BIN)/python -m tools.hostile $(if $(ONLY),--only $(ONLY))
 
 # What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
-# last passed. MINUTES=20: begins no test later, and names those that did not run. MARKS="slow and not exhaustive": slow ones.
+# last passed. MINUTES=20: starts no test later, and lists those that did not run. MARKS="slow and not exhaustive": slow ones.
 MARKS ?= not exhaustive
 affected: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKS)" --affected-by $(or $(SINCE),last-slow-green) \
-	  --minutes $(MINUTES)
+	  $(MINUTES:%=--minutes %)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 # SHARD=1/4: a quarter of them. Where all have passed at one commit, tests/last_slow_green.json names it.
@@ -87,10 +87,9 @@ slow-list: $(STAMP)
 # 5,000 random cases of every generator; CASES, SEED and MINUTES (per generator) say otherwise. Goes on where it stopped.
 CASES ?= 5000
 SEED ?= 0
-MINUTES ?= 600
 fuzz: $(STAMP)
 	for g in expressions operators calls gpu onnx; do \
-	  $(BIN)/python -m benchmarks.fuzz $$g --cases $(CASES) --seed $(SEED) --minutes $(MINUTES) || failed=1; \
+	  $(BIN)/python -m benchmarks.fuzz $$g --cases $(CASES) --seed $(SEED) --minutes $(or $(MINUTES),600) || failed=1; \
 	done; test -z "$$failed"
 
 # The site of docs/ in build/site; a broken link, an omitted page or a name of the API that is not there is an error.

@@ -20,10 +20,7 @@ import pytest
 from tests import collecting, slow_tests
 from tests.builds import builds_folder, prune
 
-#: Idle workers of TVM's pools look for work in a loop and take the processors that other tests need. Tests of threads
-#: set their own number.
-os.environ.setdefault("TVM_NUM_THREADS", "1")
-#: Which tests run: options of their own, and what `make affected` and `make slow` are made of.
+#: Plugins for test selection, used by `make affected` and `make slow`.
 pytest_plugins = (
     "tools.testing.shards", "tools.testing.time_limit", "tools.testing.last_green", "tools.testing.affected_files",
 )  # fmt: skip
@@ -92,6 +89,10 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(collecting, "collecting")
     config.pluginmanager.register(slow_tests, "slow-tests")
+    if config.option.markexpr == "not slow":
+        # Idle workers of TVM's thread pools spin and slow other tests down. Tests of threads and of random cases take
+        # all processors, and so do the slow tests: those find races between the tasks of a kernel.
+        os.environ.setdefault("TVM_NUM_THREADS", "1")
     if not hasattr(config, "workerinput"):
         prune(builds_folder())
     path = config.getoption("--write-slow-list")

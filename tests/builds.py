@@ -1,9 +1,10 @@
-"""Where tests keep what g++ builds for the emulator: by content, for all clones of this user, within a limit."""
+"""Cache of the emulator's builds in tests: by content, shared by all clones of a user, limited in size."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from pathlib import Path
 
 import platformdirs
@@ -11,15 +12,19 @@ import platformdirs
 #: Environment variable that names another folder.
 VARIABLE = "ROLLER_TEST_BUILDS"
 LIMIT_BYTES = 512 << 20
+#: Age below which a build may have been made for a test that has not loaded it yet.
+_IN_USE_S = 3600
 
 
 def builds_folder() -> Path:
     """Return the folder, made where it is missing; one in the temporary folder where the user's cannot be written."""
     chosen = os.environ.get(VARIABLE) or platformdirs.user_cache_dir("roller-tests", appauthor=False)
-    user = os.getuid() if hasattr(os, "getuid") else 0
+    user = os.getuid() if hasattr(os, "getuid") else None
     for folder in (Path(chosen) / "emulator", Path(tempfile.gettempdir()) / f"roller-tests-{user}"):
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if user is not None and folder.stat().st_uid != user:  # somebody else's code would be loaded
+                continue
             with tempfile.TemporaryFile(dir=folder):
                 return folder
         except OSError:
@@ -28,7 +33,7 @@ def builds_folder() -> Path:
 
 
 def prune(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
-    """Remove the builds that were made first, until the folder holds at most so many bytes; others may do the same.
+    """Delete the oldest builds until the folder holds at most so many bytes; those of the last hour may be in use.
 
     Examples
     --------
@@ -48,8 +53,8 @@ def prune(folder: Path, limit_bytes: int = LIMIT_BYTES) -> None:
             continue
         found.append((state.st_mtime, state.st_size, path))
     left = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
-        if left <= limit_bytes:
+    for made_s, size, path in sorted(found):
+        if left <= limit_bytes or time.time() - made_s < _IN_USE_S:
             return
         path.unlink(missing_ok=True)
         left -= size

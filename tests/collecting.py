@@ -1,4 +1,4 @@
-"""Collects the examples of docstrings where there are any: looking for them in every test file takes a second."""
+"""Skips the doctest collector for files without doctests: it would import them, which takes a second."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _PACKAGE = Path(__file__).resolve().parent.parent / "roller"
 
 
 @functools.cache
-def has_examples(path: Path) -> bool:
-    """Whether a file has examples.
+def has_doctests(path: Path) -> bool:
+    """Whether a file has doctests.
 
     Examples
     --------
-    >>> has_examples(Path(__file__)), has_examples(Path(__file__).with_name("conftest.py"))
+    >>> has_doctests(Path(__file__)), has_doctests(Path(__file__).with_name("conftest.py"))
     (True, False)
     """
     return b">>> " in path.read_bytes()
@@ -26,8 +26,8 @@ def has_examples(path: Path) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path) -> Iterator[None]:
-    """Drop the collector of examples of a file without any: a module of the package is then not imported."""
+    """Drop the doctest collector of a file without doctests."""
     found: list[Any] = yield
-    if file_path.suffix != ".py" or has_examples(file_path):
+    if file_path.suffix != ".py" or has_doctests(file_path):
         return found
     return [c for c in found if type(c).__name__ != "DoctestModule"]

@@ -1,9 +1,9 @@
 """The tests that take too long for ``make test``: a list that a run writes, and the mark it gives them.
 
-A test is as slow as the seconds of processors it takes, its own and those of the processes it waits for: what else the
+A test is as slow as the CPU seconds it takes, its own and those of the processes it waits for: what else the
 machine does is not in them. The cheapest case of a test may take longer than others before it is on the list, so that
-``make test`` has one of every test. A test or case on the list is marked ``slow``, beside those that bear the mark
-where they stand. ``make slow-list`` runs everything and writes the list.
+``make test`` has one of every test. A test or case on the list is marked ``slow``, beside those that are marked in
+the source. ``make slow-list`` runs everything and writes the list.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 LIST = Path(__file__).with_name("slow_tests.txt")
-#: Seconds of processors above which a case is on the list, and the cheapest case of a test.
+#: CPU seconds above which a case is on the list, and the cheapest case of a test.
 LIMIT_S, CHEAPEST_LIMIT_S = 0.1, 0.3
 _PROPERTY = "processor_s"
 
@@ -41,7 +41,7 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
 
 
 def processor_s() -> float:
-    """Return the seconds of processors of this process and of the ended ones it started."""
+    """Return the CPU seconds of this process and of the ended ones it started."""
     return sum(os.times()[:4])
 
 

@@ -82,6 +82,19 @@ def test_an_error_between_items_leaves_those_found_before_it_named():
     assert isinstance(failed.value.__cause__, AssertionError), "the traceback of the first"
 
 
+def test_after_a_timeout_no_other_item_runs_without_a_limit():
+    ran = []
+
+    @every("n", [1, 2])
+    def rule(n):
+        ran.append(n)
+        pytest.fail("Timeout (>1.0s) from pytest-timeout.")
+
+    with pytest.raises(AssertionError, match=r"between items: .*Timeout"):
+        rule()
+    assert ran == [1]
+
+
 def test_a_long_reason_is_cut_short():
     with pytest.raises(AssertionError) as failed, Offenders() as offenders, offenders.of("long"):
         raise ValueError("\n".join(map(str, range(100))))

@@ -1,9 +1,9 @@
-"""Runs the quick tests on a machine that is against them: ``python -m tools.hostile``, or ``make hostile``.
+"""Runs the quick tests under adverse conditions: ``python -m tools.hostile``, or ``make hostile``.
 
-Conditions that do not touch one another share a run, so that each meets every test once; ``--apart`` gives each a run
-of its own, which says the one that a failure needs. Conditions of the machine (features of its processor, a network, a
-home, a compiler) are made in namespaces of Linux (``unshare``, as root or with user namespaces) and by a module that
-every Python process loads; nothing outside the run is changed.
+Conditions that do not interfere share a run; ``--apart`` gives each a run of its own, which tells which one a failure
+needs. Conditions of the machine (processor features, network, home, compiler) are made in Linux namespaces
+(``unshare``, as root or with user namespaces) and by a module that every Python process loads: they
+vanish with the run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,18 +24,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Loaded by every Python process of a run: a package that is hidden from it is not installed.
+#: Loaded by every Python process of a run: packages in HOSTILE_HIDDEN can be neither imported nor looked up.
 _HIDE = """
-import importlib.machinery, os
+import importlib.machinery, importlib.metadata, os
 _hidden = set(os.environ.get("HOSTILE_HIDDEN", "").split())
 _find = importlib.machinery.PathFinder.find_spec
 def find_spec(cls, name, path=None, target=None):
     return None if name.partition(".")[0] in _hidden else _find(name, path, target)
 importlib.machinery.PathFinder.find_spec = classmethod(find_spec)
+_distribution = importlib.metadata.distribution
+def distribution(name):
+    if name in _hidden:
+        raise importlib.metadata.PackageNotFoundError(name)
+    return _distribution(name)
+importlib.metadata.distribution = distribution
 """
 _AVX2 = frozenset(["avx2", "fma", "f16c", "vaes", "vpclmulqdq"])
-#: As NumPy names what it must not use; names that this processor lacks already are none of its business.
-_NUMPY_NAMES = {"avx2": "AVX2", "fma": "FMA3", "f16c": "F16C"}
 
 
 @dataclass
@@ -48,6 +53,7 @@ class Setting:
     namespaces: set[str] = field(default_factory=set)
     tree: Path = ROOT
     spinning: int = 0
+    without_effect: list[str] = field(default_factory=list)
 
 
 def random_order(setting: Setting) -> None:
@@ -58,31 +64,34 @@ def random_order(setting: Setting) -> None:
 
 
 def four_workers(setting: Setting) -> None:
-    """Take four workers, whatever the machine has."""
+    """Use four workers."""
     setting.options += ["-n", "4"]
 
 
 def spinning_neighbours(setting: Setting) -> None:
-    """Start two processes that take all they get."""
+    """Start two processes that keep a processor busy each."""
     setting.spinning = 2
 
 
-def _without_flags(setting: Setting, away: Callable[[str], bool], name: str) -> None:
+def _without_flags(setting: Setting, is_masked: Callable[[str], bool], name: str) -> None:
     text = Path("/proc/cpuinfo").read_text()
     kept = re.sub(
         r"(?m)^((?:flags|Features)\s*:)(.*)$",
-        lambda row: row[1] + "".join(f" {flag}" for flag in row[2].split() if not away(flag)),
+        lambda row: row[1] + "".join(f" {flag}" for flag in row[2].split() if not is_masked(flag)),
         text,
     )
+    if kept == text:
+        setting.without_effect.append(f"no {name}")
+        return
     file = setting.folder / f"cpuinfo-{name}"
     file.write_text(kept)
     setting.namespaces.add("mount")
-    setting.commands.append(f"mount --bind {file} /proc/cpuinfo")
+    setting.commands.append(f"mount --bind {shlex.quote(str(file))} /proc/cpuinfo")
 
 
 def no_avx512(setting: Setting) -> None:
     """Mask AVX-512 and matrix tiles."""
-    _without_flags(setting, lambda flag: flag.startswith(("avx512", "avx10", "amx")), "512")
+    _without_flags(setting, lambda flag: flag.startswith(("avx512", "avx10", "amx")), "avx512")
     setting.environment["NPY_DISABLE_CPU_FEATURES"] = _numpy_features(
         lambda name: name.startswith(("AVX512", "X86_V4"))
     )
@@ -90,7 +99,9 @@ def no_avx512(setting: Setting) -> None:
 
 def no_avx2(setting: Setting) -> None:
     """Mask AVX2 and all that came later."""
-    _without_flags(setting, lambda flag: flag.startswith(("avx512", "avx10", "amx", "avx_vnni")) or flag in _AVX2, "2")
+    _without_flags(
+        setting, lambda flag: flag.startswith(("avx512", "avx10", "amx", "avx_vnni")) or flag in _AVX2, "avx2"
+    )
     setting.environment["NPY_DISABLE_CPU_FEATURES"] = _numpy_features(
         lambda name: name.startswith(("AVX", "FMA", "F16C", "X86_V3", "X86_V4")) and name != "AVX"
     )
@@ -104,12 +115,16 @@ def _numpy_features(away: Callable[[str], bool]) -> str:
 
 def other_caches(setting: Setting) -> None:
     """Report another size of the second and the third level of caches."""
-    for index in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"):
+    found = list(Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*"))
+    if not found:
+        setting.without_effect.append("other caches")
+        return
+    for index in found:
         level, size = (index / "level").read_text().strip(), index / "size"
         if level in ("2", "3"):
             file = setting.folder / f"size-{level}"
             file.write_text({"2": "256K\n", "3": "3072K\n"}[level])
-            setting.commands.append(f"mount --bind {file} {size}")
+            setting.commands.append(f"mount --bind {shlex.quote(str(file))} {size}")
     setting.namespaces.add("mount")
 
 
@@ -123,7 +138,7 @@ def read_only_home(setting: Setting) -> None:
     home = setting.folder / "home"
     home.mkdir()
     setting.environment["HOME"] = str(home)
-    setting.commands.append(f"mount -t tmpfs -o ro none {home}")
+    setting.commands.append(f"mount -t tmpfs -o ro none {shlex.quote(str(home))}")
     setting.namespaces.add("mount")
 
 
@@ -145,14 +160,16 @@ def no_hipcc(setting: Setting) -> None:
     if found:
         empty = setting.folder / "no-hipcc"
         empty.touch(mode=0o600)
-        setting.commands.append(f"mount --bind {empty} {os.path.realpath(found)}")
+        setting.commands.append(f"mount --bind {shlex.quote(str(empty))} {shlex.quote(os.path.realpath(found))}")
         setting.namespaces.add("mount")
+    else:
+        setting.without_effect.append("no hipcc")
 
 
 def no_network(setting: Setting) -> None:
     """Leave no network but the loopback device."""
     setting.namespaces.add("net")
-    setting.commands.append(f"{sys.executable} -c '{_LOOPBACK}'")
+    setting.commands.append(f"{shlex.quote(sys.executable)} -c '{_LOOPBACK}'")
 
 
 #: Brings the loopback device of a fresh network namespace up: SIOCSIFFLAGS with IFF_UP | IFF_RUNNING.
@@ -163,7 +180,7 @@ CONDITIONS: dict[str, Callable[[Setting], None]] = {
     "avx2": no_avx2, "caches": other_caches, "place": other_place, "home": read_only_home, "path": odd_path,
     "torch": no_torch, "hipcc": no_hipcc, "network": no_network,
 }  # fmt: skip
-#: Runs of several conditions each; the features of a processor can be masked in one way at a time.
+#: Runs of several conditions each; processor features can be masked in one way at a time.
 TOGETHER = (("order", "workers", "neighbours"), ("avx512", "place", "hipcc"), ("avx2", "caches", "home"),
             ("path", "torch", "network"))  # fmt: skip
 
@@ -208,6 +225,8 @@ def run(names: Sequence[str], tests: Sequence[str]) -> int:
         setting = Setting(Path(folder))
         for name in names:
             CONDITIONS[name](setting)
+        for told in setting.without_effect:
+            print(f"{told}: no effect on this machine")
         hooks = Path(folder) / "hooks"
         hooks.mkdir()
         (hooks / "sitecustomize.py").write_text(_HIDE)

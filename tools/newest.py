@@ -1,4 +1,4 @@
-"""Says which installed packages are newer than those that CI proved: ``python -m tools.newest constraints.txt``."""
+"""Lists installed packages whose version differs from the pinned one: ``python -m tools.newest constraints.txt``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 
-def proved(lines: Iterable[str]) -> dict[str, str]:
+def pinned(lines: Iterable[str]) -> dict[str, str]:
     """Return ``{package: version}`` of the lines of a constraints file that hold for this Python and system.
 
     Examples
     --------
-    >>> proved(["numpy==2.4.6 ; python_version >= '3'", "numpy==1.0 ; python_version < '3'", "# a comment"])
+    >>> pinned(["numpy==2.4.6 ; python_version >= '3'", "numpy==1.0 ; python_version < '3'", "# a comment"])
     {'numpy': '2.4.6'}
     """
     rows = [Requirement(row) for row in lines if row.strip() and not row.startswith("#")]
@@ -24,13 +24,13 @@ def proved(lines: Iterable[str]) -> dict[str, str]:
 
 def main() -> None:
     """Print a line for every package that differs."""
-    for name, version in sorted(proved(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()).items()):
+    for name, version in sorted(pinned(Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()).items()):
         try:
             here = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
         if here != version:
-            print(f"{name}: proved with {version}, here {here}")
+            print(f"{name}: pinned {version}, installed {here}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+#: What it can look for.
+TOOLS = ("memcheck", "racecheck")
 #: Messages it prints of one process at most.
 _MOST_MESSAGES = 200
 _PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda-*/bin/compute-sanitizer")

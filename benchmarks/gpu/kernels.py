@@ -204,7 +204,12 @@ class Kernels:
         if self._wanted.tool == "racecheck" and not self._job.pretended:
             self._unavailable = True  # races are all that the phase is for
         else:
-            self._rounds(deadline, self._keep, None)
+            self._rounds(deadline, self._keep_unchecked if self._wanted.tool else self._keep, None)
+
+    def _keep_unchecked(self, operator: str, record: Record) -> None:
+        """Keep a record that says that no tool looked for errors of memory."""
+        told = record.reason or f"{self._wanted.tool} did not check it" * (not self._job.pretended)
+        self._keep(operator, replace(record, reason=told))
 
     def _checked(self, program: str, deadline: float) -> bool:
         """Run what is left under a tool; return whether that was possible."""
@@ -301,7 +306,7 @@ class _UntilOneIsRight:
         if self._held is None:
             return self._keep(operator, record)
         self._held.append((operator, record))
-        if record.ok:
+        if record.ok or record.reason.startswith(checker.TOOLS):  # an error it found shows that it works
             return self.flush()
         if len(self._held) >= _MOST_FAILED:
             raise CheckerUnusable(f"{record.status}: {record.reason}")

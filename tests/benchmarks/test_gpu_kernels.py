@@ -126,6 +126,19 @@ def test_an_error_of_memory_makes_a_kernel_wrong_whose_outputs_are_right(checked
     assert sum(s == "checked" for s in statuses(checked).values()) == 4 and not checked.said[:-1]
 
 
+def test_errors_of_memory_in_the_first_kernels_do_not_dismiss_the_checker(checked, monkeypatch):
+    monkeypatch.setattr(FakeChecker, "found", {c: checker.errors_of(LOG) for c in "abcd"})
+    checked.run.run(deadline=100.0)
+    assert statuses(checked) == {**dict.fromkeys("abcd", "wrong"), "e": "checked"}
+    assert checked.device.asked == list("abcde") and not checked.said[:-1]
+
+
+def test_a_kernel_that_no_checker_saw_says_so(phase, monkeypatch):
+    monkeypatch.setattr(checker, "find", lambda: None)
+    phase.run.run(deadline=100.0)
+    assert {r.reason for r in phase.kept.data.records[VARIANTS]["form"].values()} == {"memcheck did not check it"}
+
+
 def test_where_no_kernel_is_right_under_the_checker_they_run_again_without_it(checked):
     ends = checked.device.ends = dict.fromkeys("abc", "crashed")
     said = checked.said

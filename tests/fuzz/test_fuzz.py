@@ -40,14 +40,14 @@ def test_the_shares_name_every_generator_and_make_three_hundred_cases():
 @pytest.mark.parametrize("generator", SHARES)
 def test_random_cases(worker, generator):
     count, right = SHARES[generator]
-    judged(worker, generator, range(1, count // 2 + 1), right // 2)
+    judged(worker, generator, range(1, count // 2 + 1), -(-right // 2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("generator", SHARES)
 def test_further_random_cases(worker, generator):
     count, right = SHARES[generator]
-    judged(worker, generator, range(count // 2 + 1, count + 1), right // 2)
+    judged(worker, generator, range(count // 2 + 1, count + 1), -(-right // 2))
 
 
 def judged(worker, generator, numbers, right):

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from roller.core.processor import usable_processors
 from tests.fuzz.verdict import HANG, Verdict
 
 #: Processor seconds one case may take, its children included: no clock of a busy machine decides.
@@ -78,6 +79,7 @@ class Worker:
                 "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
                 "ROLLER_CACHE_DIR": str(self.folder / "cache"),
                 "ROLLER_PROFILE_DIR": str(self.folder / "profiles"),
+                "TVM_NUM_THREADS": str(usable_processors()),
                 "ROLLER_FUZZ_BUILDS": os.environ.get("ROLLER_FUZZ_BUILDS", str(self.folder / "builds")),
             }
             command = [sys.executable, "-m", "tests.fuzz.worker"]

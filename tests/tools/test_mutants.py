@@ -1,5 +1,7 @@
 """Planted faults: where they may be, what they change, and how tests that reach them are noted."""
 
+import json
+
 import pytest
 
 from tools import mutants
@@ -69,5 +71,22 @@ def test_only_a_failed_test_kills(monkeypatch, tmp_path, status, output, verdict
     done = subprocess.CompletedProcess([], status, stdout=output, stderr="")
     monkeypatch.setattr(mutants, "_pytest", lambda *_, **__: done)
     mutant = Mutant("a.py", 1, 0, 1, 0, 1, "a", "b")
-    assert mutants.judged(mutant, ["t::a[1]"], tmp_path, [])[0] == verdict
-    assert mutants.judged(mutant, [], tmp_path, []) == ("survived", "no test reaches it")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_t.py").write_text("def test_a(x):\n    pass\n")
+    assert mutants.judged(mutant, ["tests/test_t.py::test_a[1]"], tmp_path, [])[0] == verdict
+    assert mutants.judged(mutant, [], tmp_path, []) == ("survived", "no test")
+    gone = mutants.judged(mutant, ["tests/test_t.py::test_b", "tests/test_u.py::test_a"], tmp_path, [])
+    assert gone == ("not judged", "2 tests are gone: run reach again")
+
+
+def test_a_test_that_fails_without_the_mutant_kills_none(monkeypatch, tmp_path):
+    (tmp_path / "a.py").write_text("x = 1\n")
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "_copy", lambda folder: tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    monkeypatch.setattr(mutants, "judged", lambda *_: ("killed", "FAILED tests/t.py::a"))
+    mutant = Mutant("a.py", 1, 4, 5, 4, 5, "1", "2")
+    mutants.run([mutant], {mutant.name: ["tests/t.py::a"]}, tmp_path / "results.json", [])
+    (result,) = json.loads((tmp_path / "results.json").read_text()).values()
+    assert (result["verdict"], result["why"][:28]) == ("not judged", "fails without the mutant too")
+    assert (tmp_path / "copy" / "a.py").read_text() == "x = 1\n"

@@ -9,6 +9,7 @@ import pytest
 from tests.tools.whole_graph import ROOT, graph, repository
 from tools.affected.__main__ import main
 from tools.affected.changes import UnknownRevision, changed_since, commit_of, is_ancestor
+from tools.affected.data_files import ALWAYS
 from tools.affected.selection import Selected, select, test_files
 
 #: Building the graph of this checkout takes seconds.
@@ -78,11 +79,17 @@ def test_a_file_that_no_rule_knows_selects_everything(path):
 
 
 @whole_graph
+def test_what_a_change_reaches_comes_before_what_it_selects_without_an_edge():
+    found = selected("pyproject.toml", "tests/te/test_reader.py", "roller/report/explain.py")
+    assert found.keys() == test_files(repository())
+    assert found["tests/te/test_reader.py"].distance == 0 and found["tests/cli/test_cli.py"].distance == 2
+    assert found["tests/tile/test_geometry.py"].distance == max(s.distance for s in found.values()) > 2
+
+
+@whole_graph
 def test_a_result_or_a_removed_test_selects_what_always_runs():
     for path in ("CHANGELOG.md", "benchmarks/results/any.md", "tests/test_no_longer_here.py"):
-        assert set(selected(path)) == {
-            "tests/test_architecture.py", "tests/test_files.py", "tests/docs/test_numbers.py", "tests/test_release.py",
-        }, path  # fmt: skip
+        assert set(selected(path)) == set(ALWAYS), path
 
 
 @whole_graph

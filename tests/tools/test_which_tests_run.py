@@ -164,8 +164,44 @@ def test_a_base_that_git_does_not_know_is_an_error_in_words(checkout):
         last_green.commit(root)
 
 
+OPTIONS = dict.fromkeys(("deselect", "ignore", "ignore_glob", "lf", "affected_by", "minutes"))
+OPTIONS |= {"markexpr": last_green.MARKS, "keyword": ""}
+
+
+def options(source="TESTPATHS", **changed):
+    kinds = SimpleNamespace(ARGS="ARGS", TESTPATHS="TESTPATHS")
+    return SimpleNamespace(option=SimpleNamespace(**{**OPTIONS, **changed}), args_source=source, ArgsSource=kinds)
+
+
+def test_a_run_that_leaves_tests_out_is_no_base(monkeypatch):
+    monkeypatch.setattr(last_green.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(last_green.shutil, "which", lambda name: name)
+    assert last_green.why_incomplete(options()) == ""
+    for changed, named in (
+        ({"keyword": "a"}, "-k"), ({"deselect": ["a"]}, "--deselect"), ({"ignore": ["a"]}, "--ignore"),
+        ({"lf": True}, "--lf"), ({"affected_by": "a"}, "--affected-by"), ({"minutes": 3.0}, "--minutes"),
+        ({"source": "ARGS"}, "paths"),
+    ):  # fmt: skip
+        assert last_green.why_incomplete(options(**changed)) == f"{named} left tests out"
+    assert "got 'slow'" in last_green.why_incomplete(options(markexpr="slow"))
+    monkeypatch.setattr(last_green.importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    assert last_green.why_incomplete(options()) == "tests skip without torch"
+
+
+def test_files_of_one_distance_are_ordered_by_the_turn():
+    paths = [ROOT / "tests" / f"{name}.py" for name in "abcdefgh"]
+    found = set()
+    for turn in "pqr":
+        files = AffectedFiles({f"tests/{p.name}": 1 for p in paths}, "the base", turn)
+        items = [SimpleNamespace(path=p) for p in paths]
+        files.pytest_collection_modifyitems(SimpleNamespace(rootpath=ROOT), items)
+        assert {i.path for i in items} == set(paths)
+        found.add(tuple(i.path.name for i in items))
+    assert len(found) == 3
+
+
 def test_files_that_are_not_affected_are_left_out_and_the_nearest_come_first():
-    files = AffectedFiles({"tests/b.py": 0, "tests/a.py": 3}, "the base")
+    files = AffectedFiles({"tests/b.py": 0, "tests/a.py": 3}, "the base", "a commit")
     config = SimpleNamespace(rootpath=ROOT)
     paths = [ROOT / "tests" / name for name in ("a.py", "b.py", "c.py", "")]
     assert [files.pytest_ignore_collect(path, config) for path in paths] == [None, None, True, None]
@@ -182,7 +218,7 @@ def test_only_affected_files_are_imported_nearest_first(suite, workers):
         file.write(
             "\nimport tools.testing.affected_files as files\n\ndef selected(revision, root):\n"
             "    with (root / 'asked').open('a') as file:\n        file.write(revision)\n"
-            "    return {'test_b.py': 1, 'test_a.py': 2}, 'the base (1 files)'\n\nfiles._selected = selected\n"
+            "    return {'test_b.py': 1, 'test_a.py': 2}, 'the base (1 files)', 'turn'\n\nfiles._selected = selected\n"
         )
     plugins = ("-p", "tools.testing.last_green", "-p", "tools.testing.affected_files")
     done = run(suite, *plugins, "--affected-by", "some", "-vv", "-n", workers)

@@ -9,15 +9,18 @@ from pathlib import PurePosixPath
 
 #: A change here can change any test: all are selected.
 SELECTS_ALL = re.compile(
-    r"(tests/)?conftest\.py|pyproject\.toml|Makefile|\.ci/.*|tests/slow_tests\.py|tools/testing/\w+\.py"
+    r"(tests/)?conftest\.py|pyproject\.toml|Makefile|\.ci/.*|tests/(builds|collecting|slow_tests)\.py|tools/testing/\w+\.py"
 )
 #: A change here selects only :data:`ALWAYS`.
 SELECTS_NONE = re.compile(
     r"LICENSE|\.gitignore|tests/slow_tests\.txt|tests/last_slow_green\.json|CHANGELOG\.md"
     r"|docs/results/.*|benchmarks/results/.*"
 )
-#: Tests that look at all files and take little.
-ALWAYS = ("tests/test_architecture.py", "tests/test_files.py", "tests/docs/test_numbers.py", "tests/test_release.py")
+#: Quick tests that inspect the whole repository.
+ALWAYS = (
+    "tests/test_architecture.py", "tests/test_files.py", "tests/docs/test_numbers.py", "tests/docs/test_links.py",
+    "tests/docs/test_paths.py", "tests/test_release.py",
+)  # fmt: skip
 #: Folders whose files are found by walking: folder -> the file that walks it. Elsewhere a reader names the file, or is
 #: a test or benchmark that looks around its own folder.
 WALKED = {

@@ -66,9 +66,9 @@ class _Builder:
         imported = {self._modules[m] for m in self._imports.modules if m in self._modules}
         self._data = DataFiles(p for p in repository.files if p not in imported)
         self._fixtures = {
-            str(PurePosixPath(p).parent): (p, re.compile(rf"\b({'|'.join(names)})\b"))
+            str(PurePosixPath(p).parent): (p, _fixtures_or_hooks(text))
             for p, text in self._texts.items()
-            if p.endswith("/conftest.py") and (names := _FIXTURE.findall(text))
+            if p.endswith("/conftest.py")
         }
         self._loaded = [
             (r, {n for m in self._modules if r.loads(m) for n in self._names.around(m)}) for r in RULES if r.askers
@@ -153,6 +153,12 @@ class _Builder:
         """Add edges to modules, or functions of facades, by name."""
         self.graph[node].update(self._modules.get(name, name) for name in names)
         self.graph[node].discard(node)
+
+
+def _fixtures_or_hooks(text: str) -> re.Pattern[str]:
+    """Return what a test below a conftest.py has that needs it: a name of its fixtures, or nothing special."""
+    needs_no_name = "autouse" in text or "def pytest_" in text
+    return re.compile("" if needs_no_name else rf"\b({'|'.join(_FIXTURE.findall(text)) or '(?!)'})\b")
 
 
 def _functions(text: str) -> dict[str, tuple[int, int]]:

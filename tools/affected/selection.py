@@ -40,7 +40,7 @@ class Selected:
 def affected(changed: Iterable[str], root: Path) -> list[Selected]:
     """Return the test files that changed files can reach, nearest first.
 
-    A changed file that no rule knows selects every test file.
+    A changed file that no rule knows selects every test file: those that no edge leads to come last.
     """
     repository = Repository(root)
     return select(list(changed), build_graph(repository), repository)
@@ -55,25 +55,25 @@ def select(changed: list[str], graph: Graph, repository: Repository) -> list[Sel
             users[other].append(node)
     is_gone = {p for p in changed if not (repository.root / p).exists() and _TEST_FILE.fullmatch(p)}
     everything = selects_all((p for p in changed if p not in is_gone), graph.keys() | users.keys())
-    if everything:
-        return [Selected(path, int(path != everything), (everything,)) for path in sorted(tests)]
     sources = [p for p in changed if p not in is_gone and not SELECTS_NONE.fullmatch(p)]
     came = _breadth_first(sources, users)
     found = [Selected(path, *_route(node, came)) for path in tests for node in _nodes(path) if node in came]
     nearest = {s.path: s for s in sorted(found, key=lambda s: (-s.distance, s.path))}
     far = max((s.distance for s in nearest.values()), default=0) + 1
-    for path in ALWAYS:
-        if path in tests:
-            nearest.setdefault(path, Selected(path, far, ("looks at all files",)))
+    why = everything or "inspects the whole repository"
+    for path in tests if everything else tests.intersection(ALWAYS):
+        nearest.setdefault(path, Selected(path, far, (why,)))
     return sorted(nearest.values(), key=lambda s: (s.distance, s.path))
 
 
 def test_files(repository: Repository) -> set[str]:
     """Return all files with tests or doctests."""
+    code = ("roller/", "tests/", "tools/")
     return {
-        p for p, text in repository.texts.items()
-        if _TEST_FILE.fullmatch(p) or (p.startswith(("roller/", "tests/")) and p.endswith(".py") and ">>>" in text)
-    }  # fmt: skip
+        path
+        for path, text in repository.texts.items()
+        if _TEST_FILE.fullmatch(path) or (path.startswith(code) and path.endswith(".py") and ">>>" in text)
+    }
 
 
 def reachable(starts: Iterable[str], graph: Graph) -> set[str]:

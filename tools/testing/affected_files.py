@@ -5,6 +5,7 @@ Other files are not even imported. The controller of pytest-xdist builds the gra
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -27,15 +28,17 @@ class AffectedFiles:
         Distance of each file, relative to the root.
     base
         Commit that the change starts from, with what to say about it.
+    turn
+        Orders files of one distance: with another one, a limit of time leaves out other files.
     """
 
-    def __init__(self, distances: Mapping[str, int], base: str) -> None:
-        self._distances, self._base = dict(distances), base
+    def __init__(self, distances: Mapping[str, int], base: str, turn: str) -> None:
+        self._distances, self._base, self._turn = dict(distances), base, turn
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
         """Give a worker the files."""
-        node.workerinput[_KEY] = (self._distances, self._base)  # type: ignore[attr-defined]
+        node.workerinput[_KEY] = (self._distances, self._base, self._turn)  # type: ignore[attr-defined]
 
     def pytest_report_header(self) -> str:
         """Say how many files are selected, and against which commit."""
@@ -51,14 +54,15 @@ class AffectedFiles:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Put the tests of the nearest files first."""
 
-        def distance(item: pytest.Item) -> int:
-            return self._distances.get(item.path.relative_to(config.rootpath).as_posix(), 0)
+        def order(item: pytest.Item) -> tuple[int, str]:
+            path = item.path.relative_to(config.rootpath).as_posix()
+            return self._distances.get(path, 0), hashlib.sha256(f"{self._turn} {path}".encode()).hexdigest()
 
-        items.sort(key=distance)
+        items.sort(key=order)
 
 
-def _selected(revision: str, root: Path) -> tuple[dict[str, int], str]:
-    from tools.affected.changes import UnknownRevision, changed_since, is_ancestor
+def _selected(revision: str, root: Path) -> tuple[dict[str, int], str, str]:
+    from tools.affected.changes import UnknownRevision, changed_since, commit_of, is_ancestor
     from tools.affected.selection import affected
 
     try:
@@ -68,7 +72,7 @@ def _selected(revision: str, root: Path) -> tuple[dict[str, int], str]:
         raise pytest.UsageError(f"--affected-by {revision}: {error}") from None
     distances = {s.path: s.distance for s in affected(changed, root)}
     beside = "" if is_ancestor(commit, root) else ", which is no ancestor of HEAD: its files are compared"
-    return distances, f"{commit[:12]}{beside} ({len(changed)} files)"
+    return distances, f"{commit[:12]}{beside} ({len(changed)} files)", commit_of("HEAD", root)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -83,5 +87,5 @@ def pytest_configure(config: pytest.Config) -> None:
     """Select the files in the process that starts first; workers are given them."""
     revision = config.getoption("--affected-by")
     if revision:
-        distances, base = shared(config, _KEY, lambda: _selected(revision, config.rootpath))
-        config.pluginmanager.register(AffectedFiles(distances, base), "affected-files")
+        distances, base, turn = shared(config, _KEY, lambda: _selected(revision, config.rootpath))
+        config.pluginmanager.register(AffectedFiles(distances, base, turn), "affected-files")
