@@ -1,4 +1,4 @@
-"""One rule over many items is one test: it looks at all of them, and names every one that breaks the rule, with why.
+"""One rule over many items is one test: it checks all items and reports every failure with its reason.
 
 :func:`every` stands where ``pytest.mark.parametrize`` would, and takes the same arguments. A case of its own costs what
 pytest does around it, about 3 ms: worth it where cases are slow, or are debugged one by one.
@@ -20,7 +20,7 @@ import pytest
 
 #: Lines of one reason that are shown; of an offender alone, the traceback has the rest.
 _LINES = 12
-#: What ends the run or is no verdict on an item.
+#: Exceptions that end the run: they are raised again.
 _PASSED_ON = (KeyboardInterrupt, GeneratorExit, pytest.exit.Exception)
 _Test = Callable[..., None]
 #: Names of items, or what names one argument of an item.
@@ -32,8 +32,8 @@ _Axis = list[tuple[str, dict[str, Any]]]
 class Offenders:
     """Collects the items that break a rule; fails at the end of its ``with`` and names them all.
 
-    Whatever an item raises is collected, errors that are no assertion with their type; a skip is one, since what was
-    not looked at did not keep the rule. No item at all is a failure.
+    Whatever an item raises is collected, with its type unless it is an assertion. A skip counts as a failure: the item
+    was not checked. No item at all is a failure.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Offenders:
 
     @contextmanager
     def of(self, name: str) -> Iterator[None]:
-        """Look at one item; what its block raises is its offence."""
+        """Check one item: the exception that the block raises is its failure."""
         self._looked_at += 1
         try:
             yield

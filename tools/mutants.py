@@ -49,9 +49,9 @@ def hit(place):
 
 @dataclass(frozen=True)
 class Mutant:
-    """One planted fault: characters ``start`` to ``end`` of a file, ``old``, become ``new``.
+    """One mutant: characters ``start`` to ``end`` of a file, ``old``, become ``new``.
 
-    The fault is in the expression or statement of characters ``first`` to ``last``.
+    It is in the expression or statement of characters ``first`` to ``last``.
     """
 
     path: str
@@ -70,7 +70,7 @@ class Mutant:
 
 
 def _replacements(node: ast.AST) -> Iterator[tuple[Any, Any, str]]:
-    """Yield what may be planted at a node: text between two operands, or instead of the whole node."""
+    """Yield what may be changed at a node: text between two operands, or instead of the whole node."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         yield node.left, node.comparators[0], _COMPARED[type(node.ops[0])]
     elif isinstance(node, ast.BinOp) and type(node.op) in _CALCULATED:
@@ -106,7 +106,7 @@ def _nodes(tree: ast.AST) -> Iterator[Any]:
 
 
 def mutants_of(path: str, text: str) -> list[Mutant]:
-    """Return what may be planted in the functions of a file: what loading a module runs is left out.
+    """Return what may be changed in the functions of a file: what loading a module runs is left out.
 
     Examples
     --------
@@ -143,8 +143,8 @@ def _parses(text: str) -> bool:
     return True
 
 
-def planted(mutant: Mutant, text: str) -> str:
-    """Return a file's text with the fault.
+def mutated(mutant: Mutant, text: str) -> str:
+    """Return a file's text with the mutant.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def planted(mutant: Mutant, text: str) -> str:
     return text[: mutant.start] + mutant.new + text[mutant.end :]
 
 
-def probed(mutants: Sequence[tuple[int, Mutant]], text: str) -> str:
+def instrumented(mutants: Sequence[tuple[int, Mutant]], text: str) -> str:
     """Return a file's text whose numbered places note that they were reached; places must not overlap."""
     for number, m in sorted(mutants, key=lambda pair: -pair[1].first):
         inner, call = text[m.first : m.last], f"__import__('mutant_probe').hit({number})"
@@ -180,7 +180,7 @@ def draw(count: int, seed: int) -> list[Mutant]:
         mutant = generator.choice(mutants)
         text = (ROOT / mutant.path).read_text(encoding="utf-8")
         apart = all(m.path != mutant.path or m.last <= mutant.first or mutant.last <= m.first for m in drawn)
-        if apart and _parses(planted(mutant, text)) and _parses(probed([(0, mutant)], text)):
+        if apart and _parses(mutated(mutant, text)) and _parses(instrumented([(0, mutant)], text)):
             drawn.append(mutant)
         if len(drawn) == count:
             break
@@ -218,7 +218,7 @@ def reached(mutants: Sequence[Mutant], options: Sequence[str]) -> dict[str, list
         for path in {m.path for m in mutants}:
             file = tree / path
             here = [(i, m) for i, m in enumerate(mutants) if m.path == path]
-            file.write_text(probed(here, file.read_text(encoding="utf-8")), encoding="utf-8")
+            file.write_text(instrumented(here, file.read_text(encoding="utf-8")), encoding="utf-8")
         done = _pytest(tree, options, 36000.0, MUTANT_PROBE_FOLDER=str(notes))
         print(done.stdout[-2000:])
         found: dict[str, set[str]] = {m.name: set() for m in mutants}
@@ -229,7 +229,7 @@ def reached(mutants: Sequence[Mutant], options: Sequence[str]) -> dict[str, list
     return {name: sorted(tests) for name, tests in found.items()}
 
 
-def judged(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[str]) -> tuple[str, str]:
+def verdict_of(mutant: Mutant, tests: Sequence[str], tree: Path, options: Sequence[str]) -> tuple[str, str]:
     """Run tests on a tree with a mutant; return ``killed``, ``survived`` or ``not judged``, and what failed."""
     tests = sorted({test.partition("[")[0] for test in tests})
     there = [test for test in tests if _exists(test, tree)]
@@ -260,7 +260,7 @@ def _exists(test: str, tree: Path) -> bool:
     )
 
 
-def _killer(known: dict[str, Any]) -> list[str]:
+def _killing_test(known: dict[str, Any]) -> list[str]:
     """Return the test that an earlier result names."""
     return [w for w in known.get("why", "").split() if "::" in w][:1]
 
@@ -280,13 +280,13 @@ def run(
             if known.get(mutant.name, {}).get("verdict", "not judged") != "not judged":
                 continue
             text = (ROOT / mutant.path).read_text(encoding="utf-8")
-            (tree / mutant.path).write_text(planted(mutant, text), encoding="utf-8")
+            (tree / mutant.path).write_text(mutated(mutant, text), encoding="utf-8")
             begun = time.monotonic()
-            verdict, why = judged(mutant, _killer((before or {}).get(mutant.name, {})), tree, options)
+            verdict, why = verdict_of(mutant, _killing_test((before or {}).get(mutant.name, {})), tree, options)
             if verdict != "killed":
-                verdict, why = judged(mutant, tests[mutant.name], tree, options)
+                verdict, why = verdict_of(mutant, tests[mutant.name], tree, options)
             (tree / mutant.path).write_text(text, encoding="utf-8")
-            if verdict == "killed" and judged(mutant, _killer({"why": why}), tree, options)[0] != "survived":
+            if verdict == "killed" and verdict_of(mutant, _killing_test({"why": why}), tree, options)[0] != "survived":
                 verdict, why = "not judged", f"fails without the mutant too: {why}"
             took_s = round(time.monotonic() - begun, 1)
             count = len(tests[mutant.name])

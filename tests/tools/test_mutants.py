@@ -1,11 +1,11 @@
-"""Planted faults: where they may be, what they change, and how tests that reach them are noted."""
+"""Mutants: where they may be, what they change, and how tests that reach them are noted."""
 
 import json
 
 import pytest
 
 from tools import mutants
-from tools.mutants import Mutant, mutants_of, planted, probed
+from tools.mutants import Mutant, instrumented, mutants_of, mutated
 
 TEXT = """LIMIT = 3
 
@@ -20,7 +20,7 @@ def f(x: int = 7):
 """
 
 
-def test_faults_are_planted_in_bodies_of_functions_alone():
+def test_mutants_are_in_bodies_of_functions_alone():
     made = {(m.line, m.old.strip(), m.new.strip()) for m in mutants_of("a.py", TEXT)}
     assert made == {
         (5, ">", ">="), (5, "2", "3"), (5, "and", "or"), (5, "not x.small", "bool(x.small)"),
@@ -29,9 +29,9 @@ def test_faults_are_planted_in_bodies_of_functions_alone():
     }  # fmt: skip
 
 
-def test_a_planted_fault_changes_its_characters_alone():
+def test_a_mutant_changes_its_characters_alone():
     for mutant in mutants_of("a.py", TEXT):
-        text = planted(mutant, TEXT)
+        text = mutated(mutant, TEXT)
         assert text[: mutant.start] + mutant.old + text[mutant.start + len(mutant.new) :] == TEXT
         compile(text, "a.py", "exec")
 
@@ -39,7 +39,7 @@ def test_a_planted_fault_changes_its_characters_alone():
 def test_a_place_that_changed_is_refused():
     mutant = next(m for m in mutants_of("a.py", TEXT) if m.old == "3")
     with pytest.raises(ValueError, match="expected these characters there"):
-        planted(mutant, TEXT.replace('"µ" * 3', '"µ" * 5'))
+        mutated(mutant, TEXT.replace('"µ" * 3', '"µ" * 5'))
 
 
 def test_instrumented_places_are_noted_and_compute_what_they_did(monkeypatch):
@@ -54,7 +54,7 @@ def test_instrumented_places_are_noted_and_compute_what_they_did(monkeypatch):
     found = [m for m in mutants_of("a.py", text) if m.old.strip() in (">", "*", "print_(x)")]
     told = []
     space = {"print_": told.append}
-    exec(compile(probed(list(enumerate(found)), text), "a.py", "exec"), space)
+    exec(compile(instrumented(list(enumerate(found)), text), "a.py", "exec"), space)
     assert [found[i].old.strip() for i in range(3)] == [">", "*", "print_(x)"]
     assert (space["f"](4), noted) == (20, [0, 1])
     assert (space["f"](1), noted, told) == (0, [0, 1, 0, 2], [1])
@@ -73,9 +73,9 @@ def test_only_a_failed_test_kills(monkeypatch, tmp_path, status, output, verdict
     mutant = Mutant("a.py", 1, 0, 1, 0, 1, "a", "b")
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_t.py").write_text("def test_a(x):\n    pass\n")
-    assert mutants.judged(mutant, ["tests/test_t.py::test_a[1]"], tmp_path, [])[0] == verdict
-    assert mutants.judged(mutant, [], tmp_path, []) == ("survived", "no test")
-    gone = mutants.judged(mutant, ["tests/test_t.py::test_b", "tests/test_u.py::test_a"], tmp_path, [])
+    assert mutants.verdict_of(mutant, ["tests/test_t.py::test_a[1]"], tmp_path, [])[0] == verdict
+    assert mutants.verdict_of(mutant, [], tmp_path, []) == ("survived", "no test")
+    gone = mutants.verdict_of(mutant, ["tests/test_t.py::test_b", "tests/test_u.py::test_a"], tmp_path, [])
     assert gone == ("not judged", "2 tests are gone: run reach again")
 
 
@@ -84,7 +84,7 @@ def test_a_test_that_fails_without_the_mutant_kills_none(monkeypatch, tmp_path):
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     monkeypatch.setattr(mutants, "_copy", lambda folder: tmp_path / "copy")
     (tmp_path / "copy").mkdir()
-    monkeypatch.setattr(mutants, "judged", lambda *_: ("killed", "FAILED tests/t.py::a"))
+    monkeypatch.setattr(mutants, "verdict_of", lambda *_: ("killed", "FAILED tests/t.py::a"))
     mutant = Mutant("a.py", 1, 4, 5, 4, 5, "1", "2")
     mutants.run([mutant], {mutant.name: ["tests/t.py::a"]}, tmp_path / "results.json", [])
     (result,) = json.loads((tmp_path / "results.json").read_text()).values()

@@ -46,7 +46,8 @@ class DynamicImport:
 
 #: Files whose strings name modules for others: the name alone is no edge; whoever asks has one, by a rule below.
 TABLES = re.compile(rf"roller/(__init__|cli/verbs|targets/\w+|templates/{KIND}/registry)\.py")
-#: Modules whose functions import what they need: each function is a node of its own, lest all callers reach everything.
+#: Modules whose functions import what they need: each function is a node of its own, so that a
+#: caller depends only on the functions it uses.
 FACADES = ("roller/pipeline.py",)
 
 #: Folders whose files import each other without the folder's name, as they are run as scripts, or as a test puts the

@@ -1,6 +1,6 @@
 """``--minutes M``: no test begins later than M minutes after the session's start; the others are reported as not run.
 
-A session that ran fewer than half of its tests fails: what it leaves out is more than what it says.
+A session that ran fewer than half of the selected tests fails.
 """
 
 from __future__ import annotations

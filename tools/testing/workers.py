@@ -1,4 +1,4 @@
-"""What the controller of pytest-xdist works out once and its workers are given."""
+"""Values that the controller of pytest-xdist computes once and sends to its workers."""
 
 from __future__ import annotations
 
