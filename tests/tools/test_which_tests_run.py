@@ -210,6 +210,13 @@ def test_files_that_are_not_affected_are_left_out_and_the_nearest_come_first():
     assert [(i.path.name, i.name) for i in items] == [("b.py", "x"), ("b.py", "y"), ("a.py", "x"), ("a.py", "y")]
 
 
+@pytest.mark.parametrize(("status", "left"), [(5, 0), (1, 1), (0, 0)])
+def test_a_change_that_reaches_no_test_passes(status, left):
+    session = SimpleNamespace(exitstatus=status)
+    AffectedFiles({}, "the base", "a commit").pytest_sessionfinish(session)
+    assert session.exitstatus == left
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_only_affected_files_are_imported_nearest_first(suite, workers):
