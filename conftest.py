@@ -39,6 +39,7 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("caches")
     patch = pytest.MonkeyPatch()
     patch.setenv("ROLLER_CACHE_DIR", str(folder / "session"))
+    patch.setenv("ROLLER_EMULATOR_DIR", str(builds_folder()))
     patch.setenv("ROLLER_PROFILE_DIR", str(folder / "profiles"))
     patch.setenv("ROLLER_TRUST_CLOCK", "1")
     _told()

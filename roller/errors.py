@@ -22,6 +22,25 @@ _MOST_DIGITS = 40
 _MOST_SHOWN = 400
 
 
+#: What a terminal takes for an order, what turns the direction of a text, and what no terminal's encoding has.
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""Return a text that a terminal shows and does not obey: control characters as their escapes, lines as they are.
+
+    Names come from files of strangers, and may hold sequences that clear the screen, set its title or its clipboard.
+
+    Examples
+    --------
+    >>> printable("conv\x1b[2J")
+    'conv\\x1b[2J'
+    """
+    return _UNPRINTABLE.sub(lambda m: repr(m[0])[1:-1], text)
+
+
 def bounded(text: str) -> str:
     """Return a message of bounded length: what is left out of the middle of words, and of the whole, is counted.
 
@@ -88,10 +107,10 @@ MALFORMED = (KeyError, TypeError, IndexError, AttributeError, OverflowError, Rec
 
 
 class RollerError(Exception):
-    """Base of every error roller raises on purpose; its message is :func:`bounded`."""
+    """Base of every error roller raises on purpose; its message is :func:`printable` and :func:`bounded`."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(bounded(a) if isinstance(a, str) else a for a in args))
+        super().__init__(*(bounded(printable(a)) if isinstance(a, str) else a for a in args))
 
 
 class ExprError(RollerError, ValueError):
@@ -157,7 +176,10 @@ class UnsupportedError(ModelError):
 
 
 class RollerWarning(UserWarning):
-    """Something went wrong that roller worked around; the result is right all the same."""
+    """Something went wrong that roller worked around; the result is right all the same. It is :func:`printable`."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(printable(a) if isinstance(a, str) else a for a in args))
 
 
 class LaunchError(RollerError, RuntimeError):

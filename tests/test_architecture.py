@@ -23,7 +23,7 @@ PACKAGE = ROOT / "roller"
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
 RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "horizontal", "emulator")
 #: Used where it is installed, and done without where it is not.
-OPTIONAL = {"roller.runtime.cache_location": {"platformdirs"}}
+OPTIONAL = {"roller.core.cache_location": {"platformdirs"}}
 
 
 def module_name(path: Path) -> str:

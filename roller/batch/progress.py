@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from roller.errors import printable
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -114,4 +116,4 @@ def _bar() -> Iterator[OnProgress]:
     )  # fmt: skip
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("read", total=None, label="")
-        yield lambda p: bar.update(task, description=p.phase, completed=p.done, total=p.total, label=p.label)
+        yield lambda p: bar.update(task, description=p.phase, completed=p.done, total=p.total, label=printable(p.label))

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from roller import __version__
+from roller.cli.terminal import printable_streams
 from roller.cli.usage import UsageError
 from roller.cli.verbosity import QuietOption, VerboseOption, is_verbose, set_verbosity, start_telling
 from roller.cli.verbs import Verbs
@@ -92,6 +93,11 @@ def main(arguments: list[str] | None = None) -> None:
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
     warnings.formatwarning = _warning
     start_telling()
+    with printable_streams():
+        _run(arguments)
+
+
+def _run(arguments: list[str] | None) -> None:
     try:
         app(args=arguments, prog_name="roller")
     except RollerError as err:

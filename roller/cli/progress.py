@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from roller.cli.verbosity import is_quiet
+from roller.errors import printable
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,4 +46,4 @@ def counted_steps(what: str, total: int) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=name)
+        yield lambda name: bar.update(task, advance=1, description=printable(name))

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from roller.errors import RollerWarning
+from roller.errors import RollerWarning, printable
 
 #: Logger of the whole package: what is under way at level INFO.
 _LOG = logging.getLogger("roller")
@@ -82,5 +82,5 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Write one line."""
         if sys.stderr is not None:
-            sys.stderr.write(f"roller: {self.format(record)}\n")
+            sys.stderr.write(f"roller: {printable(self.format(record))}\n")
             sys.stderr.flush()

@@ -8,6 +8,8 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
+from roller.errors import printable
+
 #: Characters of a ``repr`` at most: lists of objects stay readable in an 80-column terminal's two lines.
 MOST_CHARACTERS = 118
 
@@ -22,7 +24,7 @@ def one_line(kind: str, *parts: str) -> str:
     >>> len(one_line("Plan", "x" * 500))
     118
     """
-    text = " ".join(", ".join(p for p in parts if p).split())
+    text = printable(" ".join(", ".join(p for p in parts if p).split()))
     return f"<{cut(f'{kind} {text}', MOST_CHARACTERS - 2)}>"
 
 

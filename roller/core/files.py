@@ -24,8 +24,25 @@ def try_folder(folder: Path) -> None:
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
+def private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for this user alone, whatever files are made for.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be made, or is no folder.
+    """
+    if folder.is_dir():
+        return
+    if folder.parent != folder:
+        private_folder(folder.parent)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
 @contextlib.contextmanager
-def whole_file(path: Path, *, durable: bool = False, beside: Path | None = None) -> Iterator[BinaryIO]:
+def whole_file(
+    path: Path, *, durable: bool = False, beside: Path | None = None, mode: int = 0o666
+) -> Iterator[BinaryIO]:
     """Yield a file to fill, which becomes ``path`` at the end; nothing is left of it where filling fails.
 
     It gets the permissions of any other file the user makes, unlike those of ``tempfile``.
@@ -38,6 +55,8 @@ def whole_file(path: Path, *, durable: bool = False, beside: Path | None = None)
         Whether the bytes are on the disk before the name is: for what a lost machine must not leave half-written.
     beside
         Folder of the file while it is filled, on the same file system; that of ``path`` by default.
+    mode
+        Its permissions, less those that this process gives no file.
 
     Raises
     ------
@@ -46,7 +65,7 @@ def whole_file(path: Path, *, durable: bool = False, beside: Path | None = None)
     """
     folder = path.absolute().parent if beside is None else beside
     temporary = folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file

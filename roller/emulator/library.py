@@ -11,11 +11,17 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from roller.core.cache_location import cache_folder
+from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder, refusal, refused, write_kept
 from roller.core.scratch import scratch_folder
 from roller.errors import EmulationError
+
+#: Environment variable that names the folder of what is built.
+VARIABLE = "ROLLER_EMULATOR_DIR"
 
 _CXX = Path(__file__).parent / "cxx"
 #: Type punning of emitted code is legal in CUDA; the standard 14 headers are the quick ones.
@@ -58,9 +64,9 @@ class LaunchStruct(ctypes.Structure):
 
 
 def default_cache() -> Path:
-    """Return the user's cache folder for built kernels."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "roller" / "emulator"
+    """Return the folder of built kernels: ``ROLLER_EMULATOR_DIR`` where it is set, else one in the user's cache."""
+    chosen = os.environ.get(VARIABLE, "").strip()
+    return Path(chosen).expanduser().absolute() if chosen else cache_folder() / "emulator"
 
 
 def load(
@@ -75,33 +81,61 @@ def load(
     check
         Whether accesses are checked for bounds and alignment.
     cache_dir
-        Folder that keeps the libraries; the user's cache folder where ``None``.
+        Folder that keeps the libraries; that of :func:`default_cache` where ``None``.
     keep
         Whether the kernel's library stays there: one that is run once need not.
 
     Raises
     ------
     EmulationError
-        Where g++ is missing or refuses the source, or the folder cannot be written.
+        Where g++ is missing or refuses the source, or ``cache_dir`` cannot be written, or others can write it too.
     """
-    folder = Path(cache_dir) if cache_dir is not None else default_cache()
+    unit = _Unit(_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
+    return _loaded(unit) if keep and unit.folder is not None else _opened(_built(unit, keep=False))
+
+
+def _folder(chosen: str | os.PathLike[str] | None) -> Path | None:
+    """Return the folder that keeps libraries; ``None`` where the user's cannot be used, which is said once."""
+    folder = Path(chosen) if chosen is not None else default_cache()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if chosen is None and folder.parent == cache_folder():
+            check_folder(folder.parent)
+        return own_folder(folder)
     except OSError as err:
+        if chosen is None:
+            refused(err)
+            return None
+        if isinstance(err, UntrustedError):
+            raise EmulationError(f"emulator: {refusal(err)}") from err
         raise EmulationError(f"emulator: {folder}: cannot write ({err.strerror}). Pass cache_dir=<folder>.") from err
-    macro = f"-DEMUL_CHECKED={int(check)}"
-    runtime = _built(folder, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", macro), (), ".o")
-    # Checks cost most where they are not optimised, and -O1 already folds them into the address arithmetic.
-    flags = ("-O1" if check else "-O2", "-shared", macro)
-    if keep:
-        return _loaded(str(_built(folder, source, flags, (str(runtime),), ".so")))
-    with scratch_folder("emulator-") as own:
-        return ctypes.CDLL(str(_built(Path(own), source, flags, (str(runtime),), ".so")))
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A source that is built: where it is kept, whether it is checked, and by what."""
+
+    folder: Path | None
+    source: str
+    check: bool
+    path: str
+    version: str
+
+    @property
+    def macro(self) -> str:
+        return f"-DEMUL_CHECKED={int(self.check)}"
 
 
 @functools.lru_cache(maxsize=256)
-def _loaded(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path)
+def _loaded(unit: _Unit) -> ctypes.CDLL:
+    return _opened(_built(unit))
+
+
+def _opened(image: bytes) -> ctypes.CDLL:
+    """Load a library from what was verified, not from the file that is kept: that one may change while it is mapped."""
+    with scratch_folder("emulator-") as own:
+        path = Path(own, "kernel.so")
+        path.write_bytes(image)
+        return ctypes.CDLL(str(path))
 
 
 @functools.lru_cache(maxsize=1)
@@ -129,28 +163,53 @@ def compiler(name: str) -> tuple[str, str]:
     return path, done.stdout
 
 
-def _built(folder: Path, source: str, flags: tuple[str, ...], objects: tuple[str, ...], suffix: str) -> Path:
-    """Return the file built from ``source``, from the cache where it is there."""
-    path, version = compiler(os.environ.get("CXX") or "g++")
-    text = "\0".join((source, *flags, *_FLAGS, path, version)).encode()
-    target = folder / (hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix)
-    if target.exists():
-        return target
+def _built(unit: _Unit, keep: bool = True) -> bytes:
+    """Return the library of a kernel, from the folder where it is there."""
+    # Checks cost most where they are not optimised, and -O1 already folds them into the address arithmetic.
+    flags = ("-O1" if unit.check else "-O2", "-shared", unit.macro)
+    return _output(unit, unit.source, flags, ".so", functools.partial(_runtime, unit), keep)
+
+
+def _runtime(unit: _Unit) -> bytes:
+    """Return the object file that all kernels are linked with."""
+    return _output(unit, (_CXX / "runtime.cc").read_text(encoding="utf-8"), ("-O2", "-c", unit.macro), ".o")
+
+
+def _output(
+    unit: _Unit,
+    source: str,
+    flags: tuple[str, ...],
+    suffix: str,
+    runtime: Callable[[], bytes] | None = None,
+    keep: bool = True,
+) -> bytes:
+    """Return what g++ makes of a source; it is kept under the hash of all it came from."""
+    text = "\0".join(("with a checksum", source, *flags, *_FLAGS, unit.path, unit.version)).encode()
+    name = hashlib.sha256(text + _headers()).hexdigest()[:32] + suffix
+    target = None if unit.folder is None or not keep else unit.folder / name
+    found = None if target is None else kept(target)
+    if found is not None:
+        return found
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".build-") as scratch:
-            unit, out = Path(scratch, "kernel.cc"), Path(scratch, "built" + suffix)
-            unit.write_text(source, encoding="utf-8")
+        with scratch_folder("emulator-") as scratch:
+            file, linked, out = (Path(scratch, name) for name in ("kernel.cc", "runtime.o", "built" + suffix))
+            file.write_text(source, encoding="utf-8")
+            if runtime is not None:
+                linked.write_bytes(runtime())
             includes = ["-I", str(_CXX), "-I", str(_CXX / "cuda")]
-            command = [path, *_FLAGS, *flags, *includes, str(unit), *objects, "-o", str(out)]
+            objects = [str(linked)] if runtime is not None else []
+            command = [unit.path, *_FLAGS, *flags, *includes, str(file), *objects, "-o", str(out)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
             if done.returncode != 0:
                 raise EmulationError(f"emulator: g++ refused the kernel:\n{_first_errors(done.stderr)}")
-            os.replace(out, target)
+            image = out.read_bytes()
+        if target is not None:
+            write_kept(target, image)
     except OSError as err:
-        raise EmulationError(f"emulator: {folder}: cannot build there ({err}). Pass cache_dir=<folder>.") from err
+        raise EmulationError(f"emulator: {unit.folder}: cannot build ({err}). Pass cache_dir=<folder>.") from err
     except subprocess.TimeoutExpired as err:
         raise EmulationError(f"emulator: g++ took longer than {_TIMEOUT_S:.0f} s. Emulate a smaller kernel.") from err
-    return target
+    return image
 
 
 def _first_errors(text: str) -> str:

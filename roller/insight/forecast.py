@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from roller.core.cache_location import cache_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.lanes import Exchange, Lanes, run_in_series, run_lanes
@@ -24,7 +25,6 @@ from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer, check_policy
 from roller.insight.price.processor import ProcessorPricer
 from roller.insight.records import Operator, Trace
-from roller.runtime.cache_location import cache_folder
 
 #: Host time of one operator of an eager framework that launches. Assumed: it is that of a processor of 3 GHz;
 #: ``host_op_s`` says what was measured.

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from roller.core.c_compiler import need_compiler
-from roller.core.files import whole_file
+from roller.core.cache_location import cache_folder
+from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder, refused, write_kept
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
-from roller.runtime.cache_location import cache_folder
 
 _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
@@ -32,19 +32,27 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
     parts = (
         *(s.read_bytes() for s in sources),
         " ".join(_FLAGS).encode(),
+        b"with a checksum",
         platform.machine().encode(),
         sys.platform.encode(),
     )
     path = cache_folder() / "runner" / f"{hashlib.sha256(b'|'.join(parts)).hexdigest()}.so"
     try:
-        return path.read_bytes()
+        check_folder(cache_folder())
+        check_folder(path.parent)
+        found = kept(path)
+    except UntrustedError as err:
+        refused(err)
+        return compiled()
     except OSError:
-        image = compiled()
+        found = None
+    if found is not None:
+        return found
+    image = compiled()
     # Whole or not at all; where the folder cannot be used, it is compiled again.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as file:
-            file.write(image)
+        own_folder(cache_folder())
+        write_kept(own_folder(path.parent) / path.name, image)
     return image
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from roller.core.display import structure
 from roller.core.files import whole_file
+from roller.core.kept_code import check_folder, own_folder
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.graph.plan import Plan
@@ -95,7 +96,7 @@ class ProgramNote:
             data = None if files is None else _bytes_of(program, self._beside, files)
             if data is None or not _same(program, _program_of(data, self._beside), self._beside):
                 return False
-            path.parent.mkdir(parents=True, exist_ok=True)
+            own_folder(path.parent)
             _write(path, data)
         except _DAMAGES:
             return False
@@ -103,6 +104,8 @@ class ProgramNote:
 
     def _read(self, path: Path) -> Program | None:
         try:
+            check_folder(path.parent.parent)
+            check_folder(path)
             return _program_of(path.read_bytes(), self._beside)
         except _DAMAGES:
             return None

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from roller.errors import RollerError
+from roller.errors import RollerError, printable
 
 Verb = Callable[[argparse.Namespace], int]
 
 
 def say(line: str) -> None:
     """Print a line at once: whoever watches a run sees each step as it ends."""
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(printable(line) + "\n")
     sys.stdout.flush()
 
 

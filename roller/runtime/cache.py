@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from roller.artifact import KernelArtifact
+from roller.core.cache_location import cache_folder
+from roller.core.kept_code import UntrustedError, check_folder, clear_kept, own_folder, refusal
 from roller.errors import ArtifactError, RollerError, RollerWarning
 from roller.runtime.cache_database import Database, Row, is_damage
 from roller.runtime.cache_entry import (
@@ -33,7 +35,6 @@ from roller.runtime.cache_entry import (
 from roller.runtime.cache_files import DAMAGE, ObjectFiles
 from roller.runtime.cache_key import CacheKey
 from roller.runtime.cache_limit import is_due, limit_of, trim
-from roller.runtime.cache_location import cache_folder
 from roller.runtime.cache_lock import file_lock, remove_if_free
 from roller.runtime.cache_notes import clear_notes
 
@@ -119,7 +120,7 @@ class KernelCache:
         with contextlib.ExitStack() as stack:
             free = True
             try:
-                stack.enter_context(file_lock(self.folder / "locks" / f"{key.digest}.lock", wait=wait))
+                stack.enter_context(self._lock(key.digest, wait=wait))
             except BlockingIOError:
                 free = False
             except OSError as err:
@@ -133,9 +134,8 @@ class KernelCache:
         Several machines may share the folder: each has a lock of its own.
         """
         with contextlib.ExitStack() as stack:
-            path = self.folder / "locks" / f"{_MACHINE}{host_fingerprint()}.lock"
             try:
-                stack.enter_context(file_lock(path, shared=not alone, keep=True))
+                stack.enter_context(self._lock(f"{_MACHINE}{host_fingerprint()}", shared=not alone, keep=True))
             except OSError as err:
                 self._unusable(err)
             yield
@@ -195,7 +195,7 @@ class KernelCache:
                 return self._entry(row)
         with contextlib.ExitStack() as stack:
             try:
-                stack.enter_context(file_lock(self.folder / "locks" / f"{key.digest}.lock"))
+                stack.enter_context(self._lock(key.digest))
             except OSError as err:
                 self._unusable(err)
                 return build()
@@ -225,6 +225,7 @@ class KernelCache:
 
     def put(self, rows: Sequence[Row], measurements: Sequence[Measurement]) -> int:
         """Add rows whose files are there already; return how many were written."""
+        own_folder(self.folder)
         return self._guarded(lambda: self.database.put(rows, measurements))
 
     def add_measurements(self, measurements: Sequence[Measurement]) -> bool:
@@ -280,6 +281,7 @@ class KernelCache:
                 self._guarded(lambda: self.database.clear(measurements))
                 removed = self.files.clear()
                 clear_notes(self.folder)
+                clear_kept(self.folder)
             with contextlib.suppress(sqlite3.OperationalError):  # somebody is reading: the space is reused later
                 self.database.compact()
         except (OSError, sqlite3.Error) as err:
@@ -291,7 +293,11 @@ class KernelCache:
 
     def writing(self, *, alone: bool = False) -> contextlib.AbstractContextManager[None]:
         """Hold off whoever removes files; with ``alone``, whoever writes them."""
-        return file_lock(self.folder / "locks" / "writing.lock", shared=not alone, keep=True)
+        return self._lock("writing", shared=not alone, keep=True)
+
+    def _lock(self, name: str, **options: bool) -> contextlib.AbstractContextManager[None]:
+        """Return a lock of this folder; ``OSError`` where the folder cannot be made, or others can write it."""
+        return file_lock(own_folder(self.folder) / "locks" / f"{name}.lock", **options)
 
     def make_row(self, key: CacheKey, entry: CacheEntry) -> Row:
         """Write the artifact's file and return the row that refers to it."""
@@ -351,6 +357,8 @@ class KernelCache:
 
     def _guarded(self, operation: Callable[[], T]) -> T:
         """Run a database operation; a damaged file is moved aside, reported, and the operation tried once more."""
+        check_folder(self.folder)
+        check_folder(self.database.path)
         try:
             return operation()
         except sqlite3.Error as err:
@@ -379,6 +387,8 @@ class KernelCache:
 
     def refusal(self, err: Exception) -> ArtifactError:
         """Return the error of a folder that cannot be used."""
+        if isinstance(err, UntrustedError):
+            return ArtifactError(refusal(err))
         return ArtifactError(
             f"{self.folder}: expected a cache folder that can be read and written, got '{err}'. Kernels compile all "
             "the same; set ROLLER_CACHE_DIR to a writable folder, or pass cache=False."

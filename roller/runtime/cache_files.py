@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import whole_file
+from roller.core.files import private_folder, whole_file
 
 #: A temporary file older than this was left by a process that was killed (seconds).
 _STALE_S = 3600.0
@@ -85,8 +85,8 @@ class ObjectFiles:
         with contextlib.suppress(OSError):  # what cannot be read is replaced by the same bytes
             if self.whole(digest):
                 return digest
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
+        private_folder(self._temporary)
         self._prune()
         with whole_file(path, durable=True, beside=self._temporary) as file:
             file.write(data)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from roller.core.files import whole_file
+from roller.core.files import private_folder, whole_file
 from roller.errors import ArtifactError, RollerError, shown
 from roller.runtime.cache_database import Database
 from roller.runtime.cache_files import ObjectFiles
@@ -108,7 +108,7 @@ def set_limit(folder: Path, limit_bytes: float) -> None:
         Where the folder cannot be written.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         with whole_file(folder / _FILE) as file:
             file.write(("none" if math.isinf(limit_bytes) else str(int(limit_bytes))).encode())
     except OSError as err:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from roller.core.files import private_folder
+
 try:
     import fcntl
 except ImportError:  # a system without flock: every process builds for itself, nothing else changes
@@ -64,7 +66,7 @@ def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: boo
 
 
 def _acquire(path: Path, shared: bool, wait: bool) -> int:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

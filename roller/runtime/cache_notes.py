@@ -11,7 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import whole_file
+from roller.core.files import private_folder, whole_file
+from roller.core.kept_code import check_folder, own_folder
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
@@ -25,8 +26,9 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
         A digest.
     """
     try:
+        check_folder(folder)
         found = json.loads(_path(folder, name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -35,7 +37,8 @@ def write_note(folder: Path, name: str, note: dict[str, Any]) -> bool:
     """Keep a note; say whether it was."""
     path, text = _path(folder, name), json.dumps(note, separators=(",", ":"))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(folder)
+        private_folder(path.parent)
         with whole_file(path) as file:
             file.write(text.encode())
     except OSError:

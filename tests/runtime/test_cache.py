@@ -18,10 +18,10 @@ import pytest
 
 import roller
 from roller import pipeline
+from roller.core.cache_location import cache_folder
 from roller.errors import ArtifactError, BuildError, NoCandidateError, RollerWarning
 from roller.runtime import cache_key
 from roller.runtime.cache import CacheKey, KernelCache, Measurement
-from roller.runtime.cache_location import cache_folder
 from roller.runtime.cache_transfer import export_cache
 from tests.runtime.cache_entries import make_entry, make_key
 

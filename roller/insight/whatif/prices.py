@@ -119,7 +119,7 @@ class Prices:
 
     def _pricer(self, device: DeviceSpec) -> Pricer:
         if device.name not in self._pricers:
-            from roller.runtime.cache_location import cache_folder
+            from roller.core.cache_location import cache_folder
 
             spec = device.sustained
             self._pricers[device.name] = Pricer(spec, "library", Kernels(spec, "library", cache_folder() / "prices"))

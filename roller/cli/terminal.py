@@ -1,0 +1,66 @@
+"""Where all output of the command line goes: what a terminal would obey is shown, whoever printed it.
+
+Names of files, models, nodes, kernels and profiles come from strangers. Only what Rich writes to a terminal passes:
+colours, and on standard error what draws a bar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from roller.errors import printable
+
+#: Colours and styles.
+_STYLE = r"\x1b\[[0-9;:]*m"
+#: A cursor that is hidden, moved up or to the start of the line, and a line that is erased: a bar that is drawn again.
+_BAR = r"|\x1b\[\?25[lh]|\x1b\[[0-9]*[AK]|\r"
+
+
+class PrintableStream:
+    """A text stream that escapes control characters; everything else is that of the stream behind it.
+
+    Parameters
+    ----------
+    stream
+        The stream behind it.
+    bars
+        Whether bars are drawn there.
+    """
+
+    def __init__(self, stream: TextIO, bars: bool) -> None:
+        self._stream = stream
+        self._allowed = re.compile(f"({_STYLE}{_BAR if bars else ''})")
+
+    def write(self, text: str) -> int:
+        """Write a text as it may be shown; return how many characters of it were taken."""
+        if text.isascii() and text.isprintable():  # most of them
+            return self._stream.write(text)
+        parts = self._allowed.split(text) if self._stream.isatty() else [text]
+        self._stream.write("".join(p if n % 2 else printable(p) for n, p in enumerate(parts)))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def printable_streams() -> Iterator[None]:
+    """Let all that is printed within be shown, and nothing of it obeyed."""
+    out, err = sys.stdout, sys.stderr
+    if out is not None:
+        sys.stdout = cast("TextIO", PrintableStream(out, bars=False))
+    if err is not None:
+        sys.stderr = cast("TextIO", PrintableStream(err, bars=True))
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = out, err
