@@ -7,7 +7,7 @@ a change of this file.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from roller.core.imports import left_out
@@ -27,7 +27,7 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
 
 __all__ = [
     "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "default_pipeline", "dtype_of",
-    "llvm_features", "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
+    "llvm_features", "pure_operator", "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
@@ -65,3 +65,24 @@ def split_host_device(module: Any) -> Any:
 def llvm_features(target: Any) -> list[str]:
     """Return the names of all features LLVM knows of a target's processor."""
     return [str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)]
+
+
+def pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
+    """Register an operator without side effects, which loops may vectorise, and return it.
+
+    Parameters
+    ----------
+    name
+        Of the operator, as ``"roller.add"``.
+    lowerings
+        What ``LowerIntrin``, the last pass of every pipeline, makes of a call: by kind of target, ``"default"`` for
+        all others.
+    """
+    # Attributes are set once for all functions of a process: TVM has no operator that is local to a module.
+    pure = 1  # CallEffectKind::kPure
+    tvm.ir.op._ffi_api.RegisterOp(name, "arithmetic that is not simplified")
+    for attribute, value in (("TCallEffectKind", pure), ("TVectorizable", True), ("TScriptPrinterName", name)):
+        tvm.ir.op.register_op_attr(name, attribute, value)
+    for kind, lowering in lowerings.items():
+        tirx.op.register_intrin_lowering(name, target=kind, f=lowering)
+    return tvm.ir.Op.get(name)

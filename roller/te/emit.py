@@ -7,6 +7,8 @@ every scalar function.
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
@@ -196,12 +198,44 @@ def _float(x: Expr) -> Expr:
 
 def _select(condition: Expr, a: Expr, b: Expr) -> Expr:
     kind = dtype_of(condition)
-    condition = condition if kind == "bool" else condition != constant(0, kind)
-    if dtype_of(a) != dtype_of(b):
-        # An operation promotes its operands; a select has none, so borrow the rule of addition.
-        dtype = dtype_of(a + b)
-        a, b = a.astype(dtype), b.astype(dtype)
-    return choose(condition, a, b)
+    if "float" in kind:
+        condition = _truth(condition)
+    elif kind != "bool":
+        condition = condition != constant(0, kind)
+    return choose(condition, *_promoted(a, b))
+
+
+def _promoted(a: Expr, b: Expr) -> tuple[Expr, Expr]:
+    """Return both operands in the dtype that TVM's operators promote them to."""
+    kinds = dtype_of(a), dtype_of(b)
+    if kinds[0] == kinds[1]:
+        return a, b
+    dtype = dtype_of(tirx.Var("a", kinds[0]) + tirx.Var("b", kinds[1]))
+    return a.astype(dtype), b.astype(dtype)
+
+
+def _as_node(node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
+    """Return arithmetic that builds ``node`` of floating point, and ``plain`` of integers.
+
+    TVM's operators fold what is exact in real numbers alone: ``x + 0``, ``x * 0``, ``0 / x``.
+    """
+
+    def built(a: Expr, b: Expr) -> Expr:
+        a, b = _promoted(a, b) if "float" in dtype_of(a) + dtype_of(b) else (a, b)
+        return node(a, b) if "float" in dtype_of(a) else plain(a, b)
+
+    return built
+
+
+def _div(a: Expr, b: Expr) -> Expr:
+    """Return a quotient of floating point; by a literal zero a product with infinity, which is the same.
+
+    TVM refuses to print or simplify a division by a literal zero.
+    """
+    a, b = _promoted(_float(a), _float(b))
+    if isinstance(b, tirx.FloatImm) and b.value == 0:
+        return tirx.Mul(a, constant(math.copysign(math.inf, b.value), dtype_of(b)))
+    return tirx.Div(a, b)
 
 
 def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
@@ -256,7 +290,10 @@ def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Ca
 
 
 def _neg(a: Expr) -> Expr:
-    return constant(0, dtype_of(a)) - a if dtype_of(a).startswith("u") else -a
+    dtype = dtype_of(a)
+    if "float" in dtype:
+        return tirx.Mul(a, constant(-1, dtype))
+    return constant(0, dtype) - a if dtype.startswith("u") else -a
 
 
 def _abs(x: Expr) -> Expr:
@@ -303,16 +340,16 @@ _TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "
 
 #: Functions whose results may need more digits than their operands have.
 _ARITHMETIC: dict[str, Callable[..., Expr]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
+    "add": _as_node(tirx.Add, operator.add),
+    "sub": _as_node(tirx.Sub, operator.sub),
+    "mul": _as_node(tirx.Mul, operator.mul),
     "neg": _neg,
     "shl": lambda a, b: a << b,
 }
 
 _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     **{fn: _wrapping(plain) for fn, plain in _ARITHMETIC.items()},
-    "div": lambda a, b: tirx.div(_float(a), _float(b)),
+    "div": _div,
     "max": MAX,
     "min": MIN,
     "abs": _abs,
@@ -327,10 +364,11 @@ _FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "floor": _real(tirx.floor),
     "ceil": _real(tirx.ceil),
     "eq": of_truth(
-        lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b), lambda a, b: tirx.Not(a ^ b)
+        _as_node(tirx.EQ, lambda a, b: (a - b).equal(0) if dtype_of(a) != dtype_of(b) else a.equal(b)),
+        lambda a, b: tirx.Not(a ^ b),
     ),
-    "lt": of_truth(lambda a, b: a < b, lambda a, b: tirx.Not(a) & b),
-    "le": of_truth(lambda a, b: a <= b, lambda a, b: tirx.Not(a) | b),
+    "lt": of_truth(_as_node(tirx.LT, operator.lt), lambda a, b: tirx.Not(a) & b),
+    "le": of_truth(_as_node(tirx.LE, operator.le), lambda a, b: tirx.Not(a) | b),
     "select": _select,
     "isnan": tirx.isnan,
     "trunc": _real(tirx.trunc),

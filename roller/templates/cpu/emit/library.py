@@ -14,6 +14,7 @@ from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
 from roller.te.compat import llvm_features, tirx, tvm
 from roller.templates.cpu.emit.nest import Stmt
+from roller.templates.emit.opaque_floats import opaque
 
 ENTRY = "main"
 #: Function that packs constants into panels.
@@ -69,7 +70,7 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
         try:
             config = {"tirx.disable_assert": not checked}
             with tvm.transform.PassContext(config=config, disabled_pass=list(_NEEDLESS)):
-                runtime_module = tvm.tirx.build(module, target=target)
+                runtime_module = tvm.tirx.build(opaque(module), target=target)
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many types; one refused program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err

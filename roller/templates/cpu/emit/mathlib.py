@@ -122,11 +122,6 @@ def _reduced(x: Expr, whole: float, result: Callable[[Expr, Expr, Expr], Expr]) 
     return _bind(x, "exp_v", lambda v: _bind(v * _f(_LOG2E) + _f(whole), "exp_s", lambda s: reduced(v, s)))
 
 
-def _clip(v: Expr, low: float, high: float) -> Expr:
-    """Return ``v`` within bounds; NaN fails both comparisons and passes (``max`` would lose it)."""
-    return tirx.Select(v > _f(high), _f(high), tirx.Select(v < _f(low), _f(low), v))
-
-
 def _sigmoid(x: Expr) -> Expr:
     return _f(1.0) / (_f(1.0) + _exp(-x))
 
@@ -136,11 +131,8 @@ def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[
 
     def apply(x: Expr) -> Expr:
         def value(v: Expr) -> Expr:
-            inside = _bind(
-                _clip(v, -limit, limit),
-                "odd_x",
-                lambda b: _bind(b * b, "odd_s", lambda s: b * _polynomial(s, p) / _polynomial(s, q)),
-            )
+            # Beyond the limit it may overflow, and is not taken: the argument need not be clipped.
+            inside = _bind(v * v, "odd_s", lambda s: v * _polynomial(s, p) / _polynomial(s, q))
             return tirx.Select(v > _f(limit), _f(1.0), tirx.Select(v < _f(-limit), _f(-1.0), inside))
 
         return _bind(x, "odd_v", value)

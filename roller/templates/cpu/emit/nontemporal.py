@@ -16,6 +16,7 @@ import numpy as np
 from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
+from roller.templates.emit.opaque_floats import opaque, transparent
 
 #: LLVM's names of the element types that are stored this way.
 _LLVM = {
@@ -67,7 +68,7 @@ def stream_stores(module: Any, outputs: Collection[str]) -> Any:
     """
     tir = tirx.transform
     passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]
-    flat = tvm.transform.Sequential(passes)(module)
+    flat = transparent(tvm.transform.Sequential(passes)(opaque(module)))
     return tvm.IRModule({name: _streamed(f, outputs) for name, f in flat.functions_items()})
 
 

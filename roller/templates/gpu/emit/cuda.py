@@ -18,6 +18,7 @@ from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
 from roller.templates.emit.byte_floats import without_byte_floats
+from roller.templates.emit.opaque_floats import opaque
 from roller.templates.gpu.emit import byte_floats, device_functions
 from roller.templates.gpu.emit.bfloat16 import keep_nan
 from roller.templates.gpu.emit.context import Context
@@ -227,7 +228,7 @@ def _launches(code: Unlowered, arch: str) -> tuple[Launch, ...]:
     func = tirx.PrimFunc(list(code.params), code.body)
     func = func.with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    module = tvm.IRModule({entry: func})
+    module = opaque(tvm.IRModule({entry: func}))
     try:
         # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
         # what they need; compaction would cut off what is only reached through the address of its first element.
