@@ -5,7 +5,7 @@ whose places note the test that reaches them, and keeps the first places that a 
 ``tools/mutants.json``. ``reach`` adds what other tests reach (``-m slow``, files of tests). ``run`` plants one mutant
 after the other and runs the tests that reach it, all cases of each; where none of them fails, the mutant survived.
 ``run`` goes on where it stopped, and with ``--before RESULTS`` tries the test first that killed the mutant there. All
-take the mutants of the list as they are: a place that changed since is an error.
+take the mutants of the list as they are: those whose file has changed there since are named and left out.
 """
 
 from __future__ import annotations
@@ -280,7 +280,11 @@ def run(
             if known.get(mutant.name, {}).get("verdict", "not judged") != "not judged":
                 continue
             text = (ROOT / mutant.path).read_text(encoding="utf-8")
-            (tree / mutant.path).write_text(mutated(mutant, text), encoding="utf-8")
+            try:
+                (tree / mutant.path).write_text(mutated(mutant, text), encoding="utf-8")
+            except ValueError as changed:
+                print(f"{number}/{len(mutants)} {changed}", flush=True)
+                continue
             begun = time.monotonic()
             verdict, why = verdict_of(mutant, _killing_test((before or {}).get(mutant.name, {})), tree, options)
             if verdict != "killed":
