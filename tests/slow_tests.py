@@ -17,7 +17,7 @@ import pytest
 
 LIST = Path(__file__).with_name("slow_tests.txt")
 #: CPU seconds above which a case is on the list, and the cheapest case of a test.
-LIMIT_S, CHEAPEST_LIMIT_S = 0.1, 0.2
+LIMIT_S, CHEAPEST_LIMIT_S = 0.1, 0.3
 _PROPERTY = "processor_s"
 
 

@@ -35,6 +35,7 @@ def kinds(family, seeds, compute=evaluated):
     return bad, sum(kind == "equal" for kind, _ in found.values())
 
 
+@pytest.mark.always  # each family is the only quick test of its operators
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_compute_what_onnx_runtime_does(family):
     bad, equal = kinds(family, range(30))

@@ -91,6 +91,7 @@ def test_a_kernel_computes_what_the_code_of_its_size_does(rows):
             np.testing.assert_array_equal(got, meant)
 
 
+@pytest.mark.always  # the only quick test that emits code of a range for GPUs
 def test_a_size_outside_is_refused(rows):
     for wrong in ({"i": 0}, {"i": 301}, {"j": 4}, {"i": 2.5}):
         with pytest.raises(LaunchError, match=r"expected (an extent of 'i' from 1 to 300|one whole number for each)"):
