@@ -213,7 +213,7 @@ class _Member(tarfile.TarInfo):
     """A member whose size is asked before it is read: Python reads headers of long names whole, whatever they say."""
 
     @classmethod
-    def frombuf(cls, buf: bytes, encoding: str, errors: str) -> _Member:
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         """Return the member of a header."""
         found = super().frombuf(buf, encoding, errors)
         if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.size > _HEADER_LIMIT:
