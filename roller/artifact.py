@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.core.display import one_line
-from roller.core.files import whole_file
+from roller.core.files import read_file, whole_file
 from roller.core.validation import path as path_of
 from roller.errors import MALFORMED, ArtifactError, shown
 from roller.expr import TensorExpr
@@ -291,7 +291,7 @@ class KernelArtifact:
         """
         file, where = path_of(path, "path", error=ArtifactError), str(path)
         try:
-            data = file.read_bytes()
+            data = read_file(file)
             if data.startswith(_MAGIC):
                 return cls._with_values(memoryview(data), where)
             text = data.decode("utf-8")

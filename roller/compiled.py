@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from roller.artifact import Constant, KernelArtifact
 from roller.core.display import html_table, one_line, seconds_text
-from roller.errors import LaunchError
+from roller.errors import LaunchError, RollerError
 from roller.targets import target_of_language
 from roller.tile import RProgram
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # the model and the constructor are loaded by whoever looks a
     from roller.search.constructor import Candidate
     from roller.search.explicit_tiles import Tile
     from roller.templates.common.options import ConstructOptions
+
+Kernel = TypeVar("Kernel", bound="CompiledKernel")
 
 
 class CompiledKernel:
@@ -59,6 +61,31 @@ class CompiledKernel:
         self.cached_at = cached_at
         self._launcher: Any = None
         self._lock = threading.Lock()
+
+    def __copy__(self: Kernel) -> Kernel:
+        """Return the kernel itself: nobody changes it, and several threads may call it."""
+        return self
+
+    def __deepcopy__(self: Kernel, memo: Any) -> Kernel:
+        """Return the kernel itself, as :meth:`__copy__` does."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickle the artifact, and the candidates that are there; what runs it is made anew where it is called.
+
+        Raises
+        ------
+        RollerError
+            The kernel is bound to a device (``"cuda:1"``), or takes a range of sizes.
+        """
+        if self._make is not None or type(self) is not CompiledKernel:
+            bound = "a range of sizes" if self._make is None else "a device of this process"
+            raise RollerError(
+                f"{self.artifact.expression.name}: expected a kernel of one size and no device to pickle, got one that "
+                f"is bound to {bound}. Compile it where it is needed: the cache has its code."
+            )
+        there = self._candidates if isinstance(self._candidates, tuple) else ()
+        return CompiledKernel, (self.artifact, there, self._reachable, None, self.cached_at)
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

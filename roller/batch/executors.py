@@ -8,7 +8,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from roller.batch.tasks import Judge, Task, load_what_tasks_use, perform
 from roller.core.processor import usable_processors
 from roller.core.validation import whole_number
-from roller.errors import RollerError, shown
+from roller.errors import RollerError, RollerWarning, counted, shown
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.records import Record
 from roller.targets import target_of_language
@@ -25,6 +28,8 @@ from roller.targets import target_of_language
 _BUILD_S, _JUDGE_S = 120.0, 300.0
 #: Seconds a scheduler may take to answer.
 _CONNECT_S = 10.0
+#: Seconds without a worker after which none is waited for (a supervisor starts another one sooner), and between looks.
+_ALONE_S, _LOOK_S = 60.0, 2.0
 
 Results = dict[str, BuildResult[Any]]
 OnResult = Callable[[str], None]
@@ -177,6 +182,9 @@ class Hired:
         Kernels ``bench`` judges at a time.
     owned
         What is closed at the end, last one first.
+    staffed
+        Whether there is still somebody who builds, or who judges where asked for those; ``None`` where the executor
+        itself says so.
     """
 
     executor: concurrent.futures.Executor
@@ -184,7 +192,9 @@ class Hired:
     bench: concurrent.futures.Executor | None = None
     benches: int = 0
     owned: tuple[AbstractContextManager[Any], ...] = field(default=())
+    staffed: Callable[[bool], bool] | None = None
     _here: Forks = field(default_factory=lambda: Forks(1))
+    _alone: threading.Lock = field(default_factory=threading.Lock)
 
     def prepare(self, language: str) -> None:
         """Nothing: every worker imports what it needs with its first task."""
@@ -195,7 +205,7 @@ class Hired:
         futures = {_submit(self.executor, task): name for name, task in tasks.items()}
         results: Results = {}
         try:
-            for future in concurrent.futures.as_completed(futures):
+            for future in self._done(futures, judging=False):
                 name = futures[future]
                 results[name] = _outcome(name, future)
                 if on_result is not None:
@@ -203,24 +213,64 @@ class Hired:
         finally:
             for future in futures:
                 future.cancel()
+        rest = {name: task for name, task in tasks.items() if name not in results}
+        if rest:
+            _tell_gone(counted(len(rest), "task"))
+            results |= self._here.map(rest, on_result, patient=True)
         return {name: results[name] for name in tasks}
 
     def judge(self, task: Judge) -> dict[str, Record]:
-        """Judge where the benches are, or here."""
-        if self.bench is None:
+        """Judge where the benches are, or here; here as well where those that were there are gone."""
+        bench = self.bench
+        if bench is None:
             return self._here.judge(task)
 
         def once(one: Judge) -> BuildResult[Any]:
-            assert self.bench is not None
-            return _outcome("all", _submit(self.bench, one))
+            future = _submit(bench, one)
+            for done in self._done([future], judging=True):
+                return _outcome("all", done)
+            future.cancel()
+            raise _GoneError
 
-        return survivors(task, once(task), once)
+        try:
+            return survivors(task, once(task), once)
+        except _GoneError:
+            _tell_gone("kernels to judge")
+            self.bench = None
+            with self._alone:  # whoever times must do so alone
+                return self._here.judge(task)
+
+    def _done(
+        self, futures: Iterable[concurrent.futures.Future[Any]], judging: bool
+    ) -> Iterator[concurrent.futures.Future[Any]]:
+        """Yield futures as they are done; an end before that where nobody is left who would do them.
+
+        A scheduler keeps the tasks of a worker that died for the next one; without a supervisor none comes.
+        """
+        left, since = set(futures), time.monotonic()
+        while left:
+            timeout_s = None if self.staffed is None else _LOOK_S
+            done, left = concurrent.futures.wait(left, timeout_s, concurrent.futures.FIRST_COMPLETED)
+            yield from done
+            if done or self.staffed is None or self.staffed(judging):
+                since = time.monotonic()
+            elif time.monotonic() - since >= _ALONE_S:
+                return
 
     def close(self) -> None:
         """Close what was opened for this batch."""
         self._here.close()
         for resource in reversed(self.owned):
             resource.__exit__(None, None, None)
+
+
+class _GoneError(Exception):
+    """Nobody is left who would do a task."""
+
+
+def _tell_gone(what: str) -> None:
+    text = f"scheduler: its workers died and none came in their place; {what} that were left are done on this machine."
+    warnings.warn(text, RollerWarning, stacklevel=3)
 
 
 def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.futures.Future[Any]:
@@ -315,7 +365,16 @@ def _dask(scheduler: Any, resource: str) -> Hired:
         raise RollerError(f"scheduler: expected workers at '{scheduler}', found none. Start one: dask worker ADDRESS.")
     benches = int(sum(resources.get(resource, 0) for _, resources in found))
     bench = client.get_executor(pure=False, resources={resource: 1}) if benches else None
-    return Hired(client.get_executor(pure=False), sum(threads for threads, _ in found), bench, benches, owned)
+
+    def staffed(judging: bool) -> bool:
+        try:
+            there = client.run_on_scheduler(_workers)
+        except Exception:  # noqa: BLE001 - whatever it says: a scheduler that does not answer has nobody
+            return False
+        return any(not judging or resources.get(resource, 0) for _, resources in there)
+
+    threads = sum(threads for threads, _ in found)
+    return Hired(client.get_executor(pure=False), threads, bench, benches, owned, staffed)
 
 
 def _workers(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:

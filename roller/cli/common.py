@@ -16,7 +16,7 @@ from roller.cli.first_use import tell_unprobed
 from roller.cli.screen import console as console
 from roller.cli.usage import UsageError as UsageError
 from roller.core.display import seconds_text
-from roller.core.files import try_folder
+from roller.core.files import read_text, try_folder
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
@@ -186,7 +186,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
     import yaml
 
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as err:
         raise ExprError(f"{path}: cannot read the operators ({err}). Check the path.") from err
     rows = data.get("operators") if isinstance(data, dict) else None

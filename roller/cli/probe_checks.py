@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roller.cli.common import UsageError, check_writable
+from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
 from roller.runtime.devices import is_reachable, parse
@@ -111,7 +112,7 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
         return
     remedy = "Choose another name, or delete the file."
     try:
-        found = parse_spec(path.read_text(encoding="utf-8"), str(path))
+        found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError) as err:
         raise ArtifactError(f"--out: {path}: expected a specification, got another file. {remedy}") from err
     if found.name not in (path.stem, f"{path.stem}-probed"):
@@ -131,7 +132,7 @@ def check_quick(path: Path) -> None:
         Where the file holds a profile that was measured with care; one that cannot be read does not count.
     """
     try:
-        found = parse_spec(path.read_text(encoding="utf-8"), str(path))
+        found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):
         return
     if not is_quick(found):

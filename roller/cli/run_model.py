@@ -64,7 +64,7 @@ def run_model_command(
     start = time.perf_counter()
     session = roller.load_model(folder, device=device, threads=threads)
     loaded_s = time.perf_counter() - start
-    feeds = _typed(_read(inputs), session) if inputs is not None else _random(session)
+    feeds = _typed(_read(inputs, session), session) if inputs is not None else _random(session)
     results = session.run(feeds)
     if outputs is not None:
         _write(outputs, results)
@@ -117,7 +117,7 @@ def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
     return random_feeds([program.values[n] for n in program.inputs])
 
 
-def _read(path: Path) -> dict[str, np.ndarray]:
+def _read(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
     """Return the arrays of a file.
 
     Raises
@@ -125,15 +125,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     ArtifactError
         Where it cannot be read or is no ``.npz`` of plain arrays.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            if isinstance(file, np.ndarray):
-                raise ValueError("it holds one array without a name")
-            return {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as err:
-        raise ArtifactError(
-            f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez."
-        ) from err
+    from roller.cli.arrays import read_arrays
+
+    return read_arrays(path, [d.name for d in session.inputs])
 
 
 def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, np.ndarray]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,34 @@ def try_folder(folder: Path) -> None:
         Where nothing can be made there.
     """
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
+
+
+def open_file(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file to read; a pipe or a device, which may never end or never begin, is none.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be read, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        code = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
+        raise OSError(code, "it is a folder" if stat.S_ISDIR(kind) else "it is a pipe or a device", os.fspath(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Return the content of a file; see :func:`open_file`."""
+    with open_file(path) as file:
+        return file.read()
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return the text of a file; see :func:`open_file`. ``UnicodeDecodeError`` where it is none."""
+    return read_file(path).decode("utf-8").replace("\r\n", "\n")
 
 
 def private_folder(folder: Path) -> None:

@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> None:
     OSError
         Where it cannot be looked at.
     """
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         why = strangers(os.stat(folder))
         if why is not None:
             raise UntrustedError(folder, why)

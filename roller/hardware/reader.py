@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from roller.core.files import read_text
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import check_keys, fail, join_path, read_sourced
 from roller.hardware.consistency import check_consistency, check_file
@@ -108,7 +109,7 @@ def _load_cached(path: Path, stamp: int) -> DeviceSpec:
     del stamp  # part of the key only: an edited file is another entry
     where = f"{path.parent.name}/{path.name}" if path.parent.name == "hardware_specs" else str(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as err:
         raise SpecError(f"{where}: cannot read the specification ({err}). Check the path.") from err
     return parse_spec(text, where)

@@ -11,6 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from roller.core.files import read_text
 from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
@@ -70,7 +71,7 @@ def read_prices(path: str | Path) -> Prices:
         )
 
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
     if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:

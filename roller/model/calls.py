@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from roller.core.held_here import HeldHere
 from roller.errors import LaunchError
 from roller.graph.plan import Plan
 from roller.model.feeds import Described, Feeds, described
@@ -14,8 +15,8 @@ if TYPE_CHECKING:
     from roller.model.profile import Profile
 
 
-class ModelCalls(ABC):
-    """A model that is ready to run.
+class ModelCalls(HeldHere, ABC):
+    """A model that is ready to run; several threads may call it, and it is not copied.
 
     Attributes
     ----------
@@ -24,6 +25,7 @@ class ModelCalls(ABC):
     """
 
     plan: Plan
+    other_way: ClassVar[str] = "Save it with save(folder) and load it with roller.load_model; threads may share it."
     #: Whether a caller sleeps until another device is done.
     waits_for_device: ClassVar[bool] = False
 

@@ -205,8 +205,9 @@ class ModelBundle(Container):
 
     def _plan(self, file: str) -> Plan:
         data = self.json(file)
-        rows = {str(name): row for name, row in self.manifest["constants"]}
-        constants = {name: self._arrays.get(rows[name]) for name in data.get("constants", ()) if name in rows}
+        with self.fields():
+            rows = {str(name): row for name, row in self.manifest["constants"]}
+            constants = {name: self._arrays.get(rows[name]) for name in data.get("constants", ()) if name in rows}
         return plan_from_dict(data, constants, str(self.folder / file))
 
     def artifacts(self) -> dict[str, KernelArtifact]:

@@ -8,11 +8,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from roller.core.display import one_line
+from roller.core.held_here import HeldHere
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted, shown
 from roller.graph.steps import Run, Step, Together
@@ -38,7 +39,7 @@ def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]
     return lambda kernel: layouts.index(kernel.layout)
 
 
-class RangeSession:
+class RangeSession(HeldHere):
     """A whole model on this machine's processor, for all sizes of a range.
 
     Calls are as those of a :class:`~roller.model.session.Session`; the shapes of the arrays say the sizes. New sizes
@@ -59,6 +60,8 @@ class RangeSession:
     LaunchError
         Where a kernel cannot be loaded here.
     """
+
+    other_way: ClassVar[str] = "Compile the model where it is needed: the cache has its kernels. Threads may share it."
 
     def __init__(self, plan: RangePlan, *, cores: int, doubt: str = "") -> None:
         self.plan, self.cores, self.doubt = plan, cores, doubt

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from roller.artifact import KernelArtifact
 from roller.batch.horizontal import Planned
@@ -16,6 +16,7 @@ from roller.batch.jobs import Target
 from roller.batch.outcome import Batch
 from roller.choosing.proving import proved_of
 from roller.core.display import cut, html_table, one_line, seconds_text
+from roller.core.held_here import HeldHere
 from roller.core.validation import number
 from roller.core.validation import path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
@@ -35,7 +36,7 @@ MOST_LABEL = 70
 
 
 @dataclass(frozen=True)
-class CompiledModel:
+class CompiledModel(HeldHere):
     """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
 
     Parameters
@@ -62,6 +63,8 @@ class CompiledModel:
     again
         Compiles the same with so many seconds for proofs; ``None`` where kernels are checked on their device.
     """
+
+    other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
 
     plan: Plan
     artifacts: Mapping[str, KernelArtifact]

@@ -13,6 +13,7 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 
+from roller.core.files import read_file
 from roller.errors import ModelError
 from roller.onnx.external import ExternalData
 from roller.onnx.functions import check_expansion
@@ -93,7 +94,7 @@ def _contents(path: Path) -> tuple[bytes, Weights]:
             raise ModelError(
                 f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
             )
-        return without_weights(path) or (path.read_bytes(), Weights())
+        return without_weights(path) or (read_file(path), Weights())
     except ModelError:
         raise
     except (OSError, ValueError) as error:

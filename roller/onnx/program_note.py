@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from roller.core.display import structure
-from roller.core.files import whole_file
+from roller.core.files import read_file, whole_file
 from roller.core.kept_code import check_folder, own_folder
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict, expr_to_dict
@@ -106,7 +106,7 @@ class ProgramNote:
         try:
             check_folder(path.parent.parent)
             check_folder(path)
-            return _program_of(path.read_bytes(), self._beside)
+            return _program_of(read_file(path), self._beside)
         except _DAMAGES:
             return None
 
@@ -173,7 +173,7 @@ def _contents(model: Any) -> tuple[bytes, str] | None:
         if path.suffix == ".pb" or not path.is_file():
             return None
         if path.stat().st_size <= MOST_BYTES:
-            return path.read_bytes(), ""
+            return read_file(path), ""
         slim = without_weights(path)
     except (OSError, ValueError):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
+from roller.core.files import read_file
 from roller.errors import ModelError
 
 
@@ -29,7 +30,7 @@ def from_tensorflow(path: Path) -> onnx.ModelProto:
             "the graph where they are: python -m tf2onnx.convert --graphdef ... --output model.onnx."
         ) from None
     try:
-        definition = tf.compat.v1.GraphDef.FromString(path.read_bytes())
+        definition = tf.compat.v1.GraphDef.FromString(read_file(path))
     except (OSError, ValueError, DecodeError) as error:
         raise ModelError(
             f"{path.name}: expected a frozen TensorFlow graph, and it cannot be read as one ({error}). Where it is a "

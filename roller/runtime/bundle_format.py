@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
-from roller.errors import ArtifactError
+from roller.errors import MALFORMED, ArtifactError, shown
 from roller.runtime.container import BUNDLE, Container, filled
 
 _MAGIC = b"RLB1"
@@ -124,10 +124,12 @@ def unpack(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
             row["program"]["expr"] = shared[row["program"]["expr"]]
             for launch in row["launches"]:
                 launch["source"] = shared[launch["source"]]
+            if not isinstance(name, str):
+                raise TypeError(f"candidate {shown(name)}")
             artifact = KernelArtifact.from_dict(row, f"{where}: {name}")
             out.append((name, artifact if blob is None else artifact.with_binary(blobs[blob])))
         return out
-    except (lzma.LZMAError, struct.error, KeyError, IndexError, TypeError, ValueError) as err:
+    except (lzma.LZMAError, struct.error, ValueError, MemoryError, *MALFORMED) as err:
         raise ArtifactError(f"{where}: the operator's file is damaged ({err}). Copy the bundle again.") from err
 
 
@@ -167,8 +169,17 @@ def _entry(row: Mapping[str, Any]) -> OperatorEntry:
     """Rebuild an entry from JSON, whose lists become tuples."""
     lists: dict[str, Any] = {name: tuple(row[name]) for name in ("candidates", "predicted_s")}
     lists["proved"] = tuple(row.get("proved", ()))  # bundles of before it was known have none
-    lists["failed"] = tuple((name, reason) for name, reason in row["failed"])
-    return OperatorEntry(**{**row, **lists})
+    lists["failed"] = tuple((str(name), str(reason)) for name, reason in row["failed"])
+    made = OperatorEntry(**{**row, **lists})
+    numbers, texts = (made.binaries, made.size_bytes), (made.id, made.expression, made.file, made.sha256)
+    times = (*made.predicted_s, *(() if made.flops is None else (made.flops,)))
+    for wanted, values in ((str, (*texts, *made.candidates, *made.proved)), (int, numbers), ((int, float), times)):
+        for value in values:
+            if not isinstance(value, wanted) or isinstance(value, bool):
+                raise TypeError(f"operator {shown(made.id)}: {shown(value)}")
+    if len(set(made.candidates)) != len(made.candidates) or len(made.candidates) != len(made.predicted_s):
+        raise ValueError(f"operator {shown(made.id)}: candidates twice, or without a prediction")
+    return made
 
 
 class Bundle(Container):
@@ -191,6 +202,10 @@ class Bundle(Container):
             self.operators = tuple(_entry(row) for row in self.manifest["operators"])
             self.device: str = self.manifest["device"]
             self.arch: str = self.manifest["spec"]["target"]["arch"]
+            if not isinstance(self.device, str) or not isinstance(self.arch, str):
+                raise TypeError(f"device {shown(self.device)}, {shown(self.arch)}")
+            if len({e.id for e in self.operators}) != len(self.operators):
+                raise ValueError("two operators of one id")
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
         """Return the candidates of an operator, best estimate first.
@@ -200,4 +215,9 @@ class Bundle(Container):
         ArtifactError
             Where its file is missing, altered or damaged.
         """
-        return unpack(self.read(entry.file), str(self.folder / entry.file))
+        found = unpack(self.read(entry.file), str(self.folder / entry.file))
+        names = tuple(name for name, _ in found)
+        if names != entry.candidates:
+            raise ArtifactError(f"{self.folder / entry.file}: expected the candidates {shown(entry.candidates)} of the "
+                                f"manifest, got {shown(names)}. {self.kind.remedy}")  # fmt: skip
+        return found

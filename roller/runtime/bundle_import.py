@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
-from roller.errors import ArtifactError
+from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.bundle_run import RESULTS
 from roller.runtime.cache import CacheEntry, CacheKey, KernelCache, Measurement
 from roller.runtime.cache_entry import candidates_of
@@ -37,9 +37,19 @@ def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, An
         Where the file is refused: missing, altered, or of a null device, whose times are no measurements.
     """
     results = RESULTS.read(path)
+    try:
+        return _kept(results, path, cache or KernelCache())
+    except ArtifactError:
+        raise
+    except (ValueError, *MALFORMED) as err:
+        raise ArtifactError(
+            f"{path}: expected results of a bundle, got others ({err!r}). Run the bundle again."
+        ) from err
+
+
+def _kept(results: dict[str, Any], path: Path, into: KernelCache) -> dict[str, Any]:
     if pretends(results["kind"]):
         raise ArtifactError(f"{path}: was run on a null device; its times are not measured. Nothing was imported.")
-    into = cache or KernelCache()
     spec, identity = results["spec"], results["identity"]
     kernels, times = 0, 0
     for operator in results["operators"]:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from roller.core.files import private_folder, whole_file
+from roller.core.files import private_folder, read_file, whole_file
 
 #: A temporary file older than this was left by a process that was killed (seconds).
 _STALE_S = 3600.0
@@ -49,7 +49,7 @@ class ObjectFiles:
             Where the file is missing or cannot be read.
         """
         path = self.path(digest)
-        data = path.read_bytes()
+        data = read_file(path)
         if digest_of(data) != digest:
             raise ValueError(f"checksum of {path.name[:12]} does not match ({len(data)} bytes)")
         with contextlib.suppress(OSError):  # where nobody may write, nobody removes anything either

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import private_folder, whole_file
+from roller.core.files import private_folder, read_file, whole_file
 from roller.core.kept_code import check_folder, own_folder
 
 
@@ -27,7 +27,7 @@ def read_note(folder: Path, name: str) -> dict[str, Any]:
     """
     try:
         check_folder(folder)
-        found = json.loads(_path(folder, name).read_text(encoding="utf-8"))
+        found = json.loads(read_file(_path(folder, name)))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

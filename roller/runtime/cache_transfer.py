@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
+import math
 import re
 import sqlite3
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_type_hints
 
-from roller.core.files import whole_file
-from roller.errors import ArtifactError
+from roller.core.files import open_file, whole_file
+from roller.errors import MALFORMED, ArtifactError, shown
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of
@@ -30,7 +32,12 @@ FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
 _MEMBER = re.compile(r"artifacts/([0-9a-f]{64})\.json")
 #: A manifest holds some kilobytes per kernel; more than this is no manifest (bytes).
-_MANIFEST_LIMIT = 1 << 30
+_MANIFEST_LIMIT = 1 << 28
+#: Nor is this a name (bytes).
+_HEADER_LIMIT = 1 << 16
+#: What the index takes, by the types of the fields of rows and measurements.
+_TYPES: dict[Any, Any] = {str: str, int: int, float: (int, float)}
+Made = TypeVar("Made")
 
 
 def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
@@ -95,11 +102,14 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     try:
         rows, measurements = _verified(path)
         with cache.writing():
-            for name, data in _artifacts(path):
+            for name, data in _artifacts(path, rows):
                 if cache.files.write(data) != name:
                     raise _wrong(where, f"{name} changed while it was read")
             written = cache.put(rows, measurements)
-    except (OSError, EOFError, tarfile.TarError, zlib.error, sqlite3.Error) as err:
+    except ArtifactError:
+        raise
+    except (OSError, ValueError, EOFError, MemoryError, tarfile.TarError, zlib.error, lzma.LZMAError, sqlite3.Error,
+            *MALFORMED) as err:  # fmt: skip
         why = (str(err).splitlines() or [type(err).__name__])[0]  # tarfile says what each compression thought of it
         raise ArtifactError(f"{where}: cannot import ({why}). Check the file and that the cache is writable.") from err
     return {"entries": len(rows), "written": written, "measurements": len(measurements)}
@@ -110,7 +120,7 @@ def _verified(path: Path) -> tuple[list[Row], list[Measurement]]:
     where = str(path)
     rows, measurements = _manifest(path)
     missing = {r.artifact: r for r in rows}
-    for name, data in _artifacts(path):
+    for name, data in _artifacts(path, rows):
         row = missing.pop(name, None)
         if row is None:
             raise _wrong(where, f"artifact {name[:12]} is not in the manifest, or twice in the file")
@@ -132,42 +142,83 @@ def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
             raise _wrong(where, f"expected {_MANIFEST} first, got '{name}'")
         try:
             data = json.loads(_content(tar, member))
-            if data["format_version"] > FORMAT_VERSION:
-                raise ArtifactError(f"{where}: expected format {FORMAT_VERSION} or older, got "
-                                    f"{data['format_version']}. Upgrade roller to import it.")  # fmt: skip
+            version = data["format_version"]
+            if type(version) is not int or version < 1:
+                raise _wrong(where, f"its format is {shown(version)}")
+            if version > FORMAT_VERSION:
+                raise ArtifactError(
+                    f"{where}: expected format {FORMAT_VERSION} or older, got {shown(version)}. Upgrade roller to "
+                    "import it."
+                )
             if data.pop("checksum") != _sum(data):
                 raise _wrong(where, "checksum of the manifest does not match")
             names = {f.name for f in fields(Row)}
-            rows = [Row(**{k: v for k, v in r.items() if k in names}) for r in data["entries"]]
+            rows = [_typed(Row, {k: v for k, v in r.items() if k in names}) for r in data["entries"]]
             measurements = [
-                Measurement(**{**m, "detail": tuple((k, v) for k, v in m["detail"])}) for m in data["measurements"]
+                _typed(Measurement, {**m, "detail": tuple((str(k), v) for k, v in m["detail"])})
+                for m in data["measurements"]
             ]
             for row in rows:
                 if row.sum() != row.checksum or CacheKey(row.parts).digest != row.key:
                     raise _wrong(where, f"checksum of entry {row.key[:12]} does not match")
                 candidates_of(row.candidates, where)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as err:
-            raise _wrong(where, f"the manifest is malformed ({err!r})") from err
+        except ArtifactError:
+            raise
+        except (ValueError, *MALFORMED) as err:
+            raise _wrong(where, f"the manifest is malformed ({_first_line(err)})") from err
         return [replace(r, measured=int(bool(r.measured))) for r in rows], measurements
     raise _wrong(where, "it is empty")
 
 
-def _artifacts(path: Path) -> Iterator[tuple[str, bytes]]:
+def _typed(kind: type[Made], row: Mapping[str, Any]) -> Made:
+    """Return a row of the manifest, its fields of the types that the index takes; ``TypeError`` where one is not."""
+    hints = get_type_hints(kind)
+    for name, value in row.items():
+        wanted = _TYPES.get(hints.get(name))
+        if wanted is not None and not isinstance(value, wanted):
+            raise TypeError(f"{name}: {shown(value)}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name}: {value}")
+    return kind(**row)
+
+
+def _first_line(err: BaseException) -> str:
+    return (repr(err).splitlines() or [""])[0]
+
+
+def _artifacts(path: Path, rows: Sequence[Row]) -> Iterator[tuple[str, bytes]]:
     """Yield ``(digest, bytes)`` of every artifact; anything else beside the manifest is refused."""
+    sizes = {r.artifact: r.artifact_bytes for r in rows}
     for name, member, tar in _members(path):
         match = _MEMBER.fullmatch(name)
         if match:
+            if member.size != sizes.get(match[1], member.size):
+                raise _wrong(str(path), f"artifact {match[1][:12]} is not as large as the manifest says")
+            if match[1] not in sizes:
+                raise _wrong(str(path), f"artifact {match[1][:12]} is not in the manifest")
             yield match[1], _content(tar, member)
         elif name != _MANIFEST or member.offset:
             raise _wrong(str(path), f"member '{name}' is neither the manifest nor artifacts/CHECKSUM.json")
 
 
 def _members(path: Path) -> Iterator[tuple[str, tarfile.TarInfo, tarfile.TarFile]]:
-    with tarfile.open(path, "r:*") as tar:
+    with open_file(path) as file, tarfile.open(fileobj=file, mode="r:*", tarinfo=_Member) as tar:
         for member in tar:
             if not member.isreg():
                 raise _wrong(str(path), f"member '{member.name}' is no regular file")
             yield member.name, member, tar
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose size is asked before it is read: Python reads headers of long names whole, whatever they say."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        """Return the member of a header."""
+        found = super().frombuf(buf, encoding, errors)
+        if found.type not in (tarfile.REGTYPE, tarfile.AREGTYPE) and found.size > _HEADER_LIMIT:
+            raise ValueError(f"a header of {found.size} bytes")
+        return found
 
 
 def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
-from roller.core.files import try_folder, whole_file
+from roller.core.files import read_file, read_text, try_folder, whole_file
 from roller.core.validation import path as path_of
-from roller.errors import ArtifactError, ModelError
+from roller.errors import MALFORMED, ArtifactError, ModelError
 
 MANIFEST = "manifest.json"
 #: Longest name of a file, and the longest addition to the names of what is written beside a folder.
@@ -73,7 +73,7 @@ class Kind:
             Where it is missing, of another kind, of another version, or altered.
         """
         try:
-            data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            data: dict[str, Any] = json.loads(read_text(path))
         except OSError as err:
             raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {self.make}") from err
         except (ValueError, RecursionError) as err:
@@ -118,7 +118,7 @@ class Kind:
         """Whether a folder says that it is of this kind; nothing of it is verified."""
         folder = path_of(folder, "folder", error=ArtifactError, what=f"the folder of {self.what}")
         try:
-            data = json.loads((folder / self.manifest).read_text(encoding="utf-8"))
+            data = json.loads(read_text(folder / self.manifest))
         except (OSError, ValueError, RecursionError):
             return False
         return isinstance(data, dict) and data.get("format") == self.format
@@ -199,7 +199,7 @@ class Container:
             yield
         except ArtifactError:
             raise
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as err:
+        except (LookupError, ValueError, MemoryError, *MALFORMED) as err:
             what = str(err) if isinstance(err, ModelError) else f"a field is missing or malformed: {err!r}"
             place = self.folder / self.kind.manifest
             raise ArtifactError(f"{place}: the manifest is damaged ({what}). {self.kind.remedy}") from err
@@ -233,7 +233,7 @@ class Container:
         """
         path = self.path(name)
         try:
-            data = path.read_bytes()
+            data = read_file(path)
         except OSError as err:
             raise ArtifactError(f"{path}: cannot read it ({err.strerror}). {self.kind.remedy}") from err
         if digest(data) != self.files[name]:

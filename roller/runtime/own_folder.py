@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from roller.core.files import try_folder
+from roller.core.files import read_text, try_folder
 from roller.errors import ArtifactError
 from roller.runtime.cache_lock import file_lock
 from roller.runtime.container import MODEL_BUNDLE, SAVED, check_name, check_target
@@ -204,7 +204,7 @@ def foreign_files(folder: Path) -> list[str] | None:
         if not path.is_file() or path.is_symlink():
             continue
         try:
-            body = json.loads(path.read_text(encoding="utf-8"))
+            body = json.loads(read_text(path))
             if body["format"] != kind.format:
                 return None
             known = {kind.manifest, *kind.files(body)}

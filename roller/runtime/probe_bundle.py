@@ -58,7 +58,9 @@ class ProbeBundle(Container):
         ArtifactError
             Where its file is missing or altered.
         """
-        return ProbePlan.from_dict(self.json(f"plans/{name}.json"))
+        data = self.json(f"plans/{name}.json")
+        with self.fields():
+            return ProbePlan.from_dict(data)
 
     def image(self, plan: ProbePlan, *, build: bool = True) -> bytes | str:
         """Return a plan's kernels, built here where the bundle has only their source; or why there are none."""

@@ -5,16 +5,28 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from roller.errors import ArtifactError
+from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.container import Kind
 from roller.runtime.journal import JournalFile
+
+
+@contextmanager
+def _rows_of(path: Path) -> Iterator[Path]:
+    """Refuse as damaged what the rows of a file make fail."""
+    try:
+        yield path
+    except ArtifactError:
+        raise
+    except (ValueError, *MALFORMED) as err:
+        raise ArtifactError(f"{path}: expected the rows of a run, got others ({err!r}). Remove it.") from err
 
 
 class ResumedRun:
@@ -49,9 +61,11 @@ class ResumedRun:
             earlier = kind.read(out)
             if any(earlier.get(k) != v for k, v in header.items()):
                 raise ArtifactError(f"{out}: holds the results of another run. Remove it, or choose another --json.")
-            for row in rows(earlier):
-                take(row)
-        self._journal = JournalFile(out.with_name(out.name + ".journal"), header, take)
+            with _rows_of(out):
+                for row in rows(earlier):
+                    take(row)
+        with _rows_of(out.with_name(out.name + ".journal")) as journal:
+            self._journal = JournalFile(journal, header, take)
 
     def keep(self, row: Mapping[str, Any]) -> None:
         """Keep one row; it is on disk when this returns."""

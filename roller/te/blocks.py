@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from roller.errors import ExprError
+from roller.errors import ExprError, bounded
 from roller.expr import COMBINERS, Tensor
 from roller.te.combiners import TVM_COMBINERS
 from roller.te.compat import Call as TvmCall
-from roller.te.compat import SBlockRealize, TensorLoad, dtype_of, tirx
+from roller.te.compat import SBlockRealize, TensorLoad, dtype_of, is_buffer_var, tirx
 
 _UNSCHEDULED = "Pass the function te.create_prim_func returns, before any scheduling"
 
@@ -27,7 +27,16 @@ class Block:
 
 
 def tensor_of(buffer: Any, name: str) -> Tensor:
-    """Return the tensor a buffer declares; symbolic shapes are refused by name."""
+    """Return the tensor a buffer declares; symbolic shapes, and memory that is not contiguous, are refused by name."""
+    if not is_buffer_var(buffer):
+        raise ExprError(f"parameter '{name}': expected a buffer, got a scalar. Give it a value before compiling.")
+    start = buffer.elem_offset
+    if len(buffer.strides) or (isinstance(start, tirx.IntImm) and int(start.value)):
+        raise ExprError(f"tensor '{name}': expected a buffer that is contiguous from its start, got strides or an "
+                        "offset. Declare it without; strided arrays are copied when the kernel is called.")  # fmt: skip
+    if buffer.scope() not in ("", "global"):
+        raise ExprError(f"tensor '{name}': expected a buffer in global memory, got one in '{buffer.scope()}'. "
+                        f"{_UNSCHEDULED}.")  # fmt: skip
     return Tensor(name, tuple(constant_extent(s, f"tensor '{name}'") for s in buffer.shape), str(buffer.dtype))
 
 
@@ -50,7 +59,10 @@ def read_blocks(func: Any) -> list[Block]:
     """
     body = func.body
     if isinstance(body, SBlockRealize) and body.block.name_hint == "root":
-        body = body.block.body
+        root = body.block
+        if len(root.iter_vars) or len(root.match_buffers) or root.init is not None or not _is_true(body.predicate):
+            raise ExprError(f"PrimFunc: its root block has axes, views, a start or a condition. {_UNSCHEDULED}.")
+        body = root.body
     statements = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     blocks = [_block(s) for s in statements]
     written: set[Any] = set()
@@ -61,10 +73,38 @@ def read_blocks(func: Any) -> list[Block]:
     return blocks
 
 
+def check_reduction(body: Any, where: str) -> None:
+    """Refuse what ``te.create_prim_func`` leaves out of a reduction without a word: its condition and its start.
+
+    Parameters
+    ----------
+    body
+        One result of a ``te.ComputeOp``.
+    where
+        Of which tensor, for the error.
+    """
+    if not isinstance(body, tirx.Reduce):
+        return
+    if not _is_true(body.condition):
+        raise ExprError(
+            f"{where}: expected a reduction of all its points, got 'where={bounded(str(body.condition))}', which TVM "
+            "drops. Reduce te.if_then_else(condition, value, neutral value) instead."
+        )
+    if len(body.init):
+        raise ExprError(
+            f"{where}: expected a reduction that starts from its neutral value, got 'init=', which TVM drops. Combine "
+            "the start in an element-wise stage after the reduction."
+        )
+
+
+def _is_true(condition: Any) -> bool:
+    return condition is None or (isinstance(condition, tirx.IntImm) and bool(int(condition.value)))
+
+
 def _block(statement: Any) -> Block:
     loops = []
     while isinstance(statement, tirx.For):
-        loops.append(statement.loop_var)
+        loops.append(statement)
         statement = statement.body
     if not isinstance(statement, SBlockRealize):
         raise ExprError(
@@ -73,8 +113,9 @@ def _block(statement: Any) -> Block:
         )
     block = statement.block
     where = f"tensor '{block.name_hint}'"
-    plain = all(v in loops or (isinstance(v, tirx.IntImm) and int(v.value) == 0) for v in statement.iter_values)
-    if not plain or not isinstance(statement.predicate, tirx.IntImm) or not int(statement.predicate.value):
+    variables = [loop.loop_var for loop in loops]
+    plain = all(v in variables or (isinstance(v, tirx.IntImm) and int(v.value) == 0) for v in statement.iter_values)
+    if not plain or not _is_true(statement.predicate):
         raise ExprError(f"{where}: its block is scheduled (split, fused or predicated loops). {_UNSCHEDULED}.")
     if len(block.alloc_buffers) or len(block.match_buffers):
         raise ExprError(f"{where}: its block holds buffers of its own. {_UNSCHEDULED}.")
@@ -83,7 +124,34 @@ def _block(statement: Any) -> Block:
             f"{where}: expected one stored value, got a tuple reduction or nested statements. Write it as separate "
             "reductions; for an argmax use roller.ops.reduce('argmax', ...)."
         )
-    return _read(block, where)
+    found = _read(block, where)
+    _check_loops(loops, block.iter_vars, statement.iter_values, where)
+    return found
+
+
+def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
+    """Refuse loops that do not give every axis each of its values once: the axes are read, the loops are not."""
+    whole = {}
+    for loop in loops:
+        plain = loop.kind == tirx.ForKind.SERIAL and loop.thread_binding is None
+        step = 1 if loop.step is None else constant_extent(loop.step, where)
+        if not plain or step != 1 or constant_extent(loop.min, where) != 0:
+            raise ExprError(
+                f"{where}: loop '{loop.loop_var.name}' is scheduled, has a step, or starts elsewhere than at 0. "
+                f"{_UNSCHEDULED}."
+            )
+        whole[loop.loop_var] = constant_extent(loop.extent, where)
+    for axis, value in zip(axes, values, strict=True):
+        extent = constant_extent(axis.dom.extent, where)
+        alone = isinstance(value, tirx.IntImm)
+        if not alone and value not in whole:
+            raise ExprError(f"{where}: two axes of its block share a loop. {_UNSCHEDULED}.")
+        if (1 if alone else whole.pop(value)) != extent:
+            raise ExprError(
+                f"{where}: axis '{axis.var.name}' has {extent} values, its loop another number. {_UNSCHEDULED}."
+            )
+    if any(extent != 1 for extent in whole.values()):
+        raise ExprError(f"{where}: a loop around its block is no axis of it. {_UNSCHEDULED}.")
 
 
 def _read(block: Any, where: str) -> Block:
@@ -91,6 +159,8 @@ def _read(block: Any, where: str) -> Block:
     for iv in block.iter_vars:
         if int(iv.iter_type) not in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce):
             raise ExprError(f"{where}: axis '{iv.var.name}' is neither spatial nor a reduction. Scans are unsupported.")
+        if iv.thread_tag:
+            raise ExprError(f"{where}: axis '{iv.var.name}' is bound to '{iv.thread_tag}'. {_UNSCHEDULED}.")
         if constant_extent(iv.dom.min, where) != 0:
             raise ExprError(f"{where}: axis '{iv.var.name}' starts at {iv.dom.min}. Shift it to start at 0.")
         reduces = int(iv.iter_type) == tirx.IterVar.CommReduce
@@ -99,6 +169,10 @@ def _read(block: Any, where: str) -> Block:
     if any(reduces for _, _, reduces in variables):
         combiner, value = _combiner(store, block.init, where)
     else:
+        if block.init is not None:
+            raise ExprError(f"{where}: its block has a start and no axis that is reduced. {_UNSCHEDULED}.")
+        if any(isinstance(e, TensorLoad) and e.source.same_as(store.buffer) for e in subexpressions(store.value)):
+            raise ExprError(f"{where}: it is computed from itself. Store the result in a tensor of its own.")
         combiner, value = None, store.value
     return Block(store.buffer, tuple(variables), tuple(store.indices), value, combiner)
 

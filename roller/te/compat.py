@@ -20,6 +20,7 @@ try:
         from tvm.ir.expr import Call, TensorLoad
         from tvm.s_tir import SBlockRealize, Schedule
         from tvm.s_tir.schedule.schedule import ScheduleError
+        from tvm.tirx.buffer import is_buffer_var
 except ImportError as err:  # pragma: no cover - exercised only without TVM
     raise ImportError(
         f"roller's code generation: expected apache-tvm, got {err}. Install it: pip install apache-tvm==0.27.0.post1."
@@ -27,7 +28,8 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
 
 __all__ = [
     "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "default_pipeline", "dtype_of",
-    "llvm_features", "pure_operator", "split_host_device", "substitute", "te", "tirx", "tvm", "tvm_ffi",
+    "is_buffer_var", "llvm_features", "pure_operator", "split_host_device", "structural_map", "structural_walk",
+    "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
@@ -39,11 +41,63 @@ def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
     return known
 
 
+class _Callbacks:
+    """Callbacks that raise nothing: TVM's traversals do not unwind, and an exception within one corrupts the heap.
+
+    The first is kept, and the nodes that follow stay as they are.
+    """
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+
+    def safe(self, entries: Any, changes: bool) -> Any:
+        """Return entries ``(type, callback)``, a callback, or several of them, none of which raises."""
+        if (
+            isinstance(entries, tuple)
+            and len(entries) == 2
+            and callable(entries[1])
+            and not isinstance(entries[1], type)
+        ):
+            return (entries[0], self._guarded(entries[1], changes))
+        if isinstance(entries, (tuple, list)):
+            return [self.safe(e, changes) for e in entries]
+        return self._guarded(entries, changes)
+
+    def _guarded(self, callback: Any, changes: bool) -> Any:
+        def run(node: Any) -> Any:
+            if self.raised is None:
+                try:
+                    return callback(node)
+                except BaseException as err:  # noqa: BLE001 - raised again where the traversal is over
+                    self.raised = err
+            return node if changes else None
+
+        return run
+
+    def done(self, result: Any) -> Any:
+        """Return what a traversal gave, or raise what a callback did."""
+        if self.raised is not None:
+            raise self.raised
+        return result
+
+
+def structural_map(root: Any, callbacks: Any, order: str = "post") -> Any:
+    """Return ``tvm_ffi.structural_map``; what a callback raises is raised when the traversal is over."""
+    held = _Callbacks()
+    return held.done(tvm_ffi.structural_map(root, held.safe(callbacks, True), order=order))
+
+
+def structural_walk(root: Any, callbacks: Any, order: str = "post") -> None:
+    """Do ``tvm_ffi.structural_walk``; what a callback raises is raised when the traversal is over."""
+    held = _Callbacks()
+    held.done(tvm_ffi.structural_walk(root, held.safe(callbacks, False), order=order))
+
+
 def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
     """Replace variables (by identity) in a primitive expression."""
     if not values:
         return expr
-    return tvm_ffi.structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
+    return structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
 
 
 def dtype_of(expr: Any) -> str:

@@ -1,8 +1,8 @@
 """TVM tensor expressions and unscheduled PrimFuncs as TensorExpr, and back.
 
-Reading goes through the blocks of the PrimFunc and arithmetic analysis; operator names, tags and
-printed IR play no part. Element-wise producers (padding included) are inlined into their
-consumers, which leaves the normal form: reductions, and one element-wise stage per output.
+Reading goes through the blocks of the PrimFunc and arithmetic analysis; operator names, tags, annotations and
+printed IR play no part, and whatever else a node says is read or refused. Element-wise producers (padding included)
+are inlined into their consumers, which leaves the normal form: reductions, and one element-wise stage per output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roller.expr import (
 )
 from roller.expr.compose import dtype_of as computed_dtype
 from roller.te.affine import AxisSpace
-from roller.te.blocks import Block, constant_extent, read_blocks, tensor_of
+from roller.te.blocks import Block, check_reduction, constant_extent, read_blocks, tensor_of
 from roller.te.compat import dtype_of, te, tirx, tvm
 from roller.te.convert import Converter
 from roller.te.emit import emit_scalar, reducer
@@ -110,6 +110,8 @@ def _call_order(tensors: list[Any]) -> list[Any]:
                 f"tensor '{t.op.name}': expected te.compute, got {type(t.op).__name__}. External and scan "
                 "operations cannot be tiled; pass their results as inputs."
             )
+        for body in t.op.body:
+            check_reduction(body, f"tensor '{t.op.name}'")
         for x in t.op.input_tensors:
             visit(x)
 

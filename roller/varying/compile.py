@@ -101,9 +101,11 @@ def compile_varying(
     need_compiler("compiling for this processor")
     spec, options = target_units(spec, options), replace(options, units=None)
     varies = open_range(expr, shapes, constants)
-    if varies is None or not families_suit(varies, spec, options):
-        return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
-    return _compiled(varies, spec, options, seed, timed)
+    if varies is not None and families_suit(varies, spec, options):
+        found, best = families(varies, spec, options)
+        if found:
+            return _compiled(varies, found, best, spec, options, seed, timed)
+    return compile_extents(extents_of(expr, shapes, constants), spec, options, seed, timed)
 
 
 def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> None:
@@ -119,9 +121,11 @@ def _check_device(spec: DeviceSpec, here: bool, handle: DeviceHandle | None) -> 
         )
 
 
-def _compiled(varies: Range, spec: DeviceSpec, options: ConstructOptions, seed: int, timed: bool) -> VaryingKernel:
+def _compiled(
+    varies: Range, found: Sequence[Family], best: Mapping[int, float], spec: DeviceSpec, options: ConstructOptions,
+    seed: int, timed: bool,
+) -> VaryingKernel:  # fmt: skip
     """Build kernels of families, run them at some extents, and keep few of those that are right."""
-    found, best = families(varies, spec, options)
     extents = sorted(best)
     costs = price_table(found, extents, spec)
     least = np.minimum(costs.min(axis=0), [best[x] for x in extents])

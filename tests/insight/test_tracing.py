@@ -131,6 +131,22 @@ def test_tied_weights_are_one_storage():
     assert [s.name for s in trace.storages.values() if s.kind == "parameter"] == ["table.weight"]
 
 
+@every(
+    ("pattern", "found"),
+    [
+        ("layers.*", ["layers.0", "layers.1"]), ("layers.0.*", ["layers.0.linear1", "layers.0.norm"]),
+        ("**.norm", ["layers.0.norm", "layers.1.norm", "norm"]), ("**", ["layers", "norm"]), ("*", ["layers", "norm"]),
+        ("layers.**", ["layers"]), ("layers.[0]", ["layers.0"]), ("layers", ["layers"]), ("layer", []), ("", []),
+    ],
+)  # fmt: skip
+def test_patterns_of_checkpointing_stand_for_parts_of_paths(pattern, found):
+    from roller.insight.tracing.model import _outermost, is_matched
+
+    within = [f"layers.{n}{x}" for n in (0, 1) for x in ("", ".linear1", ".norm")]
+    paths = ["", "layers", *within, "norm"]
+    assert list(_outermost(p for p in paths if is_matched(p, pattern))) == found
+
+
 def test_checkpointing_runs_the_forward_again_and_holds_less():
     plain = roller.trace(Blocks, torch.zeros(512, 32), optimizer="sgd")
     saved = roller.trace(Blocks, torch.zeros(512, 32), optimizer="sgd", checkpoint=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,11 +17,11 @@ import pytest
 
 import roller
 from roller.arguments import target_of
-from roller.batch import tasks
+from roller.batch import executors, tasks
 from roller.batch.compile import compile_kernels
 from roller.batch.executors import Hired, crew_of
 from roller.batch.jobs import Settings, Target
-from roller.errors import RollerError
+from roller.errors import RollerError, RollerWarning
 from roller.graph.steps import KernelSource
 from roller.runtime.cache import KernelCache
 from roller.templates.common.options import ConstructOptions
@@ -68,6 +68,35 @@ def test_processes_that_die_are_reasons(cache, monkeypatch):
         batch = compiled([64, 128], crew_of(pool, None, None), cache)
     assert not batch.artifacts and set(batch.failures) == {"relu64", "relu128"}
     assert all("crashed: BrokenProcessPool" in why for why in batch.failures.values())
+
+
+class Deserted:
+    """Takes tasks, as a scheduler does whose only worker died, and does none."""
+
+    def submit(self, *arguments):
+        return Future()
+
+
+def test_tasks_of_workers_that_are_gone_are_done_here(monkeypatch):
+    class Here:
+        def map(self, tasks, on_result, patient):
+            return {name: f"{task} here" for name, task in tasks.items()}
+
+        def judge(self, task):
+            return {"judged": task}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(executors, "_ALONE_S", 0.02)
+    monkeypatch.setattr(executors, "_LOOK_S", 0.01)
+    asked = []
+    crew = Hired(Deserted(), bench=Deserted(), benches=1, staffed=lambda judging: asked.append(judging), _here=Here())
+    with pytest.warns(RollerWarning, match="its workers died and none came"):
+        assert crew.map({"a": "one", "b": "two"}) == {"a": "one here", "b": "two here"}
+    with pytest.warns(RollerWarning, match="are done on this machine"):
+        assert crew.judge("kernels") == {"judged": "kernels"}
+    assert crew.bench is None and set(asked) == {False, True}
 
 
 def test_an_executor_that_is_shut_down_is_a_reason(cache):

@@ -144,6 +144,16 @@ def test_hundreds_of_sizes(make, shapes):
         right_in_bounds(made, made.expression.at(sizes), n, exact=exact)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "window"), [("max", (3, 3, 1, 1)), ("avg", (2, 2, 2, 0))])
+def test_batches_of_pooling_vary_alone(kind, window):
+    made = roller.compile(OPS.pool2d(kind, 9, 4, 12, 13, *window), shapes={"n": (1, 9)}, deterministic=True)
+    for n in (1, 4, 9):
+        x = np.random.default_rng(n).random((n, 4, 12, 13), np.float32)
+        (expected,) = OPS.pool2d(kind, n, 4, 12, 13, *window).evaluate([x])
+        np.testing.assert_allclose(made(x), expected, rtol=1e-5)
+
+
 def test_a_size_that_two_axes_share_varies():
     from tvm import te
 

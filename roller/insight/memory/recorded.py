@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from roller.errors import ArtifactError
+from roller.core.files import open_file
+from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.heap import Block, Pool
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, ROUND_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
+
+#: Bytes that a packed trace unpacks to at most: a damaged or hostile file must not fill the memory.
+_MOST_BYTES = 1 << 31
 
 #: ``Device Type`` of CUDA in Kineto's memory events.
 _CUDA = 1
@@ -57,8 +62,7 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
     """
     path = Path(path)
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        read = json.loads(data)
+        read = json.loads(_content(path))
         rows = [e for e in (read if isinstance(read, list) else read["traceEvents"]) if e.get("name") == "[memory]"]
         rows = [e for e in rows if e["args"].get("Device Type") == _CUDA]
         rows.sort(key=lambda e: (e["ts"], e["args"].get("Ev Idx", 0)))
@@ -66,11 +70,23 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
             MemoryEvent(a["Addr"], a["Bytes"], a.get("Total Reserved", 0), a.get("Device Id", 0))
             for a in (e["args"] for e in rows)
         ]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zlib.error, *MALFORMED) as error:
         raise ArtifactError(
             f"{path}: expected a Kineto trace in JSON, got what cannot be read ({error}). Export it with "
             "torch.profiler's export_chrome_trace and profile_memory=True."
         ) from error
+
+
+def _content(path: Path) -> bytes:
+    """Return the content of a file, unpacked; ``ValueError`` where that is more than any trace."""
+    with open_file(path) as file:
+        if path.suffix != ".gz":
+            return file.read()
+        with gzip.GzipFile(fileobj=file) as packed:
+            data = packed.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"it unpacks to more than {_MOST_BYTES} bytes")
+    return data
 
 
 @dataclass

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from roller.core.files import whole_file
-from roller.errors import ArtifactError
+from roller.core.files import read_file, whole_file
+from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.heap import Block
+from roller.insight.memory.pickles import check_pickle
 from roller.insight.memory.recorded import MemoryEvent
 from roller.insight.memory.replay import Library, with_workspaces
 from roller.insight.memory.settings import AllocatorSettings
@@ -69,10 +70,12 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
         The file is no snapshot. Pickles that name classes or functions are refused: they could run anything.
     """
     try:
-        read = _Plain(io.BytesIO(Path(path).read_bytes())).load()
+        data = read_file(path)
+        check_pickle(data)
+        read = _Plain(io.BytesIO(data)).load()
         if not isinstance(read, dict) or not {"segments", "device_traces"} <= set(read):
             raise ValueError("no segments and device_traces")
-    except (OSError, ValueError, KeyError, IndexError, EOFError, AttributeError, pickle.UnpicklingError) as error:
+    except Exception as error:
         raise ArtifactError(
             f"{path}: expected a memory snapshot of PyTorch, got what cannot be read ({error}). Write it with "
             "torch.cuda.memory._dump_snapshot."
@@ -82,6 +85,16 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
 
 def events_of(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
     """Return the allocations and frees of a snapshot, for :func:`~roller.insight.memory.recorded.check_addresses`."""
+    try:
+        return _events(read, device)
+    except (*MALFORMED, ValueError) as error:
+        raise ArtifactError(
+            f"memory snapshot: expected the events of device {device}, got what has none ({error!r}). Write it with "
+            "torch.cuda.memory._dump_snapshot."
+        ) from error
+
+
+def _events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
     reserved, found = 0, []
     for entry in read["device_traces"][device]:
         sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])

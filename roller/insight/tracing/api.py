@@ -69,7 +69,8 @@ def trace(
         ``"fp16"`` (with scaling of the loss) or ``"bf16"``; ``None`` for none.
     checkpoint
         Modules that run again in backward instead of keeping what they computed: ``True`` for the repeated blocks, or
-        patterns of paths (``"encoder.layers.*"``).
+        patterns of paths: ``"encoder.layers.*"`` for the members of that list and not what is in them, ``"**.attn"``
+        for all modules of that name, wherever they are.
     device
         Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; one of sm_80 by default.
     attention

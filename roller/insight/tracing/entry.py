@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
@@ -112,7 +113,7 @@ def _loaded(path: Path) -> ModuleType:
 def _check_providers(path: Path) -> None:
     """Refuse a program that defines no provider before it runs: a training script would train."""
     try:
-        body = ast.parse(path.read_text(encoding="utf-8")).body
+        body = ast.parse(read_text(path)).body
     except (OSError, ValueError, SyntaxError):
         return  # loading it says what is wrong
     bound: set[str] = set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -67,7 +67,8 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], pla
     model
         Changed in place.
     chosen
-        Patterns of paths; ``True`` for the blocks of every outermost list of alike modules.
+        Patterns of paths, see :func:`is_matched`; ``True`` for the blocks of every outermost list of alike modules.
+        What lies within a chosen module runs again with it.
     places
         Told of the forward that runs past the hooks.
     """
@@ -77,8 +78,7 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], pla
         paths = _blocks(model)
     else:
         patterns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
-        known = dict(model.named_modules())
-        paths = tuple(path for path in known if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns))
+        paths = _outermost(path for path, _ in model.named_modules() if any(is_matched(path, p) for p in patterns))
     if not paths:
         raise ModelError(
             f"trace: checkpoint: expected modules of the model, got {shown(chosen)}, which finds none. "
@@ -88,6 +88,36 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], pla
         module = model.get_submodule(path)
         module.forward = _again(module.forward, path, places)
     return paths
+
+
+def is_matched(path: str, pattern: str) -> bool:
+    """Whether the path of a module matches a pattern, part by part: ``*`` stands within a part, ``**`` for any parts.
+
+    Examples
+    --------
+    >>> [is_matched(path, "encoder.layers.*") for path in ("encoder.layers.0", "encoder.layers.0.linear1")]
+    [True, False]
+    >>> is_matched("encoder.layers.0.linear1", "**.linear*")
+    True
+    """
+    return bool(path) and _match(path.split("."), pattern.split("."))
+
+
+def _match(parts: list[str], wanted: list[str]) -> bool:
+    if not wanted or not parts:
+        return not parts and all(w == "**" for w in wanted)
+    if wanted[0] == "**":
+        return _match(parts, wanted[1:]) or _match(parts[1:], wanted)
+    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _match(parts[1:], wanted[1:])
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths, parents first as modules are listed, without those that lie within another one."""
+    found: list[str] = []
+    for path in paths:
+        if not any(path.startswith(f"{other}.") for other in found):
+            found.append(path)
+    return tuple(found)
 
 
 def _again(forward: Callable[..., Any], path: str, places: Places) -> Callable[..., Any]:

@@ -6,10 +6,12 @@ import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO, cast
 
+from roller.core.files import open_file
 from roller.errors import ArtifactError
 from roller.insight.whatif.graph import Kind
 
@@ -29,6 +31,8 @@ MODULE = "nn.Module: "
 _SYNC = "cuda_sync"
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
+#: Characters of one event at most: a damaged or hostile file must not fill the memory.
+_MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
@@ -192,12 +196,12 @@ def _rows(path: Path) -> Iterator[Any]:
     try:
         with _opened(path) as file:
             yield from _array(file, path)
-    except (OSError, EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise _wrong(path, f"what cannot be read ({error})") from error
 
 
 def _opened(path: Path) -> TextIO:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         zipped = file.read(2) == b"\x1f\x8b"
     return cast("TextIO", gzip.open(path, "rt", encoding="utf-8")) if zipped else path.open(encoding="utf-8")
 
@@ -219,6 +223,8 @@ def _array(file: TextIO, path: Path) -> Iterator[Any]:
         except (ValueError, RecursionError) as error:
             if not more or isinstance(error, RecursionError):
                 raise _wrong(path, f"a list of events that is cut off or broken ({error})") from error
+            if len(buffer) - position > _MOST_EVENT:
+                raise _wrong(path, f"an event of more than {_MOST_EVENT} characters") from error
             text = file.read(_CHUNK)
             more = bool(text)
             buffer, position = buffer[position:] + text, 0

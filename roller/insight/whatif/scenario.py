@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 import yaml
 
+from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
 from roller.insight.whatif.change import WhatIf, hints_of, plain_types
 from roller.insight.whatif.whatifs import WHATIFS
@@ -56,7 +57,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
     """
     where = str(path)
     try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
         raise RollerError(f"{where}: expected a scenario, got what cannot be read ({why}). Mend the file.") from error

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, stored_of
-from roller.te.compat import Call, TensorLoad, dtype_of, tirx, tvm_ffi
+from roller.errors import BuildError
+from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
 #: Makes an expression of another: the byte of a float32, or the float32 of a byte; of a dtype.
 Conversion: TypeAlias = Callable[[Any, DType], Any]
@@ -40,7 +41,7 @@ def without_byte_floats(
         tirx.DeclBuffer: pass_.declare, tirx.Cast: pass_.cast, tirx.Select: pass_.select, tirx.FloatImm: pass_.literal,
         Call: pass_.call,
     }  # fmt: skip
-    return [pass_.buffer(b) for b in params], tvm_ffi.structural_map(body, tuple(handlers.items()))
+    return [pass_.buffer(b) for b in params], structural_map(body, tuple(handlers.items()))
 
 
 def _is_byte_float(dtype: str) -> bool:
@@ -51,7 +52,7 @@ def _dtypes(params: Sequence[Any], body: Any) -> set[str]:
     found = {str(b.dtype) for b in params}
 
     values = (tirx.Cast, tirx.FloatImm), lambda node: found.add(dtype_of(node))
-    tvm_ffi.structural_walk(body, (values, (tirx.AllocBuffer, lambda node: found.add(str(node.buffer.dtype)))))
+    structural_walk(body, (values, (tirx.AllocBuffer, lambda node: found.add(str(node.buffer.dtype)))))
     return found
 
 
@@ -59,7 +60,12 @@ def _raw(value: Any) -> Any:
     """Return the byte of a float of 8 bits; of anything else itself."""
     if not _is_byte_float(dtype_of(value)):
         return value
-    assert isinstance(value, Call) and dtype_of(value.args[0]) == _BYTE, value
+    if not isinstance(value, Call) or dtype_of(value.args[0]) != _BYTE:
+        dtype, what = dtype_of(value), type(value).__name__
+        raise BuildError(
+            f"{what} in {dtype}: expected arithmetic in a dtype of 16 bits or more, got one of 8 bits, which no device "
+            "computes in. Pass acc_dtype='float32'."
+        )
     return value.args[0]
 
 

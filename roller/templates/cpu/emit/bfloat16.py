@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from roller.te.compat import dtype_of, tirx, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, tirx
 
 #: How bfloat16 is stored.
 BITS = "uint16"
@@ -31,7 +31,7 @@ def rounded_casts(body: Any) -> Any:
         value = narrow.value.astype("float32")
         return _rounded(value, lambda kept: tirx.reinterpret("float32", kept & _unsigned(0xFFFF0000)))
 
-    return tvm_ffi.structural_map(body, (tirx.Cast, back))
+    return structural_map(body, (tirx.Cast, back))
 
 
 def _rounded(value: Any, of: Callable[[Any], Any]) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, structural_walk, tirx, tvm
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Buffer, Stmt, allocate, declare, integer, read, seq, when, write
 
@@ -24,7 +24,7 @@ def without_nested_bindings(body: Stmt) -> Stmt:
         if loop.kind != tirx.ForKind.VECTORIZED:
             return loop
         made = _Steps(loop.loop_var, int(loop.extent))
-        inside = tvm_ffi.structural_map(loop.body, (tirx.BufferStore, made.store))
+        inside = structural_map(loop.body, (tirx.BufferStore, made.store))
         if not made.buffers:
             return loop
         return seq(*map(allocate, made.buffers), tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, inside))
@@ -35,7 +35,7 @@ def without_nested_bindings(body: Stmt) -> Stmt:
         return seq(*map(allocate, made.buffers), inside)
 
     # Vector loops first; what is left is stored once.
-    return tvm_ffi.structural_map(tvm_ffi.structural_map(body, (tirx.For, vector)), (tirx.BufferStore, scalar))
+    return structural_map(structural_map(body, (tirx.For, vector)), (tirx.BufferStore, scalar))
 
 
 @dataclass
@@ -61,7 +61,7 @@ class _Steps:
     def _flat(self, expr: Expr, steps: list[Stmt]) -> Expr:
         """Return ``expr`` without a binding in the value of another, and note what must run before."""
         callbacks = [(tirx.Let, functools.partial(self._let, steps)), (tvm.ir.Call, self._branches(steps))]
-        flat: Expr = tvm_ffi.structural_map(expr, callbacks, order="pre")
+        flat: Expr = structural_map(expr, callbacks, order="pre")
         return flat
 
     def _let(self, steps: list[Stmt], let: Any) -> Expr:
@@ -106,5 +106,5 @@ def _nests(expr: Expr) -> bool:
 
 def _lets(expr: Expr) -> list[Any]:
     found: list[Any] = []
-    tvm_ffi.structural_walk(expr, (tirx.Let, found.append), order="pre")
+    structural_walk(expr, (tirx.Let, found.append), order="pre")
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.te.compat import tirx, tvm_ffi
+from roller.te.compat import structural_map, tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.lanewise import mentions, nodes
 from roller.templates.cpu.emit.nest import Stmt, integer
@@ -37,13 +37,13 @@ def side_by_side(body: Stmt) -> Stmt:
         def element(n: Any) -> Expr:
             return at if _is_element(n, loop.loop_var, inner.loop_var, lanes) else n
 
-        inside = tvm_ffi.structural_map(inner.body, (tirx.Add, element), order="pre")
+        inside = structural_map(inner.body, (tirx.Add, element), order="pre")
         if mentions(inside, {loop.loop_var, inner.loop_var}):
             return loop
         vector = tirx.For(lane, integer(0), integer(lanes * TOGETHER), inner.kind, inside)
         return vector if steps == 1 else tirx.For(step, integer(0), integer(steps), loop.kind, vector)
 
-    return tvm_ffi.structural_map(body, (tirx.For, wider))
+    return structural_map(body, (tirx.For, wider))
 
 
 def _is_element(n: Any, step: Any, lane: Any, lanes: int) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from roller.te.compat import tirx, tvm, tvm_ffi
+from roller.te.compat import structural_map, structural_walk, tirx, tvm
 from roller.templates.cpu.emit.nest import Stmt
 
 #: Calls that the vectoriser knows by themselves, though nothing declares it.
@@ -30,7 +30,7 @@ def without_vain_vectors(body: Stmt) -> Stmt:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
-    return tvm_ffi.structural_map(body, (tirx.For, settled))
+    return structural_map(body, (tirx.For, settled))
 
 
 def _falls_back(loop: Any, bound: list[Any]) -> bool:
@@ -60,5 +60,5 @@ def mentions(expr: Any, variables: set[Any]) -> bool:
 def nodes(root: Any, kind: type) -> Iterator[Any]:
     """Return the nodes of a kind in an expression or a statement."""
     found: list[Any] = []
-    tvm_ffi.structural_walk(root, (kind, found.append))
+    structural_walk(root, (kind, found.append))
     return iter(found)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, tirx, tvm
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Stmt
 
@@ -56,7 +56,7 @@ def vectorise_math(body: Stmt) -> Stmt:
         fn = _REPLACEMENTS.get(name)
         return fn(call.args[0]) if fn is not None and dtype == "float32" else call
 
-    return tvm_ffi.structural_map(body, (tvm.ir.Call, replace))
+    return structural_map(body, (tvm.ir.Call, replace))
 
 
 def _f(value: float) -> Expr:

@@ -18,7 +18,7 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES, DTYPES, stored
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Cast, Const, Index, IndexValue, Scalar, TensorExpr, Term, transform
-from roller.te.compat import tirx, tvm, tvm_ffi
+from roller.te.compat import structural_map, structural_walk, tirx, tvm
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.bfloat16 import BITS, bfloat16_bits
 
@@ -118,13 +118,13 @@ def serial(body: Stmt) -> Stmt:
             return loop
         return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
-    return tvm_ffi.structural_map(body, (tirx.For, alone))
+    return structural_map(body, (tirx.For, alone))
 
 
 def is_parallel(body: Stmt) -> bool:
     """Whether ``body`` has a parallel loop."""
     found: list[bool] = []
-    tvm_ffi.structural_walk(body, (tirx.For, lambda n: found.append(n.kind == tirx.ForKind.PARALLEL)))
+    structural_walk(body, (tirx.For, lambda n: found.append(n.kind == tirx.ForKind.PARALLEL)))
     return any(found)
 
 
@@ -292,7 +292,7 @@ def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
 def with_hints(body: Stmt) -> Stmt:
     """Return a function's body with what its hints (:func:`prefetch`) call, which is inlined."""
     found: list[bool] = []
-    tvm_ffi.structural_walk(body, (tvm.ir.StringImm, lambda n: found.append(n.value == _HINT)))
+    structural_walk(body, (tvm.ir.StringImm, lambda n: found.append(n.value == _HINT)))
     return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
 
 

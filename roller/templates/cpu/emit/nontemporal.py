@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, tirx, tvm
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
 from roller.templates.emit.opaque_floats import opaque, transparent
@@ -93,9 +93,9 @@ def _streamed(function: Any, outputs: Collection[str]) -> Any:
         return tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, seq(loop.body, fence))
 
     fence = tirx.Evaluate(tirx.call_extern("void", _FENCE))
-    body = tvm_ffi.structural_map(function.body, (tirx.BufferStore, store))
+    body = structural_map(function.body, (tirx.BufferStore, store))
     parallel = is_parallel(body)
-    body = tvm_ffi.structural_map(body, (tirx.For, task)) if parallel else seq(body, fence)
+    body = structural_map(body, (tirx.For, task)) if parallel else seq(body, fence)
     text = "".join([_HEAD_IR, _FENCE_IR, *imports.values(), "!0 = !{i32 1}\n"])
     return function.with_body(tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(text), body))
 

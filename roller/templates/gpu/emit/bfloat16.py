@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller.te.compat import dtype_of, tirx, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, tirx
 
 #: Rounds a float32 to a number that bfloat16 has; NaN becomes the quiet one.
 _ROUNDED = "roller_bfloat16"
@@ -37,7 +37,7 @@ def keep_nan(body: Any) -> Any:
         quiet = tirx.Cast("bfloat16", tirx.call_pure_extern("float32", "roller_quiet", value.value.args[1]))
         return tirx.BufferStore(statement.buffer, quiet, list(statement.indices))
 
-    return tvm_ffi.structural_map(tvm_ffi.structural_map(body, (tirx.Cast, keep)), (tirx.BufferStore, store))
+    return structural_map(structural_map(body, (tirx.Cast, keep)), (tirx.BufferStore, store))
 
 
 def _is_rounded(value: Any) -> bool:

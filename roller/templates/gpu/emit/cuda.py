@@ -16,7 +16,7 @@ from roller.errors import BuildError
 from roller.expr import TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
-from roller.te.compat import default_pipeline, split_host_device, tirx, tvm, tvm_ffi
+from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
 from roller.templates.emit.byte_floats import without_byte_floats
 from roller.templates.emit.opaque_floats import opaque
 from roller.templates.gpu.emit import byte_floats, device_functions
@@ -268,7 +268,7 @@ def thread_extents(body: Any) -> dict[str, Any]:
         if type(node).__name__ == "AttrStmt" and node.attr_key == "thread_extent":
             extents[node.node.thread_tag] = node.value
 
-    tvm_ffi.structural_walk(body, visit)
+    structural_walk(body, visit)
     return extents
 
 
@@ -284,7 +284,7 @@ def _dynamic_shared(host: Any) -> dict[str, int]:
             out[node.args[0].value] = int(last.value)
 
     for f in host.functions.values():
-        tvm_ffi.structural_walk(f.body, visit)
+        structural_walk(f.body, visit)
     return out
 
 

@@ -13,7 +13,7 @@ import re
 import struct
 from typing import Any
 
-from roller.te.compat import dtype_of, tirx, tvm, tvm_ffi
+from roller.te.compat import dtype_of, structural_map, tirx, tvm
 
 _OF_BITS = "__longlong_as_double"
 
@@ -49,7 +49,7 @@ def exact_literals(module: Any) -> Any:
 
     functions = {}
     for name, function in module.functions.items():
-        body = tvm_ffi.structural_map(function.body, (tirx.FloatImm, exact))
+        body = structural_map(function.body, (tirx.FloatImm, exact))
         functions[name] = function if body.same_as(function.body) else function.with_body(body)
     return tvm.IRModule(functions, attrs=module.attrs)
 

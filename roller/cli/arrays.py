@@ -1,0 +1,69 @@
+"""Arrays by name out of a file of NumPy's, whose sizes are asked before memory is taken for them."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from roller.core.files import open_file
+from roller.errors import MALFORMED, ArtifactError
+
+_MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
+
+
+def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return the arrays of an ``.npz`` file.
+
+    Parameters
+    ----------
+    path
+        The file.
+    names
+        Those that somebody takes; of others nothing is read but their names, with an empty array for each.
+
+    Raises
+    ------
+    ArtifactError
+        Where it cannot be read, is no ``.npz`` of plain arrays, or one is not as large as it says.
+    """
+    try:
+        with open_file(path) as raw:
+            if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:
+                raise ValueError("it holds one array without a name")
+            with zipfile.ZipFile(raw) as file:
+                members = {m.filename.removesuffix(".npy"): m for m in file.infolist()}
+                return {n: _array(file, m) if n in names else np.empty(0) for n, m in members.items()}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
+            RuntimeError, *MALFORMED) as err:  # fmt: skip
+        raise ArtifactError(
+            f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez."
+        ) from err
+
+
+def _array(file: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    """Return an array whose header, file and bytes agree."""
+    with file.open(member) as data:
+        shape, dtype = _header(data)
+        size, held = math.prod(shape) * dtype.itemsize, member.file_size - data.tell()
+        if size != held:
+            raise ValueError(f"'{member.filename}' says it has {size} bytes, and has {held}")
+    with file.open(member) as data:
+        found: np.ndarray = np.lib.format.read_array(data, allow_pickle=False)
+    return found
+
+
+def _header(data: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(data)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}.get(version)
+    if read is None:
+        raise ValueError(f"format {version} of an array")
+    shape, _, dtype = read(data)
+    if dtype.hasobject:
+        raise ValueError("objects instead of numbers")
+    return shape, dtype
