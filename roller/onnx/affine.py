@@ -13,6 +13,8 @@ from roller.onnx.draft import Draft
 
 #: Weights that other nodes read too are scaled into a copy only up to here.
 _COPY_BYTES = 1 << 26
+#: Shifts of which no more than this part is left cancel each other.
+_LEFT = 2.0**-10
 
 
 @dataclass(frozen=True)
@@ -165,18 +167,33 @@ def _absorbed(
 def _composed(first: Affine, second: Affine) -> tuple[Affine] | None:
     """Return two affine maps as one, where their channels lie along one axis.
 
-    A product and the sum after it are two nodes either way, and stay as they are.
+    A product and the sum after it are two nodes either way, and stay as they are; so do two operators of the model,
+    which round one after the other.
     """
-    if first.shift is None and second.scale is None:
+    if (first.shift is None and second.scale is None) or (first.origin is not None and second.origin is not None):
         return None
     if first.axis is not None and second.axis is not None and first.axis != second.axis:
         return None
     scale = _product(first.scale, second.scale)
     shift = _product(first.shift, second.scale) if first.shift is not None else None
+    if (first.origin is not None or second.origin is not None) and _cancel(shift, second.shift):
+        return None
     if second.shift is not None:
         shift = second.shift if shift is None else shift + second.shift
     axis = first.axis if first.axis is not None else second.axis
     return (Affine(first.source, second.output, scale, shift, axis, None, second.name, second.version),)
+
+
+def _cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Return whether next to nothing is left of a sum of shifts somewhere: the first rounds, and the second shows it.
+
+    So are numbers rounded to whole ones, by adding ``1.5 * 2^23`` and subtracting it again.
+    """
+    if one is None or other is None:
+        return False
+    with np.errstate(invalid="ignore"):  # infinities cancel as well
+        left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
+        return bool((~(left > largest * _LEFT) & (largest > 0)).any())
 
 
 def _product(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
@@ -235,7 +252,7 @@ def _convolution(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) 
     """Fold into a Conv (weights of shape (out, in / group, ...)) or ConvTranspose ((in, out / group, ...))."""
     channels = draft.shape(node.outputs[0])[1]
     bias = draft.known(node, 2)
-    if affine.axis not in (None, 1) or (draft.given(node, 2) and bias is None):
+    if affine.axis not in (None, 1) or (draft.given(node, 2) and bias is None) or _lost(bias, affine):
         return None
     if node.op == "Conv":
         scaled = _scaled(weights, affine.scale, 0)
@@ -265,6 +282,14 @@ def _bias(
     return np.asarray(beta * total * scale + (0.0 if affine.shift is None else affine.shift)).astype(dtype)
 
 
+def _lost(bias: np.ndarray | None, affine: Affine, beta: float = 1.0) -> bool:
+    """Return whether a bias and a shift that an operator of the model adds cancel."""
+    if bias is None or affine.origin is None:
+        return False
+    scaled = beta * bias.astype(np.float64).reshape(-1)
+    return _cancel(scaled if affine.scale is None else scaled * affine.scale, affine.shift)
+
+
 def _rewritten(
     draft: Draft, node: Node, affine: Affine, before: np.ndarray, weights: np.ndarray, position: int,
     bias: np.ndarray | None,
@@ -286,6 +311,8 @@ def _gemm(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tupl
         return None
     if bias is not None and bias.size != 1 and (bias.size != channels or bias.shape[-1] != channels):
         return None  # one number per row, or per element
+    if _lost(bias, affine, float(node.attributes.get("beta", 1.0))):
+        return None
     scaled = _scaled(weights, affine.scale, 0 if node.attributes.get("transB", 0) else 1)
     if scaled is None:
         return None

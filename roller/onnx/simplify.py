@@ -139,7 +139,7 @@ def _pad(scene: Scene, node: Node) -> Same | None:
 
 
 def _neutral(scene: Scene, node: Node) -> Same | None:
-    """X * 1, x / 1, x + 0, x - 0."""
+    """X * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats: -0 + 0 is 0."""
     neutral = 1 if node.op in ("Mul", "Div") else 0
     for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
         array, source = scene.draft.known(node, position), node.inputs[1 - position]
@@ -147,8 +147,16 @@ def _neutral(scene: Scene, node: Node) -> Same | None:
             continue
         types = scene.draft.values[source], scene.draft.values[node.outputs[0]]
         if types[0].shape == types[1].shape and array.size and array.dtype.kind in "fiuV" and _all(array, neutral):
-            return Same(source)
+            return Same(source) if _keeps_signs(node.op, array) else None
     return None
+
+
+def _keeps_signs(op: str, neutral: np.ndarray) -> bool:
+    """Return whether an operator with its neutral numbers keeps the sign of -0: ``x + 0`` does not."""
+    if op in ("Mul", "Div") or neutral.dtype.kind in "iu":
+        return True
+    negative = np.signbit(neutral.astype(np.float32, copy=False))
+    return bool(negative.all() if op == "Add" else not negative.any())
 
 
 def _choice(scene: Scene, node: Node) -> Same | None:

@@ -127,6 +127,47 @@ def test_scales_in_a_row_become_one():
     assert ops(folded(model_of(nodes, {"x": (2, 3, 5)}, ["y"], weights))) == ["Relu", "Mul", "Add"]
 
 
+MAGIC = np.float32(12582912)
+
+
+@pytest.mark.parametrize(
+    ("before", "left"),
+    [
+        ([], ["Add", "Sub"]),
+        ([helper.make_node("Conv", ["x", "w", "m"], ["x1"])], ["Conv", "Sub"]),  # the first sum is a bias
+        ([helper.make_node("Conv", ["x", "w"], ["x1"])], ["Conv", "Sub"]),
+    ],
+    ids=["alone", "after a biased convolution", "after a convolution"],
+)
+def test_shifts_that_cancel_are_not_added_up(before, left):
+    weights = {"magic": MAGIC, "w": floats(3, 3, 1, 1), "m": np.zeros(3, np.float32)}
+    source = "x1" if before else "x"
+    nodes = [*before, helper.make_node("Add", [source, "magic"], ["t"]), helper.make_node("Sub", ["t", "magic"], ["y"])]
+    graph = fold(read(model_of(nodes, {"x": (1, 3, 4, 4)}, ["y"], weights)))
+    assert ops(graph) == left
+
+
+def test_two_operators_of_the_model_round_one_after_the_other():
+    nodes = [
+        helper.make_node("Mul", ["x", "large"], ["t"]),  # overflows, and does not come back
+        helper.make_node("Mul", ["t", "small"], ["y"]),
+    ]
+    model = model_of(nodes, {"x": (2, 3, 4)}, ["y"], {"large": np.float32(1e38), "small": np.float32(1e-38)})
+    assert ops(fold(read(model))) == ["Mul", "Mul"]
+
+
+@pytest.mark.parametrize(
+    ("op", "zero", "left"), [("Add", 0.0, ["Add"]), ("Add", -0.0, []), ("Sub", 0.0, []), ("Sub", -0.0, ["Sub"])]
+)
+def test_a_sum_with_zero_that_loses_the_sign_of_zero_stays(op, zero, left):
+    nodes = [
+        helper.make_node("Exp", ["x"], ["t"]),
+        helper.make_node(op, ["t", "zero"], ["y"]),
+    ]
+    graph = fold(read(model_of(nodes, {"x": (2, 3)}, ["y"], {"zero": np.float32(zero)})))
+    assert ops(graph) == ["Exp", *left]
+
+
 def test_constants_that_do_not_vary_by_channel_stay():
     nodes = [helper.make_node("Conv", ["x", "w"], ["a"]), helper.make_node("Add", ["a", "c"], ["y"])]
     for shape in ((4, 4), (1, 1, 4, 1), (2, 3, 4, 4)):
