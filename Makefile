@@ -1,6 +1,7 @@
 # Two targets do everything on a fresh machine: `make demo` and `make test`. Both create .venv on first use.
 PYTHON ?= python3
 VENV ?= .venv
+$(if $(word 2,$(VENV)),$(error VENV: expected a path without spaces, got '$(VENV)'))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The versions that CI tested; `make lock` resolves them anew, `make newest` tries the newest releases.
@@ -27,6 +28,7 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 
 # Resolves the newest versions for all Pythons that roller takes. PyTorch is pinned below: its build depends on the machine.
 lock: $(STAMP)
+	$(PIP) uv
 	printf '%s\n' uv hatchling filelock fsspec jinja2 matplotlib mpmath networkx onnxscript sympy | \
 	$(BIN)/python -m uv pip compile --quiet --universal --upgrade --python-version 3.10 --no-header --no-annotate \
 	  --extra dev --extra cuda12 --extra docs --extra fallback pyproject.toml - -o constraints.txt
@@ -34,7 +36,8 @@ lock: $(STAMP)
 # The quick tests with the newest releases that pyproject.toml permits; says which differ from those that CI proved.
 newest:
 	mkdir -p build && : > build/unconstrained.txt
-	rm -rf build/newest && $(MAKE) --no-print-directory env VENV=build/newest CONSTRAINTS=build/unconstrained.txt
+	rm -rf build/newest
+	$(MAKE) --no-print-directory env VENV=build/newest CONSTRAINTS=build/unconstrained.txt
 	build/newest/bin/python -m tools.newest constraints.txt
 	build/newest/bin/python -m pytest -n $(WORKERS) -q -m "not slow"
 
@@ -62,13 +65,13 @@ test: $(STAMP)
 
 # The quick tests under adverse conditions: random order, masked processor features, no network, and others.
 hostile: $(STAMP)
-	$(BIN)/python -m tools.hostile $(if $(ONLY),--only $(ONLY))
+	$(BIN)/python -m tools.hostile $(if $(ONLY),--only "$(ONLY)")
 
 # What the change since a commit can reach, nearest first, slow tests too. SINCE=COMMIT; without it since all slow tests
 # last passed. MINUTES=20: starts no test later, and lists those that did not run. MARKS="slow and not exhaustive": slow ones.
 MARKS ?= not exhaustive
 affected: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKS)" --affected-by $(or $(SINCE),last-slow-green) \
+	$(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKS)" --affected-by "$(or $(SINCE),last-slow-green)" \
 	  $(MINUTES:%=--minutes %)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.

@@ -88,6 +88,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in [n for n in os.environ if n.startswith("GIT_")]:  # of a hook: tests have repositories of their own
+        del os.environ[name]
     config.pluginmanager.register(collecting, "collecting")
     config.pluginmanager.register(slow_tests, "slow-tests")
     if config.option.markexpr == "not slow":

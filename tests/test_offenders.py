@@ -90,7 +90,7 @@ def test_after_a_timeout_no_other_item_runs_without_a_limit():
         ran.append(n)
         pytest.fail("Timeout (>1.0s) from pytest-timeout.")
 
-    with pytest.raises(AssertionError, match=r"between items: .*Timeout"):
+    with pytest.raises(AssertionError, match=r"- 1: .*Timeout"):
         rule()
     assert ran == [1]
 

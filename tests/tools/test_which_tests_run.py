@@ -157,6 +157,16 @@ def test_shards_of_different_files_do_not_add_up(checkout):
         last_green.commit(root)
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"green": null}', '{"green": {"commit": "HEAD"}}'])
+def test_a_damaged_note_is_none_and_is_written_anew(checkout, text):
+    root, git = checkout
+    (root / last_green.FILE).write_text(text)
+    with pytest.raises(last_green.NoGreenRun, match="missing or names no commit"):
+        last_green.commit(root)
+    assert "all slow tests passed" in last_green.record(root, (1, 1), "2026-01-01")
+    assert last_green.commit(root) == git("rev-parse", "HEAD")
+
+
 def test_a_base_that_git_does_not_know_is_an_error_in_words(checkout):
     root, _ = checkout
     (root / last_green.FILE).write_text(json.dumps({"green": {"commit": "0" * 40}}))
@@ -164,12 +174,15 @@ def test_a_base_that_git_does_not_know_is_an_error_in_words(checkout):
         last_green.commit(root)
 
 
-OPTIONS = dict.fromkeys(("deselect", "ignore", "ignore_glob", "lf", "affected_by", "minutes"))
+OPTIONS = dict.fromkeys(
+    ("deselect", "ignore", "ignore_glob", "lf", "stepwise", "collectonly", "setuponly", "setupplan", "override_ini",
+     "affected_by", "minutes")
+)  # fmt: skip
 OPTIONS |= {"markexpr": last_green.MARKS, "keyword": ""}
 
 
 def options(source="TESTPATHS", **changed):
-    kinds = SimpleNamespace(ARGS="ARGS", TESTPATHS="TESTPATHS")
+    kinds = SimpleNamespace(TESTPATHS="TESTPATHS")
     return SimpleNamespace(option=SimpleNamespace(**{**OPTIONS, **changed}), args_source=source, ArgsSource=kinds)
 
 
@@ -179,8 +192,9 @@ def test_a_run_that_leaves_tests_out_is_no_base(monkeypatch):
     assert last_green.why_incomplete(options()) == ""
     for changed, named in (
         ({"keyword": "a"}, "-k"), ({"deselect": ["a"]}, "--deselect"), ({"ignore": ["a"]}, "--ignore"),
-        ({"lf": True}, "--lf"), ({"affected_by": "a"}, "--affected-by"), ({"minutes": 3.0}, "--minutes"),
-        ({"source": "ARGS"}, "paths"),
+        ({"lf": True}, "--lf"), ({"affected_by": "a"}, "--affected-by"), ({"minutes": 0.0}, "--minutes"),
+        ({"collectonly": True}, "--collect-only"), ({"source": "ARGS"}, "paths"),
+        ({"source": "INVOCATION_DIR"}, "paths"),
     ):  # fmt: skip
         assert last_green.why_incomplete(options(**changed)) == f"{named} left tests out"
     assert "got 'slow'" in last_green.why_incomplete(options(markexpr="slow"))

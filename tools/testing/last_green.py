@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -37,7 +38,7 @@ def commit(root: Path) -> str:
     """
     found = _read(root).get("green", {}).get("commit")
     if found is None:
-        raise NoGreenRun(f"{FILE} names no commit. Run `make slow` once, or pass SINCE=COMMIT.")
+        raise NoGreenRun(f"{FILE} is missing or names no commit. Run `make slow` once, or pass SINCE=COMMIT.")
     known = subprocess.run(["git", "cat-file", "-e", f"{found}^{{commit}}"], cwd=root, capture_output=True, check=False)
     if known.returncode:
         raise NoGreenRun(f"{FILE} names {found}, which git does not know here. Fetch it, or pass SINCE=COMMIT.")
@@ -49,14 +50,17 @@ def record(root: Path, shard: tuple[int, int], today: str) -> str:
 
     Nothing is noted where the working tree differs from the commit: the run says nothing about any commit then.
     """
+    if not _state(root)[0]:
+        return f"{FILE}: not written, as git knows no commit here."
     if _status(root):
         return f"{FILE}: not written, as the working tree has changes that are not committed."
     head, (number, count) = git(root, "rev-parse", "HEAD").strip(), shard
     known = _read(root)
     before = known.pop("in_progress", {})
     same = before.get("of") == count and _same_files(before.get("commit", ""), root)
-    done = sorted({number, *(before["done"] if same else [])})
-    if len(done) == count:
+    others = before.get("done") if same else None
+    done = sorted({number, *(n for n in range(1, count + 1) if isinstance(others, list) and n in others)})
+    if done == list(range(1, count + 1)):
         known["green"] = {"commit": head, "date": today, "shards": count}
         said = f"{FILE}: all slow tests passed at {head[:12]}. Commit it."
     else:
@@ -67,20 +71,42 @@ def record(root: Path, shard: tuple[int, int], today: str) -> str:
 
 
 def _read(root: Path) -> dict[str, Any]:
+    """Return what the file says; nothing where it is damaged, since a run writes it anew."""
     path = root / FILE
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    return found
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    parts = {k: v for k, v in found.items() if isinstance(v, dict)} if isinstance(found, dict) else {}
+    return {k: v for k, v in parts.items() if re.fullmatch("[0-9a-f]{40}", str(v.get("commit")))}
 
 
 def _status(root: Path) -> str:
     """Return changes of the working tree, but for the file itself."""
-    return git(root, "status", "--porcelain", "--", ".", f":!{FILE}").strip()
+    return git(root, "status", "--porcelain", "--untracked-files=all", "--", ".", f":!{FILE}").strip()
 
 
 def _same_files(other: str, root: Path) -> bool:
     """Return whether a commit has the files of the present one, but for the file itself."""
     words = ["git", "diff", "--quiet", other, "HEAD", "--", ".", f":!{FILE}"]
     return bool(other) and subprocess.run(words, cwd=root, capture_output=True, check=False).returncode == 0
+
+
+#: Commit and changes of the working tree when the tests began: hours later they may be others.
+_BEGAN = pytest.StashKey[tuple[str, str]]()
+
+
+def _state(root: Path) -> tuple[str, str]:
+    try:
+        return git(root, "rev-parse", "HEAD"), _status(root)
+    except (OSError, subprocess.CalledProcessError):
+        return "", ""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Note which commit the tests of this run are of."""
+    if config.getoption("--record-slow-green") and not is_worker(config):
+        config.stash[_BEGAN] = _state(config.rootpath)
 
 
 def why_incomplete(config: pytest.Config) -> str:
@@ -95,8 +121,11 @@ def why_incomplete(config: pytest.Config) -> str:
         name for name, value in (
             ("-k", option.keyword), ("--deselect", option.deselect), ("--ignore", option.ignore),
             ("--ignore-glob", option.ignore_glob), ("--lf", getattr(option, "lf", False)),
-            ("--affected-by", option.affected_by), ("--minutes", option.minutes),
-            ("paths", config.args_source is config.ArgsSource.ARGS),
+            ("--stepwise", getattr(option, "stepwise", False)), ("--collect-only", option.collectonly),
+            ("--setup-only", option.setuponly), ("--setup-plan", option.setupplan),
+            ("-o", option.override_ini), ("--affected-by", option.affected_by),
+            ("--minutes", option.minutes is not None),
+            ("paths", config.args_source is not config.ArgsSource.TESTPATHS),
         ) if value
     ]  # fmt: skip
     if narrowed:
@@ -119,6 +148,8 @@ def pytest_terminal_summary(
     if not config.getoption("--record-slow-green") or is_worker(config) or exitstatus != pytest.ExitCode.OK:
         return
     reason = why_incomplete(config)
+    if not reason and _state(config.rootpath) != config.stash.get(_BEGAN, None):
+        reason = "commits or files changed while the tests ran"
     if reason:
         terminalreporter.line(f"{FILE}: not written: {reason}.")
         return
