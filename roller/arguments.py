@@ -142,11 +142,12 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
             raise RollerError(
                 f"{where}: expected a NumPy or DLPack array, got {type(value).__name__}. Convert it with numpy.asarray."
             )
+        from roller.backends.foreign import check_memory, host_remedy
+
         try:
+            check_memory(value)
             array = np.from_dlpack(value)
         except (RuntimeError, BufferError, TypeError, ValueError) as err:
-            from roller.backends.foreign import host_remedy
-
             raise RollerError(
                 f"{where}: cannot view {type(value).__name__} as host memory ({err}). {host_remedy(value)}"
             ) from err

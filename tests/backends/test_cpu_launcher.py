@@ -366,3 +366,14 @@ def test_the_remedy_for_a_tensor_that_cannot_be_viewed_is_for_what_it_is(matmul,
         matmul(Tensor(), Tensor())
     with pytest.raises(RollerError, match=f"constants: 'B': cannot view.*{remedy}"):
         constants_of({"B": Tensor()}, ops.matmul(M, N, K), ConstructOptions())
+
+
+@every("note", ["is_neg", "is_conj", "_is_zerotensor"])
+def test_tensors_whose_memory_does_not_say_what_they_are_are_refused(note, matmul, arrays):
+    class Noted:
+        def __dlpack__(self, **options):
+            raise AssertionError("its memory was read")
+
+    setattr(Noted, note, lambda self: True)
+    with pytest.raises(LaunchError, match=r"cannot view Noted as host memory .* pass (x.resolve|torch.zeros)"):
+        matmul(Noted(), arrays[1])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.foreign import host_remedy
+from roller.backends.foreign import check_memory, host_remedy
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import LaunchError
 
@@ -107,6 +107,7 @@ def _as_numpy(value: Any, where: str, name: str) -> np.ndarray:
             "Convert it with numpy.asarray."
         )
     try:
+        check_memory(value)
         return np.from_dlpack(value)
     except (RuntimeError, BufferError, TypeError, ValueError) as err:
         raise LaunchError(

@@ -18,6 +18,7 @@ from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.cuda.module import Module
 from roller.backends.cuda.runtime import cupy
+from roller.backends.foreign import check_memory
 from roller.core.dtypes import DTYPES, bits_of, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor
@@ -243,6 +244,7 @@ def device_view(cp: Any, value: Any, where: str) -> Any:
         if row is not None and row.bits:  # CuPy need not know the dtype
             value = value.view(getattr(sys.modules["torch"], "int16" if row.itemsize_bytes == 2 else "uint8"))
     try:
+        check_memory(value)
         if hasattr(value, "__cuda_array_interface__") and not is_torch(value):
             return cp.asarray(value)
         return cp.from_dlpack(value)
