@@ -8,6 +8,7 @@ the source. ``make slow-list`` runs everything and writes the list.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from typing import Any
 import pytest
 
 LIST = Path(__file__).with_name("slow_tests.txt")
+#: Mean CPU seconds of the tests of each file, by which tests that may not all run are ordered.
+SECONDS = Path(__file__).with_name("file_seconds.json")
 #: CPU seconds above which a case is on the list, and the cheapest case of a test.
 LIMIT_S, CHEAPEST_LIMIT_S = 0.1, 0.3
 _PROPERTY = "processor_s"
@@ -73,6 +76,21 @@ class Recorder:
         if not hasattr(session.config, "workerinput") and exitstatus in (0, 1):
             before = listed(self._path) if self._path.exists() else frozenset[str]()
             self._path.write_text(text_of(self._taken, before))
+            SECONDS.write_text(json.dumps(means(self._taken), indent=0) + "\n")
+
+
+def means(taken: dict[str, float]) -> dict[str, float]:
+    """Return the mean CPU seconds of the tests of each file.
+
+    Examples
+    --------
+    >>> means({"a.py::t": 0.5, "a.py::u[1]": 1.0, "b.py::v": 0.004})
+    {'a.py': 0.75, 'b.py': 0.01}
+    """
+    by_file: dict[str, list[float]] = {}
+    for name, seconds in sorted(taken.items()):
+        by_file.setdefault(name.partition("::")[0], []).append(seconds)
+    return {path: max(round(sum(found) / len(found), 2), 0.01) for path, found in by_file.items()}
 
 
 def text_of(taken: dict[str, float], before: frozenset[str] = frozenset()) -> str:

@@ -214,6 +214,16 @@ def test_files_of_one_distance_are_ordered_by_the_turn():
     assert len(found) == 3
 
 
+def test_files_of_quick_tests_are_likelier_to_come_first():
+    paths = [ROOT / "tests" / f"{n}.py" for n in range(200)]
+    seconds = {f"tests/{p.name}": 0.1 if n < 100 else 10.0 for n, p in enumerate(paths)}
+    files = AffectedFiles(dict.fromkeys(seconds, 1), "the base", "a commit", seconds)
+    items = [SimpleNamespace(path=p) for p in paths]
+    files.pytest_collection_modifyitems(SimpleNamespace(rootpath=ROOT), items)
+    early = sum(seconds[f"tests/{i.path.name}"] < 1 for i in items[:100])
+    assert 85 < early < 100, "most of the quick ones, and some of the slow ones"
+
+
 def test_files_that_are_not_affected_are_left_out_and_the_nearest_come_first():
     files = AffectedFiles({"tests/b.py": 0, "tests/a.py": 3}, "the base", "a commit")
     config = SimpleNamespace(rootpath=ROOT)

@@ -13,7 +13,7 @@ SELECTS_ALL = re.compile(
 )
 #: A change here selects only :data:`ALWAYS`.
 SELECTS_NONE = re.compile(
-    r"LICENSE|\.gitignore|tests/slow_tests\.txt|tests/last_slow_green\.json|CHANGELOG\.md"
+    r"LICENSE|\.gitignore|tests/(slow_tests\.txt|file_seconds\.json|last_slow_green\.json)|CHANGELOG\.md"
     r"|docs/results/.*|benchmarks/results/.*"
 )
 #: Quick tests that inspect the whole repository.

@@ -6,6 +6,8 @@ Other files are not even imported. The controller of pytest-xdist builds the gra
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from tools.testing import last_green
 from tools.testing.workers import shared
 
 _KEY = "roller_affected_files"
+#: Written by `make slow-list`: mean CPU seconds of the tests of each file, and those of a file that is new.
+SECONDS, _UNKNOWN_S = "tests/file_seconds.json", 0.3
 #: Stands for the commit at which all slow tests last passed.
 LAST_SLOW_GREEN = "last-slow-green"
 
@@ -30,10 +34,14 @@ class AffectedFiles:
         Commit that the change starts from, with what to say about it.
     turn
         Orders files of one distance: with another one, a limit of time leaves out other files.
+    seconds
+        Mean CPU seconds of the tests of a file: a file whose tests take half as long is twice as likely to come first.
     """
 
-    def __init__(self, distances: Mapping[str, int], base: str, turn: str) -> None:
-        self._distances, self._base, self._turn = dict(distances), base, turn
+    def __init__(
+        self, distances: Mapping[str, int], base: str, turn: str, seconds: Mapping[str, float] | None = None
+    ) -> None:
+        self._distances, self._base, self._turn, self._seconds = dict(distances), base, turn, dict(seconds or {})
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: object) -> None:
@@ -54,9 +62,9 @@ class AffectedFiles:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Put the tests of the nearest files first."""
 
-        def order(item: pytest.Item) -> tuple[int, str]:
+        def order(item: pytest.Item) -> tuple[int, float, str]:
             path = item.path.relative_to(config.rootpath).as_posix()
-            return self._distances.get(path, 0), hashlib.sha256(f"{self._turn} {path}".encode()).hexdigest()
+            return self._distances.get(path, 0), _rank(path, self._turn, self._seconds.get(path, _UNKNOWN_S)), path
 
         items.sort(key=order)
 
@@ -65,6 +73,18 @@ class AffectedFiles:
         """Let a change that reaches no test of the wanted marks pass."""
         if session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
             session.exitstatus = pytest.ExitCode.OK
+
+
+def _rank(path: str, turn: str, seconds: float) -> float:
+    """Return a draw from an exponential distribution whose mean is ``seconds``, the same in every process."""
+    drawn = int.from_bytes(hashlib.sha256(f"{turn} {path}".encode()).digest()[:8], "big")
+    return -math.log((drawn + 1) / 2**64) * seconds
+
+
+def _seconds(root: Path) -> dict[str, float]:
+    path = root / SECONDS
+    found: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
 
 
 def _selected(revision: str, root: Path) -> tuple[dict[str, int], str, str]:
@@ -94,4 +114,4 @@ def pytest_configure(config: pytest.Config) -> None:
     revision = config.getoption("--affected-by")
     if revision:
         distances, base, turn = shared(config, _KEY, lambda: _selected(revision, config.rootpath))
-        config.pluginmanager.register(AffectedFiles(distances, base, turn), "affected-files")
+        config.pluginmanager.register(AffectedFiles(distances, base, turn, _seconds(config.rootpath)), "affected-files")
