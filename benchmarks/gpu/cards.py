@@ -119,6 +119,7 @@ class CardBundle(Bundle):
                 raise ValueError("it belongs to another bundle")
             self._order: Order = data["operators"]
             self.manifest = {**self.manifest, "device": card, "spec": data["spec"]}
+            self._of_all_cards = {e.id: e for e in self.operators}
             self.operators = tuple(self._seen(e) for e in self.operators if self._order.get(e.id))
         except (OSError, lzma.LZMAError, KeyError, TypeError, ValueError) as err:
             raise ArtifactError(f"{path}: expected the candidates of {card} ({err}). Copy the pack again.") from err
@@ -133,6 +134,6 @@ class CardBundle(Bundle):
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
         """Return the candidates of an operator, the card's best estimate first."""
-        held = dict(super().load(entry))
+        held = dict(super().load(self._of_all_cards[entry.id]))
         return [(own, replace(held[shared], device=self.device, estimate=dict(estimate)))
                 for own, shared, estimate in self._order[entry.id]]  # fmt: skip
