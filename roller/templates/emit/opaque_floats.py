@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from roller.te.compat import Call, dtype_of, pure_operator, tirx, tvm, tvm_ffi
+from roller.te.compat import Call, dtype_of, pure_operator, structural_map, tirx, tvm
 
 _NODES = ("Add", "Sub", "Mul", "Div", "Max", "Min", "EQ", "NE", "LT", "LE", "GT", "GE")
 #: Operands of nodes that become opaque; vectors have their lanes in the name.
@@ -80,5 +80,5 @@ def _hiding(operator: Any) -> Callable[[Any], Any]:
 
 
 def _mapped(module: Any, *rules: tuple[Any, Callable[[Any], Any]]) -> Any:
-    functions = {v: f.with_body(tvm_ffi.structural_map(f.body, list(rules))) for v, f in module.functions.items()}
+    functions = {v: f.with_body(structural_map(f.body, list(rules))) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)
