@@ -7,6 +7,7 @@ colours, and on standard error what draws a bar.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -39,7 +40,9 @@ class PrintableStream:
         """Write a text as it may be shown; return how many characters of it were taken."""
         if text.isascii() and text.isprintable():  # most of them
             return self._stream.write(text)
-        parts = self._allowed.split(text) if self._stream.isatty() else [text]
+        # Rich colours a pipe as well where FORCE_COLOR asks for it.
+        coloured = self._stream.isatty() or bool(os.environ.get("FORCE_COLOR"))
+        parts = self._allowed.split(text) if coloured else [text]
         self._stream.write("".join(p if n % 2 else printable(p) for n, p in enumerate(parts)))
         return len(text)
 
