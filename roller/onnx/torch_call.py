@@ -38,6 +38,15 @@ def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
     return lambda array: torch.from_numpy(array.view(bits)).view(named)
 
 
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose contiguous memory is what it is; a copy where strides, a negation or zeros are noted."""
+    import torch
+
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 class GraphCall:
     """A session that takes a graph's arguments and returns its results.
 
@@ -51,6 +60,8 @@ class GraphCall:
         What the graph holds itself, numbered after all arguments.
     outputs, dtypes
         As of :class:`roller.onnx.torch_export.Exported`.
+    direct
+        Whether arguments are read where they lie, and not through arrays of what they are.
     """
 
     def __init__(
@@ -60,13 +71,14 @@ class GraphCall:
         held: Sequence[Held],
         outputs: Sequence[int | None],
         dtypes: Sequence[torch.dtype | None],
+        direct: bool = True,
     ) -> None:
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
         self._results = tuple(self._result(n, dtype) for n, dtype in zip(outputs, dtypes, strict=True))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
-            self._places = Places(wanted)
+            self._places = Places(wanted) if direct else None
         except (LookupError, OSError):  # an older release: arrays are made of all tensors instead
             self._places = None
 
@@ -100,7 +112,7 @@ class GraphCall:
         """
         tensor = arguments[self._positions[number]]
         feeds = self.session.feeds
-        array: np.ndarray = feeds.taken(tensor.detach().contiguous().numpy(), feeds.inputs[number])
+        array: np.ndarray = feeds.taken(in_memory(tensor).numpy(), feeds.inputs[number])
         return array
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roller.onnx.torch_call import in_memory
+
 if TYPE_CHECKING:
     import torch
 
@@ -86,7 +88,7 @@ class FrozenGraph:
                 made = _Set(self._unpacked(), None)
             else:
                 # Copies: a constant that no kernel packs would else be the weight itself.
-                arrays = (np.array(w.detach().numpy(), order="C") for w in weights)
+                arrays = (np.array(in_memory(w).numpy(), order="C") for w in weights)
                 run = self._pack(dict(zip(self._positions, arrays, strict=False)))
                 made = _Set(run, state, tuple(w.detach() for w in weights), packs)
             self._sets[key] = made

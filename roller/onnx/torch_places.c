@@ -42,6 +42,7 @@ static int fits(const Library *f, Tensor *tensor, const Expected *e, uint64_t *a
     if (shape[d] != e->shape[d] || (shape[d] != 1 && strides[d] != step)) return 0;
     step *= shape[d];
   }
+  if (!data && step) return 0; /* zeros that are only noted have no memory */
   *address = (uint64_t)data;
   return *address % e->itemsize == 0;
 }

@@ -58,6 +58,16 @@ def test_strided_inputs_are_taken():
     agrees(compiled(model, top_k=1), model, torch.randn(6, 3).T)
 
 
+@pytest.mark.slow
+def test_tensors_whose_memory_does_not_say_what_they_are():
+    fast = compiled(lambda x: x * 2 + 1, deterministic=True)
+    x = torch.randn(4, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x), x * 2 + 1)
+        assert torch.equal(fast(torch._efficientzerotensor((4, 8))), torch.ones(4, 8))
+        torch.testing.assert_close(fast(torch._neg_view(x)), 1 - x * 2)
+
+
 def test_training_runs_in_pytorch_and_says_so():
     model = Net().eval()
     with pytest.warns(RuntimeWarning, match="runs in PyTorch instead: gradients are wanted"):
