@@ -36,7 +36,8 @@ PLUGINS = [word for name in ("time_limit", "shards") for word in ("-p", f"tools.
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *PLUGINS, *words], cwd=folder, text=True,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *PLUGINS, *words],
+        cwd=folder, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120,
     )  # fmt: skip
 
