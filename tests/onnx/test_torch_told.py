@@ -17,6 +17,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     torch._dynamo.reset()
+    # A verb that a fixture of another file ran may have set the logger up; conftest.py restores it after the test.
+    log = logging.getLogger("roller")
+    log.handlers.clear()
+    log.setLevel(logging.NOTSET)
     # Nobody listens, as in a program of a user's own: handlers of pytest are those of whoever configured logging.
     monkeypatch.setattr(torch_backend._LOG.__class__, "hasHandlers", lambda self: False)
     yield
