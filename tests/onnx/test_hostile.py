@@ -191,14 +191,14 @@ def test_huge_inputs():
 
 
 def test_a_hundred_thousand_nodes():
-    """Chains of every kind, all nodes of one name: time linear in them."""
+    """Chains of every kind, all nodes of one name: time linear in them. Products and sums round, so they stay."""
     kinds = [("Relu", ""), ("Identity", ""), ("Mul", " k"), ("Add", " k"), ("Transpose", "")]
     nodes = [
         node(kinds[i // 20_000][0], f"v{i}{kinds[i // 20_000][1]}", f"v{i + 1}", name="same") for i in range(100_000)
     ]
     model = model_of(nodes, [info("v0")], [info("v100000", shape=None)], [("k", np.float32(1.0001))])
     graph = fold(read(model.SerializeToString()))
-    assert graph.outputs == ("v100000",) and len({n.name for n in graph.nodes}) == len(graph.nodes) == 20_002
+    assert graph.outputs == ("v100000",) and len({n.name for n in graph.nodes}) == len(graph.nodes) == 60_000
 
 
 def nested(depth):
