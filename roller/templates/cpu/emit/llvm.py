@@ -75,7 +75,7 @@ def lower_module(
     free = [t.name for t, _ in tensors if t.name not in fixed]
     names = {ENTRY: (*free, *(n for n in fixed if n not in nests.unread), *panels)}
     computed_main = side_by_side(vectorise_math(rounded_casts(nests.main)))
-    bodies = {ENTRY: without_vain_vectors(without_nested_bindings(computed_main))}
+    bodies = {ENTRY: computed_main}
     if nests.pack is not None:
         names[PACK], bodies[PACK] = (*fixed, *panels), nests.pack
     if cores == 1:
@@ -85,6 +85,9 @@ def lower_module(
         f: without_byte_floats([buffers[n] for n in names[f]], body, byte_floats.to_float, byte_floats.to_byte)
         for f, body in bodies.items()
     }
+    params, body = functions[ENTRY]
+    # Conversions of floats of 8 bits bind their operands too.
+    functions[ENTRY] = params, without_vain_vectors(without_nested_bindings(body))
     module = prim_funcs({f: (params, with_hints(body)) for f, (params, body) in functions.items()})
     if program.nontemporal:
         module = stream_stores(module, [t.name for t in expr.output_tensors])
