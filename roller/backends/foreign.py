@@ -29,11 +29,6 @@ def check_memory(value: Any) -> None:
         raise BufferError("it is zero and has no memory: pass torch.zeros(x.shape, dtype=x.dtype)")
 
 
-def is_noted(value: Any) -> bool:
-    """Whether :func:`check_memory` refuses a tensor."""
-    return any(_says(value, name) for name in ("is_neg", "is_conj", "_is_zerotensor"))
-
-
 def _says(value: Any, name: str) -> bool:
     method = getattr(value, name, None)
     return callable(method) and bool(method())

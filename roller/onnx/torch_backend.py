@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.backends.foreign import is_noted
 from roller.core.display import cut
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
@@ -103,17 +102,16 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
     """Return a graph compiled for arguments like these, itself where it is refused."""
     chosen = dict(options)
     freeze = chosen.pop("freeze", False)
-    direct = not any(map(is_noted, examples))  # PyTorch compiles anew for tensors with other notes
 
     def make() -> Graph:
         _tell(graph, examples, chosen.get("progress"))
         exported = export(graph, examples)
 
         def packed(weights: Mapping[int, np.ndarray]) -> Graph:
-            return _or_eager(graph, lambda: _called(exported, chosen, weights, direct))
+            return _or_eager(graph, lambda: _called(exported, chosen, weights))
 
         if not freeze or not exported.weights:
-            return _called(exported, chosen, {}, direct)
+            return _called(exported, chosen, {})
         return FrozenGraph(sorted(exported.weights), packed)
 
     return _or_eager(graph, make)
@@ -149,16 +147,14 @@ def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
         return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
 
 
-def _called(
-    exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], direct: bool
-) -> GraphCall:
+def _called(exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray]) -> GraphCall:
     """Return a compiled graph with these of its arguments inside."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
     session = compile_model(exported.model, "cpu", values=known or None, **options)
     assert isinstance(session, Session)
     places = dict(zip(exported.names, exported.positions, strict=True))
     positions = [places[name] for name in session.plan.program.inputs]
-    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes, direct)
+    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes)
 
 
 def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:

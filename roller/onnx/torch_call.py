@@ -60,8 +60,6 @@ class GraphCall:
         What the graph holds itself, numbered after all arguments.
     outputs, dtypes
         As of :class:`roller.onnx.torch_export.Exported`.
-    direct
-        Whether arguments are read where they lie, and not through arrays of what they are.
     """
 
     def __init__(
@@ -71,14 +69,13 @@ class GraphCall:
         held: Sequence[Held],
         outputs: Sequence[int | None],
         dtypes: Sequence[torch.dtype | None],
-        direct: bool = True,
     ) -> None:
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
         self._results = tuple(self._result(n, dtype) for n, dtype in zip(outputs, dtypes, strict=True))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
-            self._places = Places(wanted) if direct else None
+            self._places = Places(wanted)
         except (LookupError, OSError):  # an older release: arrays are made of all tensors instead
             self._places = None
 
