@@ -1,7 +1,8 @@
-"""PyTorch's fused layers of transformers, which no exporter knows, as what they compute.
+"""What no exporter knows, or computes otherwise than PyTorch, as what it computes.
 
-In inference ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` take a fast path of one operator each; a
-traced graph holds that operator.
+Whole numbers are divided as such: the exporter rounds a quotient of float32, which 16,777,217 is not. In inference
+``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` take a fast path of one operator each; a traced graph
+holds that operator.
 """
 
 from __future__ import annotations
@@ -22,10 +23,37 @@ def spell_out(graph: torch.fx.Graph) -> None:
     known: dict[Any, Callable[..., Any]] = {
         torch._transformer_encoder_layer_fwd: encoder_layer,
         torch._native_multi_head_attention: attention,
+        torch.div: divided,
+        torch.divide: divided,
     }
+    methods = {"div": divided, "divide": divided, "div_": divided_in_place, "divide_": divided_in_place}
     for node in graph.nodes:
         if node.op == "call_function" and node.target in known:
             node.target = known[node.target]
+        elif node.op == "call_method" and node.target in methods:
+            node.op, node.target = "call_function", methods[node.target]
+
+
+def divided(x: Any, y: Any, *, rounding_mode: str | None = None, **options: Any) -> torch.Tensor:
+    """Return what ``torch.div`` gives; quotients of whole numbers, rounded, by arithmetic on whole numbers."""
+    import torch
+
+    if rounding_mode is None:
+        return torch.div(x, y, **options)
+    kind = torch.result_type(x, y)
+    if options or kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        return torch.div(x, y, rounding_mode=rounding_mode, **options)
+    below: torch.Tensor = torch.floor_divide(x, y)
+    if rounding_mode == "floor":
+        return below
+    # Towards zero: one more where something is left of a negative quotient, which is all that flooring changes.
+    one_more: torch.Tensor = (below < 0) & (below * y != x)
+    return below + one_more.to(below.dtype)
+
+
+def divided_in_place(x: torch.Tensor, y: Any, **options: Any) -> torch.Tensor:
+    """Return what ``torch.Tensor.div_`` gives."""
+    return x.copy_(divided(x, y, **options))
 
 
 def attention(

@@ -59,6 +59,20 @@ def test_strided_inputs_are_taken():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["floor", "trunc"])
+def test_whole_numbers_are_divided_as_such(mode):
+    x, y = torch.tensor([2**24 + 1, 123456789, -123456789, 2**53 + 1, -7, 7]), torch.tensor([1, 2, 2, 3, 2, -2])
+    for f in (
+        lambda x, y: torch.div(x, y, rounding_mode=mode),
+        lambda x, y: x.div(y, rounding_mode=mode) + (x + 0).div_(2, rounding_mode=mode),
+    ):
+        torch._dynamo.reset()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            assert torch.equal(compiled(f, deterministic=True)(x, y), f(x, y))
+
+
+@pytest.mark.slow
 def test_tensors_whose_memory_does_not_say_what_they_are():
     fast = compiled(lambda x: x * 2 + 1, deterministic=True)
     x = torch.randn(4, 8)
