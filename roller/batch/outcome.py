@@ -43,6 +43,12 @@ class Batch:
         """Return the number of kernels of an origin."""
         return sum(o == origin for o in self.origins.values())
 
+    @property
+    def reasons(self) -> str:
+        """Reasons of all kernels that failed, equal ones together, without a remedy or a full stop."""
+        reasons = {key: why.partition(" Try a larger top_k")[0].rstrip(".") for key, why in self.failures.items()}
+        return grouped_reasons(Record(key, "failed", why) for key, why in reasons.items())
+
     def raise_failures(self, name: str, device: str) -> None:
         """Raise the reasons of all kernels that failed, grouped.
 
@@ -53,9 +59,8 @@ class Batch:
         """
         if not self.failures:
             return
-        reasons = grouped_reasons(Record(k, "failed", why) for k, why in self.failures.items())
         kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""
         raise NoCandidateError(
             f"{name} on {device}: {len(self.failures)} of {len(self.failures) + len(self.artifacts)} kernels have no "
-            f"candidate that works: {reasons.rstrip('.')}.{kept} Try a larger top_k, or report the kernels."
+            f"candidate that works: {self.reasons}.{kept} Try a larger top_k, or report the kernels."
         )

@@ -5,10 +5,11 @@ Every node of a scalar tree carries its exact value and the ends between which a
 operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
 (design.md, section 7), whatever its order, because different terms round in different directions. Where terms repeat,
 along an axis that reads no other element, so do their roundings, which then add up: ``sqrt`` is taken of the different
-ones only. It is never more than ``eps K sum|b|``, the worst of all orders. It comes near that where ``K eps`` is so
-large that terms vanish beside partial sums, if those are larger than of terms of random signs (of positive terms,
-say). Where all terms are multiples of one power of two and so few that every partial sum is such a number, nothing is
-rounded at all (:mod:`roller.expr.exact_sums`).
+ones only. Of terms that happen to be equal, ``n`` at a time, it is ``sqrt(sum n^2)``. It is never more than
+``eps K sum|b|``, the worst of all orders, and comes near that where ``K eps`` is so large that terms vanish beside
+partial sums, if those are larger than of terms of random signs (of positive terms, say). Where all terms are multiples
+of one power of two and so few that every partial sum is such a number, nothing is rounded at all
+(:mod:`roller.expr.exact_sums`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from roller.core.dtypes import is_float, stored
 from roller.expr.combiners import COMBINERS
 from roller.expr.enclosing import enclose, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
-from roller.expr.exact_sums import different, is_product, steps_per_one
+from roller.expr.exact_sums import different, equal_pairs, is_product, steps_per_one
 from roller.expr.rounding import (
     EPS,
     FLUSHED,
@@ -140,8 +141,8 @@ class Enclosure:
             total.add(body.map(lambda a, shape=shape: np.broadcast_to(a, shape)))
         return total.result()
 
-    def _rounding(self, s: Stage) -> float:
-        """Return the relative rounding of a sum of magnitudes: of the sum, and of products that are not enclosed.
+    def _rounding(self, s: Stage) -> tuple[float, float]:
+        """Return the relative rounding of a sum of magnitudes, usual and worst, with products that are not enclosed.
 
         Roundings of different terms go in different directions, unless terms vanish (:attr:`_Total.vanishing`).
         """
@@ -149,11 +150,11 @@ class Enclosure:
         terms = math.prod(a.extent for a in s.reduction_axes)
         distinct = math.prod(different(s, a.name, a.extent) for a in s.reduction_axes)
         worst = max(float(terms), 4 * math.sqrt(terms))
-        sum_ = min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
-        if s.combiner != "sum" and terms * eps > _VANISHING:
-            sum_ = worst
+        vanishing = s.combiner != "sum" and terms * eps > _VANISHING
+        sum_ = worst if vanishing else min(worst, 4 * math.sqrt(distinct) * (terms / distinct))
         products = sum(isinstance(n, Call) for n in walk(s.body)) if self._is_product(s) else 0
-        return sum_ * eps + products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
+        of_products = products * EPS.get(computed_in(s.body, self.dtypes), 0.0)
+        return sum_ * eps + of_products, worst * eps + of_products
 
     def _is_product(self, s: Stage) -> bool:
         return is_product(s, self.values, self.dtypes)
@@ -240,17 +241,16 @@ class Enclosure:
 class _Total:
     """A reduction, piece by piece; terms are rounded to ``eps_of_terms``, sums exactly in any order where ``exact``."""
 
-    def __init__(self, s: Stage, rounding: float, eps_of_terms: float, *, exact: bool) -> None:
-        self.combiner, self.dtype, self.rounding = s.combiner, s.acc_dtype, rounding
+    def __init__(self, s: Stage, rounding: tuple[float, float], eps_of_terms: float, *, exact: bool) -> None:
+        self.combiner, self.dtype, (self.rounding, self.worst) = s.combiner, s.acc_dtype, rounding
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
-        #: Units per one of all terms, infinite where there is none.
-        self.unit = 0.0 if exact else np.inf
+        self.unit = 0.0 if exact else np.inf  # units per one of all terms, infinite where there is none
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []
-        self.largest, self.squares, self.reach, self.until = 0.0, 0.0, 0.0, 0.0
+        self.largest, self.squares, self.reach, self.until, self.equal = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def add(self, body: Enclosed) -> None:
         """Combine a piece ``(rows, terms)``."""
@@ -278,6 +278,7 @@ class _Total:
         """Remember what tells how a sum rounds: units and magnitudes of its terms, and how far partial sums go."""
         exact = body.is_point and self.unit < np.inf
         self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
+        self.equal = self.equal + np.sqrt(equal_pairs(body.value))  # as though pieces had the same values
         if exact:
             self.largest = np.maximum(self.largest, np.max(size, axis=1))
         if self.vanishing:
@@ -329,7 +330,8 @@ class _Total:
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
         size = sum(self.sizes)
-        error = self.rounding * size
+        alike = 4 * (np.sqrt(self.terms + np.square(self.equal)) - math.sqrt(self.terms)) * self.eps
+        error = np.fmin(self.rounding + alike, self.worst) * size
         if self.vanishing:
             # Partial sums of random signs stay within some standard deviations, as do roundings of theirs; larger ones
             # swallow terms, always in the same direction.
@@ -373,9 +375,7 @@ def converted(e: Enclosed, source: str, to: str) -> Enclosed:
     with np.errstate(invalid="ignore"):
         value = wrapped(value.astype(np.int64), to)
     if not is_float(source):
-        if e.is_point:
-            return Enclosed.point(value)
-        return within_range(to, value, e)
+        return Enclosed.point(value) if e.is_point else within_range(to, value, e)
     ends = Enclosed(e.value, np.trunc(e.low), np.trunc(e.high))
     if e.is_point and np.all(holds(to, ends)):
         return Enclosed.point(value)

@@ -38,6 +38,36 @@ def steps_per_one(values: np.ndarray) -> float:
     return steps
 
 
+def equal_pairs(values: np.ndarray) -> np.ndarray:
+    """Return by row how many ordered pairs of its elements are equal, less those of opposite ones; a sample may do.
+
+    The roundings of equal terms add up, those of opposite ones cancel; zeros do not round.
+
+    Examples
+    --------
+    >>> equal_pairs(np.array([[1.0, 2.0, 1.0, 1.0, 0.0, 0.0], [1.0, 2.0, 1.0, -1.0, -1.0, 3.0]]))
+    array([6, 0])
+    """
+    some = values[[0, len(values) // 2, -1]] if len(values) > 3 else values
+    if np.max(_equal_pairs(some), initial=0) * 8 < values.shape[1]:  # too few to show in a bound
+        return np.zeros(len(values), np.int64)
+    return _equal_pairs(values)
+
+
+def _equal_pairs(values: np.ndarray) -> np.ndarray:
+    rows, terms = values.shape
+    order = np.argsort(np.abs(values), axis=1)
+    signed = np.take_along_axis(values, order, axis=1).ravel()
+    sizes = np.abs(signed)
+    begins = np.ones(rows * terms, bool)
+    begins[1:] = sizes[1:] != sizes[:-1]
+    begins[::terms] = True
+    at = np.flatnonzero(begins)
+    surplus = np.add.reduceat(np.sign(np.nan_to_num(signed)), at)
+    pairs = np.bincount(at // terms, np.square(surplus), rows) - np.count_nonzero(values, axis=1)
+    return np.asarray(np.maximum(pairs, 0), np.int64)
+
+
 def _rest(values: np.ndarray) -> np.ndarray:
     """Return how far values are from whole ones: a tenth of the time that a remainder takes."""
     found: np.ndarray = values - np.rint(values)

@@ -22,11 +22,12 @@ from roller.batch.executors import Workers, crew_of
 from roller.batch.horizontal import packs_for, planned
 from roller.batch.horizontal_prices import packable
 from roller.batch.jobs import Settings, Target, builds, construct
+from roller.batch.outcome import Batch
 from roller.batch.predictions import Predictions
 from roller.batch.progress import OnProgress, shown, silent, told_on_interrupt
-from roller.errors import RollerWarning
+from roller.errors import RollerWarning, counted
 from roller.graph.coschedule import coscheduled
-from roller.graph.layouts import laid_out
+from roller.graph.layouts import ChosenLayouts, laid_out
 from roller.graph.steps import Program
 from roller.graph.weights import passing_bytes
 from roller.hardware import DeviceSpec
@@ -287,8 +288,12 @@ def compile_program(
     side_by_side: bool = True,
     packs: bool = False,
     given: Mapping[str, KernelArtifact] | None = None,
+    blocks: bool = True,
 ) -> CompiledModel:
     """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
+
+    Where a kernel that layouts or sections made has no candidate that works, the model is compiled without ``blocks``
+    of channels and without sections, and a :class:`RollerWarning` says so.
 
     Raises
     ------
@@ -298,7 +303,8 @@ def compile_program(
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
     predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
-    laid = laid_out(program, spec, predictions)
+    declared = program
+    laid = laid_out(program, spec, predictions) if blocks else ChosenLayouts(program)
     program, packing = laid.program, None
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
@@ -312,6 +318,12 @@ def compile_program(
         passing=passing_bytes(program), crew=crew, cache=cache, progress=progress, constructed=predictions.constructed,
         given=given,
     )  # fmt: skip
+    if batch.failures and not batch.failures.keys() & declared.kernels.keys():
+        warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
+        return compile_program(
+            declared, target, settings, crew, cache, progress=progress, side_by_side=False,
+            given={**(given or {}), **batch.artifacts}, blocks=False,
+        )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
     kernels = None
@@ -321,3 +333,11 @@ def compile_program(
     made = planned(program, batch.artifacts, spec, kernels)
     seconds["plan"] = time.monotonic() - before
     return CompiledModel(made.plan, batch.artifacts, spec, target, batch, seconds, str(laid), made)
+
+
+def _without_rewriting(batch: Batch, name: str, device: str) -> str:
+    """Say which rewritten kernels failed, and that the model is compiled without them."""
+    return (
+        f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
+        f"{batch.reasons}. The model is compiled with the layouts it declares, every kernel by itself."
+    )

@@ -121,6 +121,24 @@ def test_terms_that_repeat_round_alike():
     assert not check(e, [x], one_by_one * np.float32(1.1)).ok
 
 
+def test_terms_that_happen_to_be_equal_round_alike():
+    """Squares of numbers of few digits, summed in turn: off by more than sums of different terms are."""
+    n = 2304
+    axes = (Axis("i", 1), Axis("r", n, "reduction"))
+    v = Call("add", (Load("x", (AT, axis_index("r"))), Const(0.0390625)))
+    stage = Stage(Tensor("y", (1,)), axes, (AT,), Call("mul", (v, v)), "sum")
+    e = TensorExpr("squares", (Tensor("x", (1, n)),), (stage,), ("y",))
+    most = 0.0
+    for seed in range(130, 150):
+        x = (np.random.default_rng(seed).standard_normal((1, n)) * 4).round().astype(np.float32) / 4
+        terms = np.square(x[0] + np.float32(0.0390625))
+        in_turn = np.add.accumulate(terms)[-1:]
+        most = max(most, abs(in_turn[0] / terms.sum(dtype=np.float64) - 1))
+        assert check(e, [x], in_turn).ok
+        assert not check(e, [x], in_turn - np.float32(1)).ok
+    assert most > 4 * EPS["float32"] * n**0.5
+
+
 def test_overflow_may_be_infinite_and_underflow_zero():
     e = pointwise(Call("exp", (X,)), n=3)
     x = np.array([89.0, -88.0, 1.0], np.float32)

@@ -9,15 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import helper
+from onnx import helper, numpy_helper
 
 import roller
+from roller.batch import tasks
+from roller.errors import RollerWarning
 from roller.graph.blocking import Blocked, converted, rewritten
 from roller.graph.coschedule import predictor
 from roller.graph.layouts import ChosenLayouts, _Choice, laid_out
 from roller.graph.mincut import INFINITE, Network
 from roller.graph.steps import Join, Program, Run
 from roller.hardware import load_spec
+from roller.onnx import compile as compiling
 from roller.onnx.compile import compile_partitioned, partitioned, read
 from roller.onnx.options import ModelOptions
 from roller.perf.estimate import Estimate
@@ -288,3 +291,49 @@ def test_a_model_in_blocks_runs_as_the_plain_one_and_is_saved(tmp_path):
     assert np.allclose(made.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-5)
     made.save(tmp_path / "saved")
     assert np.array_equal(roller.load_model(tmp_path / "saved").run(None, {"x": x})[0], made.run(None, {"x": x})[0])
+
+
+@pytest.mark.slow
+def test_a_kernel_in_blocks_that_no_candidate_computes_does_not_fail_the_model(monkeypatch):
+    model = tower(channels=32)
+    declared = program_of(model, batch=2)
+    laid = blocked_throughout(declared, 16)
+    rewritten_only = [s.expression for k, s in laid.program.kernels.items() if k not in declared.kernels]
+    assert rewritten_only
+    kept = tasks.Build.run
+
+    def refuse(task):
+        if task.expression in rewritten_only:
+            raise ValueError("no luck")
+        return kept(task)
+
+    monkeypatch.setattr(compiling, "laid_out", lambda *_: laid)
+    monkeypatch.setattr(tasks.Build, "run", refuse)
+    with pytest.warns(RollerWarning, match=r"kernels? in blocks .* no luck\. The model is compiled with the lay"):
+        session = roller.compile_model(model, batch=2, top_k=1, cache=False, progress=False)
+    x = np.random.default_rng(3).standard_normal((2, 32, 8, 8), dtype=np.float32)
+    want = evaluate_program(declared, [x])["y"]
+    assert np.allclose(session.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_normalisation_in_blocks_between_convolutions_is_compiled():
+    """Its variance is a sum of few different terms on the inputs that candidates are checked with."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array((rng.standard_normal((32, c, 3, 3)) * 0.06).astype(np.float32), f"w{c}")
+        for c in (16, 32)
+    ] + [numpy_helper.from_array(rng.uniform(0.8, 1.2, 32).astype(np.float32), name) for name in ("scale", "bias")]
+    nodes = [
+        helper.make_node("Conv", ["x", "w16"], ["a"], pads=[1] * 4),
+        helper.make_node("InstanceNormalization", ["a", "scale", "bias"], ["i"]),
+        helper.make_node("LeakyRelu", ["i"], ["n"], alpha=0.1),
+        helper.make_node("Conv", ["n", "w32"], ["y"], pads=[1] * 4),
+    ]
+    ends = [helper.make_tensor_value_info(n, 1, (1, c, 48, 48)) for n, c in (("x", 16), ("y", 32))]
+    graph = helper.make_graph(nodes, "normalised", ends[:1], ends[1:], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    session = roller.compile_model(model, progress=False)
+    x = rng.standard_normal((1, 16, 48, 48)).astype(np.float32)
+    want = models.runtime(model, {"x": x})[0]
+    assert np.allclose(session.run(None, {"x": x})[0], want, rtol=1e-4, atol=1e-4)
