@@ -27,9 +27,9 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
     ) from err
 
 __all__ = [
-    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "default_pipeline", "dtype_of",
-    "is_buffer_var", "llvm_features", "pure_operator", "split_host_device", "structural_map", "structural_walk",
-    "substitute", "te", "tirx", "tvm", "tvm_ffi",
+    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "compute_op", "default_pipeline",
+    "dtype_of", "is_buffer_var", "llvm_features", "pure_operator", "split_host_device", "structural_map",
+    "structural_walk", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
@@ -98,6 +98,11 @@ def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
     if not values:
         return expr
     return structural_map(expr, (tirx.Var, lambda v: values.get(v, v)))
+
+
+def compute_op(op: Any, body: Sequence[Any]) -> Any:
+    """Return a ``te.ComputeOp`` with another body."""
+    return te._ffi_api.ComputeOp(op.name, op.tag, op.attrs, op.axis, list(body))
 
 
 def dtype_of(expr: Any) -> str:

@@ -32,6 +32,7 @@ from roller.te.affine import AxisSpace, NotAffineError, both, cases, comparison,
 from roller.te.blocks import Block, subexpressions
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, tirx
+from roller.te.opaque_floats import opaque_value, transparent_value
 
 Env = Mapping[Any, Any]
 
@@ -228,7 +229,7 @@ class Converter:
 
     def _choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
         """Return a selection: a guard where the condition bounds an access, else ``select``."""
-        known = self.space.simplify(condition, env)
+        known = transparent_value(self.space.simplify(opaque_value(condition), env))
         if isinstance(known, tirx.IntImm):
             return self.scalar(yes if int(known.value) else no, env)
         if _reads_data(condition):

@@ -31,6 +31,7 @@ from roller.te.blocks import Block, check_reduction, constant_extent, read_block
 from roller.te.compat import dtype_of, te, tirx, tvm
 from roller.te.convert import Converter
 from roller.te.emit import emit_scalar, reducer
+from roller.te.opaque_floats import function_of
 
 __all__ = ["read", "to_te"]
 
@@ -80,9 +81,9 @@ def read(source: Any, name: str = "") -> TensorExpr:
 
 
 def _function(tensors: list[Any]) -> Any:
-    """Return the function that TVM makes of tensors; it simplifies them, and refuses some literals in doing so."""
+    """Return the function that TVM makes of tensors; it simplifies indices, and refuses some literals in doing so."""
     try:
-        return te.create_prim_func(tensors)
+        return function_of(tensors)
     except (ValueError, tvm.error.InternalError) as err:
         reason = str(err).strip().rpartition("is false: ")[2].splitlines() or [type(err).__name__]
         raise ExprError(

@@ -15,6 +15,8 @@ import roller
 from roller.emulator import emulate
 from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.pipeline import lower
+from roller.te.compat import te, tirx
+from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program
 from tests.offenders import every
 
@@ -129,3 +131,44 @@ def test_a_gpu_computes_what_is_written(dtype, device):
     e, given, spec = expression(dtype), operands(dtype), roller.load_spec(device)
     (best,) = roller.construct(e, spec, top_k=1)
     assert_as_written(dtype, emulate(lower(best.program, e, spec), given), *given)
+
+
+def te_cases(big):
+    """Return what TVM's own operators build of two elements, stage by stage, and what NumPy computes of two arrays."""
+    zero, one = tirx.const(0, "float32"), tirx.const(1, "float32")
+
+    def where(condition):
+        return tirx.Select(condition, one, zero)
+
+    return {
+        "magic": (lambda x, y: (x + big) - big, lambda a, b: (a + np.float32(big)) - np.float32(big)),
+        "x - x": (lambda x, y: x - x, lambda a, b: a - a),
+        "(x + y) - y": (lambda x, y: (x + y) - y, lambda a, b: (a + b) - b),
+        "x / x": (lambda x, y: x / x, lambda a, b: a / a),
+        "x == x": (lambda x, y: where(tirx.EQ(x, x)), lambda a, b: a == a),
+        "x != x": (lambda x, y: where(tirx.NE(x, x)), lambda a, b: a != a),
+        "x - y < 0": (lambda x, y: where(x - y < zero), lambda a, b: (a - b) < 0),
+        "x + y <= x": (lambda x, y: where(x + y <= x), lambda a, b: (a + b) <= a),
+    }
+
+
+def test_a_tensor_expression_is_read_as_written():
+    """Chains of stages, too: TVM simplifies what they are inlined to."""
+    x, y = operands("float32")
+    tensors = [te.placeholder((N,), name=n) for n in "XY"]
+
+    def built(f):
+        return te.compute((N,), lambda i: f(*(t[i] for t in tensors)))
+
+    outputs = [built(f) for f, _ in te_cases(BIG["float32"]).values()]
+    shifted = te.compute((N,), lambda i: tensors[0][i] + BIG["float32"])
+    outputs.append(te.compute((N,), lambda i: shifted[i] - BIG["float32"]))
+    right = [*te_cases(BIG["float32"]).items(), ("magic in stages", te_cases(BIG["float32"])["magic"])]
+    e = read([*tensors, *outputs])
+    (best,) = roller.construct(e, "cpu", top_k=1)
+    wrong = []
+    with np.errstate(all="ignore"):
+        for (name, (_, f)), found in zip(right, kernel(e, best.program)(x, y), strict=True):
+            want = np.asarray(f(x, y)).astype(np.float32)
+            wrong += [name] if not np.array_equal(found, want, equal_nan=True) else []
+    assert not wrong

@@ -13,8 +13,8 @@ from roller.core.processor import used_by
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
 from roller.te.compat import llvm_features, tirx, tvm
+from roller.te.opaque_floats import opaque
 from roller.templates.cpu.emit.nest import Stmt
-from roller.templates.emit.opaque_floats import opaque
 
 ENTRY = "main"
 #: Function that packs constants into panels.

@@ -15,8 +15,8 @@ import numpy as np
 
 from roller.te.compat import dtype_of, structural_map, tirx, tvm
 from roller.te.emit import Expr
+from roller.te.opaque_floats import opaque, transparent
 from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
-from roller.templates.emit.opaque_floats import opaque, transparent
 
 #: LLVM's names of the element types that are stored this way.
 _LLVM = {

@@ -17,8 +17,8 @@ from roller.expr import TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
+from roller.te.opaque_floats import opaque
 from roller.templates.emit.byte_floats import without_byte_floats
-from roller.templates.emit.opaque_floats import opaque
 from roller.templates.gpu.emit import byte_floats, device_functions
 from roller.templates.gpu.emit.bfloat16 import keep_nan
 from roller.templates.gpu.emit.context import Context
