@@ -27,9 +27,9 @@ except ImportError as err:  # pragma: no cover - exercised only without TVM
     ) from err
 
 __all__ = [
-    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "compute_op", "default_pipeline",
-    "dtype_of", "is_buffer_var", "llvm_features", "pure_operator", "split_host_device", "structural_map",
-    "structural_walk", "substitute", "te", "tirx", "tvm", "tvm_ffi",
+    "Call", "SBlockRealize", "Schedule", "ScheduleError", "TensorLoad", "analyzer", "build_here", "compute_op",
+    "default_pipeline", "dtype_of", "is_buffer_var", "llvm_features", "pure_operator", "split_host_device",
+    "structural_map", "structural_walk", "substitute", "te", "tirx", "tvm", "tvm_ffi",
 ]  # fmt: skip
 
 
@@ -119,6 +119,14 @@ def split_host_device(module: Any) -> Any:
     """Split a lowered module into the host module and ``{target: device module}``."""
     # The attribute ``tvm.tirx.build`` is a function that hides the module of the same name.
     return sys.modules["tvm.tirx.build"].split_host_device_mods(module)
+
+
+def build_here(module: Any, target: Any, finish: Callable[[Any, Any], Any]) -> Any:
+    """Compile a module for a processor as ``tvm.tirx.build`` does; ``finish(passes, module)`` runs the last passes."""
+    pipeline, last, _ = default_pipeline(target)
+    bound = tirx.transform.BindTarget(target.with_host(target))(module)
+    host, _ = split_host_device(pipeline(bound))
+    return sys.modules["tvm.tirx.build"].tir_to_runtime(finish(last(), host), {}, target)
 
 
 def llvm_features(target: Any) -> list[str]:

@@ -12,33 +12,85 @@ Notes
   a sum only where it sees the product as a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
 - TVM gives LLVM an *ordered* comparison for ``!=``, which is false where an operand is NaN. LLVM therefore gets the
   negation of ``==``; in C, ``!=`` is right.
+- What is left of literals alone when loops are unrolled and branches decided is computed here, in its dtype.
 - bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from roller.te.compat import Call, compute_op, dtype_of, pure_operator, structural_map, te, tirx, tvm, tvm_ffi
 
-_NODES = ("Add", "Sub", "Mul", "Div", "Max", "Min", "EQ", "NE", "LT", "LE", "GT", "GE")
+#: Nodes that become opaque, and what they compute.
+_NODES: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Max": np.maximum, "Min": np.minimum,
+    "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
+}  # fmt: skip
 #: Operands of nodes that become opaque; vectors have their lanes in the name.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
 
 
 def _node_of(call: Any) -> Any:
-    """Return the node of a call of an opaque operator."""
+    """Return the node of a call of an opaque operator, or its number."""
     name, operands = call.op.name, list(call.args)
+    number = _number(call)
+    if number is not None:
+        return number
+    divisor = _number(operands[1])
+    if name == _name("Div") and divisor is not None:
+        return _quotient(operands[0], divisor)
     if name == _name("Add"):
         operands = [_node_of(x) if _is_opaque(x, "Mul") else x for x in operands]
     return getattr(tirx, name.removeprefix("roller."))(*operands)
 
 
+def _quotient(dividend: Any, divisor: Any) -> Any:
+    """Return a quotient by a literal; by zero a product with infinity, which is the same: TVM refuses to divide."""
+    literal = divisor.value if isinstance(divisor, tirx.Broadcast) else divisor
+    if literal.value != 0:
+        return tirx.Div(dividend, divisor)
+    infinity = tirx.const(math.copysign(math.inf, literal.value), dtype_of(literal))
+    broadcast = isinstance(divisor, tirx.Broadcast)
+    return tirx.Mul(dividend, tirx.Broadcast(infinity, divisor.lanes) if broadcast else infinity)
+
+
 def _negated_equality(call: Any) -> Any:
-    return tirx.Not(tirx.EQ(*call.args))
+    number = _number(call)
+    return number if number is not None else tirx.Not(tirx.EQ(*call.args))
+
+
+def _number(expr: Any) -> Any:
+    """Return the literal that arithmetic of literals is, in its dtype; ``None`` where it is of anything else.
+
+    TVM would compute it in float64, and refuses to divide by zero.
+    """
+    if isinstance(expr, tirx.FloatImm):
+        return expr
+    if isinstance(expr, tirx.Broadcast):
+        value = _number(expr.value)
+        return None if value is None else tirx.Broadcast(value, expr.lanes)
+    if not isinstance(expr, Call) or getattr(expr.op, "name", "") not in _NAMES:
+        return None
+    a, b = map(_number, expr.args)
+    if a is None or b is None:
+        return None
+    if isinstance(a, tirx.Broadcast):
+        return tirx.Broadcast(_computed(expr.op.name, a.value, b.value), a.lanes)
+    return _computed(expr.op.name, a, b)
+
+
+def _computed(name: str, a: Any, b: Any) -> Any:
+    dtype = dtype_of(a)
+    with np.errstate(all="ignore"):
+        value = _NODES[name.removeprefix("roller.")](*(np.dtype(dtype).type(x.value) for x in (a, b)))
+    return tirx.const(value.item(), "bool" if isinstance(value, np.bool_) else dtype)
 
 
 def _name(node: str) -> str:
@@ -55,7 +107,10 @@ _OPERATORS = {
     )
     for node in _NODES
 }  # fmt: skip
-_NAMES = frozenset(_name(node) for node in _NODES)
+_NAMES = {_name(node): node for node in _NODES}
+#: The same for conditions while ``LowerIntrin`` runs, which leaves them alone.
+_HELD = {_name(node): pure_operator(f"{_name(node)}.held", {}) for node in _NODES}
+_HELD_NAMES = {f"{name}.held": name for name in _HELD}
 
 
 def opaque(module: Any) -> Any:
@@ -72,6 +127,40 @@ def opaque(module: Any) -> Any:
 def transparent(module: Any) -> Any:
     """Return the module whose :func:`opaque` form ``module`` is, with whatever passes have done since."""
     return _mapped(module, _SHOWING)
+
+
+def finished(passes: Any, module: Any, *, llvm: bool) -> Any:
+    """Return what the last passes of a pipeline, which turn opaque calls into nodes, make of a module.
+
+    ``LowerIntrin`` simplifies the conditions of branches and selections to learn from them: those on data stay opaque
+    until it is done.
+    """
+
+    def held(call: Any) -> Any:
+        operator = _HELD.get(getattr(call.op, "name", ""))
+        return call if operator is None else Call(operator, list(call.args), ret_ty=call.ty)
+
+    def condition(expr: Any) -> Any:
+        return structural_map(expr, (Call, held))
+
+    def branch(call: Any) -> Any:
+        if getattr(call.op, "name", "") != "prim.if_then_else":
+            return call
+        return Call(call.op, [condition(call.args[0]), *call.args[1:]], ret_ty=call.ty)
+
+    def shown(call: Any) -> Any:
+        name = _HELD_NAMES.get(getattr(call.op, "name", ""))
+        if name is None:
+            return call
+        found = Call(_OPERATORS[_NAMES[name]], list(call.args), ret_ty=call.ty)
+        return _negated_equality(found) if llvm and _NAMES[name] == "NE" else _node_of(found)
+
+    holding = [
+        (tirx.Select, lambda s: tirx.Select(condition(s.condition), s.true_value, s.false_value)),
+        (tirx.IfThenElse, lambda s: tirx.IfThenElse(condition(s.condition), s.then_case, s.else_case)),
+        (Call, branch),
+    ]
+    return _mapped(passes(_mapped(module, holding)), [(Call, shown)])
 
 
 def function_of(tensors: Sequence[Any]) -> Any:

@@ -18,11 +18,10 @@ from roller.pipeline import lower
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program
+from tests.codegen.random_floats import N, operands, random_expression, unpermitted
 from tests.offenders import every
 
-N = 256
 BIG = {"float16": 1536.0, "float32": 12582912.0, "float64": 1.5 * 2.0**52}
-_MANY = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.3, 2.7, -3.6, 0.2, -1.0, 2.5, 3e4, -5e4, 6e-8, -6e-8, 1e-40, 1e30, -3e38)
 
 
 def both(fn, a, b):
@@ -96,13 +95,6 @@ def expression(dtype):
     return TensorExpr("floats", tensors, stages, tuple(s.name for s in stages))
 
 
-def operands(dtype):
-    with np.errstate(over="ignore"):
-        x = np.resize(np.array(_MANY).astype(dtype), N)
-        y = np.repeat(np.array(_MANY).astype(dtype), -(-N // len(_MANY)))[:N]
-    return x, y
-
-
 def assert_as_written(dtype, got, x, y):
     wrong = []
     with np.errstate(all="ignore"):
@@ -172,3 +164,38 @@ def test_a_tensor_expression_is_read_as_written():
             want = np.asarray(f(x, y)).astype(np.float32)
             wrong += [name] if not np.array_equal(found, want, equal_nan=True) else []
     assert not wrong
+
+
+def on_processor(seed, dtype, outputs):
+    e, given = random_expression(seed, dtype, outputs), operands(dtype)
+    vector = [None, "i"][seed % 2]
+    made = program(e, "streaming", {"i": 32 if vector else 1}, {"i": 64}, vector)
+    return unpermitted(e, given, kernel(e, made)(*given))
+
+
+def on_emulator(seed, dtype, outputs):
+    e, given, spec = random_expression(seed, dtype, outputs), operands(dtype), roller.load_spec("v100")
+    (best,) = roller.construct(e, spec, top_k=1)
+    return unpermitted(e, given, emulate(lower(best.program, e, spec), given))
+
+
+@every("dtype", ["float32", "float64"])
+def test_random_expressions_are_computed_as_written(dtype):
+    wrong = on_processor(0, dtype, 10)
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1, 101, 10))
+def test_two_thousand_random_expressions_are_computed_as_written(first):
+    """2,000 in all: 20 outputs of each of 100 kernels."""
+    wrong = [w for n in range(first, first + 10) for w in on_processor(n, ["float32", "float64"][n % 4 == 3], 20)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ not found")
+@pytest.mark.parametrize("seed", range(15))
+def test_three_hundred_random_expressions_are_emulated_as_written(seed):
+    wrong = on_emulator(seed, ["float32", "float64"][seed % 4 == 3], 20)
+    assert not wrong, "\n".join(wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -12,8 +13,8 @@ from roller.core.c_compiler import need_compiler
 from roller.core.processor import used_by
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
-from roller.te.compat import llvm_features, tirx, tvm
-from roller.te.opaque_floats import opaque
+from roller.te.compat import build_here, llvm_features, tirx, tvm
+from roller.te.opaque_floats import finished, opaque
 from roller.templates.cpu.emit.nest import Stmt
 
 ENTRY = "main"
@@ -70,7 +71,7 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
         try:
             config = {"tirx.disable_assert": not checked}
             with tvm.transform.PassContext(config=config, disabled_pass=list(_NEEDLESS)):
-                runtime_module = tvm.tirx.build(opaque(module), target=target)
+                runtime_module = build_here(opaque(module), target, functools.partial(finished, llvm=True))
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many types; one refused program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err

@@ -17,7 +17,7 @@ from roller.expr import TensorExpr
 from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
-from roller.te.opaque_floats import opaque
+from roller.te.opaque_floats import finished, opaque
 from roller.templates.emit.byte_floats import without_byte_floats
 from roller.templates.gpu.emit import byte_floats, device_functions
 from roller.templates.gpu.emit.bfloat16 import keep_nan
@@ -237,7 +237,7 @@ def _launches(code: Unlowered, arch: str) -> tuple[Launch, ...]:
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
             ((device_target, device_module),) = devices.items()
-            device_module = exact_literals(finish()(device_module))
+            device_module = exact_literals(finished(finish(), device_module, llvm=False))
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
     except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()
