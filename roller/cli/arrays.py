@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
                 members = {m.filename.removesuffix(".npy"): m for m in file.infolist()}
                 return {n: _array(file, m) if n in names else np.empty(0) for n, m in members.items()}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, MemoryError,
-            RuntimeError, *MALFORMED) as err:  # fmt: skip
+            RuntimeError, tokenize.TokenError, *MALFORMED) as err:  # fmt: skip
         raise ArtifactError(
             f"--inputs: expected arrays by name in {path}, got '{err}'. Write it with np.savez."
         ) from err
