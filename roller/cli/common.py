@@ -262,6 +262,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
         "program": str(program),
         "tiles": {layer: program.tile(layer) for layer in program.layers},
         "mechanisms": list(program.mechanisms),
+        "emitted": program.emitted,
         "relaxed": list(program.relaxed),
         **({"accuracy": ACCURACY} if program.traits.output_side else {}),
     }
@@ -298,6 +299,7 @@ def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None 
     for rank, x in enumerate(rows, 1):
         tiles = [tile_text(x.program.tile(n)) if n in x.program.layers else "-" for n in layers]
         status = x.status + (" (best)" if x.id == best_id else "")
+        status += "" if x.program.emitted else ", not emitted"
         if x.program.relaxed:
             status += f", relaxed {','.join(x.program.relaxed)}"
         if x.reason and x.status != "doubtful":  # why that is stands below the table, once
@@ -316,6 +318,10 @@ def legend(candidates: Sequence[Any]) -> list[str]:
     meanings = {"constructed": "not built", **STATUSES}
     found = {c.status for c in candidates}
     said = [f"{name} = {text}" for name, text in meanings.items() if name in found]
+    if not all(c.program.emitted for c in candidates):
+        said.append(
+            "not emitted = priced alone: no template has code for its matrix instruction, which compile leaves out"
+        )
     if any(c.program.relaxed for c in candidates):
         said.append("relaxed RULE = does not meet this rule of alignment, and is priced for it")
     return [f"status: {'; '.join(said)}"] if said else []

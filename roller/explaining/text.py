@@ -13,6 +13,7 @@ from roller.explaining.lifts import written
 from roller.explaining.why_not import UNTRIED, WhyNot
 from roller.perf import Term
 from roller.tile.alignment import RULES
+from roller.tile.program import RProgram
 
 #: Columns of a terminal nobody asked about.
 WIDTH = 80
@@ -68,7 +69,18 @@ def _head(e: Explanation) -> Section:
     bound = e.estimate.bottleneck + "".join(f" (its {field} is assumed, not measured)" for field in e.bound_assumed)
     predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
     relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
-    return Section(f"{e.expression} on {e.description}", (f"{e.program} ({place})", predicted, *relaxed, *e.notes))
+    priced = [] if e.program.emitted else [not_emitted(e.program)]
+    sentences = (f"{e.program} ({place})", predicted, *priced, *relaxed, *e.notes)
+    return Section(f"{e.expression} on {e.description}", sentences)
+
+
+def not_emitted(program: RProgram) -> str:
+    """Return what a program without code is: a price."""
+    assert program.fragment is not None
+    return (
+        f"It is priced alone: no template has code for '{program.fragment.name}'. `compile` makes a kernel without the "
+        "matrix unit; construct for `spec.emitted` to see its price."
+    )
 
 
 def _road(e: Explanation) -> Section:

@@ -62,7 +62,8 @@ class Candidate:
         """Status, times and tiles on one line."""
         measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
         times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
-        return one_line("Candidate", f"{self.status}: {times}", str(self.program))
+        status = self.status if self.program.emitted else f"{self.status}, not emitted"
+        return one_line("Candidate", f"{status}: {times}", str(self.program))
 
 
 def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from roller import perf
+from roller.core.fragment import Fragment
 from roller.core.validation import is_integer, whole_number
 from roller.errors import TileError, did_you_mean, shown
 from roller.expr import TensorExpr
@@ -22,7 +23,8 @@ from roller.search.constructor import program_of
 from roller.search.named_forms import axis_of, fits_form, named_forms
 from roller.search.named_layouts import layouts
 from roller.search.program_checks import check_program
-from roller.templates.gpu.matrix.explicit_tiles import matrix_batch
+from roller.templates.cpu.matrix import explicit_tiles as cpu_fragments
+from roller.templates.gpu.matrix import explicit_tiles as gpu_fragments
 from roller.tile.alignment import broken_rules
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
@@ -112,6 +114,16 @@ class PricedTiles:
     block: tuple[int, ...] | None = None
 
 
+def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
+    """Return a fragment of a device by its name, and the axes after a colon, as names of programs have them."""
+    names = [f.name for f in spec.fragments]
+    name, _, axes = text.partition(":") if isinstance(text, str) else (text, "", "")
+    if name not in names:
+        hint = did_you_mean(name, names) or "."
+        raise TileError(f"fragment: {shown(name)} is no fragment of {spec.name}{hint} Use one of {names}.")
+    return spec.fragments[names.index(name)], tuple(axes.split(",")) if axes else None
+
+
 def priced_tiles(
     expr: TensorExpr,
     spec: DeviceSpec,
@@ -136,10 +148,13 @@ def priced_tiles(
     """
     named = named_tiles(expr, spec, tiles)
     if fragment is not None:
-        batch = _with(matrix_batch(named.geometry, named.rows, spec, fragment), how)
+        found_fragment, along = _fragment(fragment, spec)
+        fragments = cpu_fragments if spec.traits.simd else gpu_fragments
+        batch = _with(fragments.matrix_batch(named.geometry, named.rows, spec, found_fragment, along), how)
         program = program_of(batch, 0, spec)
         check_program(program, spec)
-        check_block(program, batch, spec)
+        if not spec.traits.simd:
+            check_block(program, batch, spec)
         return PricedTiles(perf.estimate_program(program, replace_budget(spec), warm), program)
     named = named.inlined
     if spec.traits.simd:

@@ -192,6 +192,11 @@ class RProgram:
         return total
 
     @property
+    def emitted(self) -> bool:
+        """Whether a template generates code of it; else it is constructed and priced only."""
+        return self.fragment is None or self.fragment.emitted
+
+    @property
     def mechanisms(self) -> tuple[str, ...]:
         """What it does beyond tiling, in words: matrix instruction, pipeline, order of blocks, split reduction."""
         numbers = (("stages", self.stages), ("raster", self.raster), ("split_k", self.split_k))

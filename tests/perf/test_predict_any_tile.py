@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -261,6 +262,28 @@ def test_tiles_of_a_fragment_are_priced_as_construction_prices_them(expr, device
         assert roller.predict(expr, device, tiles, fragment=name).seconds == pytest.approx(c.estimate.seconds)
         del tiles["register"][c.program.matrix_axes[2]]  # one fragment along the reduction, said or not
         assert roller.predict(expr, device, tiles, fragment=name).seconds == pytest.approx(c.estimate.seconds)
+
+
+@pytest.mark.parametrize("family", ["vnni", "amx"])
+def test_tiles_of_a_processors_fragment_are_priced_as_construction_prices_them(family):
+    """By its name, and by the name with its axes that programs are printed with."""
+    expr = ops.matmul(256, 256, 256, dtype="int8", acc_dtype="int32", out_dtype="int32")
+    spec = roller.load_spec("cpu-avx512")
+    features = ("features", {"vnni": "avx512vnni", "amx": "amx-int8"}[family])
+    spec = replace(spec, target_items=(features, *(i for i in spec.target_items if i[0] != "features")))
+    found = [c for c in roller.construct(expr, spec) if c.program.fragment is not None]
+    assert len(found) >= 2
+    for c in found:
+        tiles = {layer: c.program.tile(layer) for layer in c.program.layers}
+        name = c.program.fragment.name
+        for said in (name, f"{name}:{','.join(c.program.matrix_axes)}"):
+            assert roller.predict(expr, spec, tiles, fragment=said).seconds == pytest.approx(c.estimate.seconds)
+        assert roller.why_not(expr, spec, tiles, fragment=name).program == str(c.program)
+        with pytest.raises(TileError, match=r"one that computes matmul .* along .'k', 'j', 'i'"):
+            roller.predict(expr, spec, tiles, fragment=f"{name}:k,j,i")
+        odd = {**tiles, "register": {**tiles["register"], "j": tiles["register"]["j"] + 1}}
+        with pytest.raises(TileError, match="whole fragments"):
+            roller.predict(expr, spec, odd, fragment=name)
 
 
 @every(

@@ -34,7 +34,7 @@ def _pool(
 ) -> TileBatch:
     """Return the programs of one instruction with lanes along one axis."""
     m, v, k = (geometry.names.index(n) for n in axes)
-    staged = _staged(geometry, fragment, m, v, k)
+    staged = staged_operands(geometry, fragment, m, v, k)
 
     def batch(register: Ints, block: Ints) -> TileBatch:
         made = batch_of(geometry, MATRIX, register, block, staged, v)
@@ -60,7 +60,7 @@ def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> I
     return np.stack(found)
 
 
-def _staged(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
+def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
     """Return the operands that are packed: that of the lanes, and one whose words do not lie in memory as they are.
 
     Words of elements that are widened lie in memory nowhere.

@@ -6,14 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller.errors import TileError, did_you_mean, shown
+from roller.core.fragment import Fragment
+from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.matrix.pool import MatrixForm, matrix_forms
 from roller.tile.geometry import Geometry
 
 
-def matrix_batch(geometry: Geometry, rows: tuple[tuple[int, ...], ...], spec: DeviceSpec, name: str) -> TileBatch:
+def matrix_batch(
+    geometry: Geometry,
+    rows: tuple[tuple[int, ...], ...],
+    spec: DeviceSpec,
+    fragment: Fragment,
+    along: tuple[str, ...] | None,
+) -> TileBatch:
     """Return the one program of a group's tile and a block's tile, one stage, its m, n and k axes found.
 
     Parameters
@@ -23,27 +30,24 @@ def matrix_batch(geometry: Geometry, rows: tuple[tuple[int, ...], ...], spec: De
     rows
         Extents (elements) per layer: of a group of threads, and of a block. An extent of 1 along k in the former
         means the fragment's.
-    spec
-        The device.
-    name
-        Of one of its fragments.
+    spec, fragment
+        The device, and one of its instructions.
+    along
+        Axes of m, n and k; found where ``None``.
 
     Raises
     ------
     TileError
-        Where the device has no such fragment, it does not compute the expression, or tiles are no whole fragments.
+        Where the fragment does not compute the expression, or tiles are no whole fragments.
     """
-    names = [f.name for f in spec.fragments]
-    if not isinstance(name, str) or name not in names:
-        hint = did_you_mean(name, names) or "."
-        raise TileError(f"fragment: {shown(name)} is no fragment of {spec.name}{hint} Use one of {names}.")
-    own = replace(spec, fragments=tuple(f for f in spec.fragments if f.name == name))
-    forms = matrix_forms(geometry, own)
+    known = matrix_forms(geometry, replace(spec, fragments=(fragment,)))
+    forms = [f for f in known if along in (None, tuple(geometry.names[a] for a in f.axes))]
     if not forms:
+        where = f" along {along}" if along is not None else ""
         raise TileError(
-            f"fragment: expected one that computes {geometry.expr.name} over {geometry.names}, got '{name}'. "
-            f"Check the dtypes of operands and accumulator ({own.fragments[0].operand}, "
-            f"{own.fragments[0].accumulator}), or name tiles over the grouped axes."
+            f"fragment: expected one that computes {geometry.expr.name} over {geometry.names}, got "
+            f"'{fragment.name}'{where}. Check the dtypes of operands and accumulator ({fragment.operand}, "
+            f"{fragment.accumulator}), or name tiles over the grouped axes."
         )
     for form in forms:
         batch = _batch(geometry, rows, form)

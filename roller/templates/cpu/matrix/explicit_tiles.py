@@ -1,0 +1,70 @@
+"""The matrix program of tiles a person names, for a fragment they name: what ``predict(fragment=...)`` prices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.errors import TileError
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.cpu.common.tasks import batch_of
+from roller.templates.cpu.matrix.pool import staged_operands
+from roller.templates.cpu.matrix.price import price
+from roller.templates.cpu.matrix.products import matrix_axes
+from roller.tile.geometry import Geometry
+from roller.tile.structures import MATRIX
+
+
+def matrix_batch(
+    geometry: Geometry,
+    rows: tuple[tuple[int, ...], ...],
+    spec: DeviceSpec,
+    fragment: Fragment,
+    along: tuple[str, ...] | None,
+) -> TileBatch:
+    """Return the one program of a register tile and a task's tile, its rows, lanes and words found.
+
+    Parameters
+    ----------
+    geometry
+        Of the form of the expression that the tiles are named over.
+    rows
+        Extents (elements) per layer, ``register`` first, the tile of a task last. An extent of 1 along the words in the
+        former means the fragment's.
+    spec, fragment
+        The device, and one of its instructions.
+    along
+        Axes of rows, lanes and words; those of the lowest price where ``None``.
+
+    Raises
+    ------
+    TileError
+        Where the fragment does not compute the expression, or tiles are no whole fragments.
+    """
+    ways = [axes for axes in matrix_axes(geometry, spec, fragment) if along in (None, axes)]
+    if not ways:
+        where = f" along {along}" if along is not None else ""
+        raise TileError(
+            f"fragment: expected one that computes {geometry.expr.name} over {geometry.names}, got '{fragment.name}'"
+            f"{where}. Check that it sums products of int8 or uint8 in int32, and that the processor has no faster "
+            "fragment of the kind, or name tiles over the grouped axes."
+        )
+    found = []
+    for axes in ways:
+        m, v, k = (geometry.names.index(n) for n in axes)
+        register, block = (np.array([row], np.int64) for row in (rows[0], rows[-1]))
+        register[0, k] = fragment.k if register[0, k] == 1 else register[0, k]
+        whole = not (register[0, m] % fragment.m or register[0, v] % fragment.n or (block % register).any())
+        if whole and register[0, k] == fragment.k:
+            made = batch_of(geometry, MATRIX, register, block, staged_operands(geometry, fragment, m, v, k), v)
+            found.append(replace(made, fragment=fragment, matrix_axes=axes))
+    if found:
+        return min(found, key=lambda batch: float(price(batch, spec, {})["seconds"][0]))
+    raise TileError(
+        f"tiles: expected whole fragments of {fragment.m} x {fragment.n} x {fragment.k} along "
+        f"{' or '.join(map(str, ways))}, {fragment.k} of the last one in 'register', and multiples of 'register' in "
+        f"'l2', got {rows} over {geometry.names}. Round them."
+    )
