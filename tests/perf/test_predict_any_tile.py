@@ -278,7 +278,10 @@ def test_tiles_of_a_processors_fragment_are_priced_as_construction_prices_them(f
         name = c.program.fragment.name
         for said in (name, f"{name}:{','.join(c.program.matrix_axes)}"):
             assert roller.predict(expr, spec, tiles, fragment=said).seconds == pytest.approx(c.estimate.seconds)
-        assert roller.why_not(expr, spec, tiles, fragment=name).program == str(c.program)
+        assert (
+            roller.why_not(expr, spec, tiles, fragment=name).program.partition(" relaxed=")[0]
+            == str(c.program).partition(" relaxed=")[0]
+        )
         with pytest.raises(TileError, match=r"one that computes matmul .* along .'k', 'j', 'i'"):
             roller.predict(expr, spec, tiles, fragment=f"{name}:k,j,i")
         odd = {**tiles, "register": {**tiles["register"], "i": 3, "j": 3}}
