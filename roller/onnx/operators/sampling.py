@@ -7,6 +7,7 @@ from typing import Any
 from roller.core.dtypes import DTYPE_BYTES, FLOATS
 from roller.graph.steps import Value
 from roller.onnx.elementwise import require
+from roller.onnx.interpolation import simplest
 from roller.onnx.lowering import Called, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.movement import axis_of
 
@@ -118,7 +119,7 @@ def roi_align(site: Site) -> Lowered:
             "mode": _text(site, "mode", {"avg": "avg", "max": "max"}, "avg"),
             "size": (int(site.attribute("output_height", 1)), int(site.attribute("output_width", 1))),
             "samples": int(site.attribute("sampling_ratio", 0)),
-            "scale": float(site.attribute("spatial_scale", 1.0)),
+            "scale": float(simplest(site.attribute("spatial_scale", 1.0))),
             "shift": 0.5 if _text(site, "coordinate_transformation_mode", halves, default) == "half" else 0.0,
         },
     )
