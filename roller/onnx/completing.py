@@ -104,6 +104,33 @@ def _resized(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...
     return resized(x.shape, sizes.ravel().tolist(), axes, node.attributes.get("keep_aspect_ratio_policy", "stretch"))[1]
 
 
+def _axes(node: Node, constants: Constants, rank: int) -> list[int] | None:
+    """Return the axes of a node, an attribute or a constant, counted from the front."""
+    given = node.attributes.get("axes")
+    if given is None and len(constants) > 1 and constants[1] is not None:
+        given = constants[1].ravel().tolist()
+    return None if given is None else [axis_of(int(a), rank) for a in given]
+
+
+def _unsqueezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape with dimensions of one element; onnx ignores negative axes in the first version."""
+    x, given = inputs[0], node.attributes.get("axes", ())
+    axes = None if x is None else _axes(node, constants, len(x.shape) + len(given))
+    if x is None or axes is None or not given or len(set(axes)) < len(axes):
+        return None
+    left = iter(x.shape)
+    return tuple(1 if d in axes else next(left) for d in range(len(x.shape) + len(axes)))
+
+
+def _squeezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape without some dimensions of one element; likewise."""
+    x = inputs[0]
+    axes = None if x is None else _axes(node, constants, len(x.shape))
+    if x is None or axes is None or any(x.shape[d] != 1 for d in axes):
+        return None
+    return tuple(n for d, n in enumerate(x.shape) if d not in axes)
+
+
 def _same(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
     """Return the shape of a result that has its input's: onnx infers none for a definition, and nothing deprecated."""
     return None if inputs[0] is None else inputs[0].shape
@@ -149,9 +176,16 @@ def _cut(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | 
 
 
 #: Rules for what inference does not say.
-_RULES: dict[str, Rule] = {"GroupNormalization": _same, "GatherND": _tuples, "Compress": _chosen, "Slice": _cut}
+_RULES: dict[str, Rule] = {
+    "GroupNormalization": _same,
+    "MeanVarianceNormalization": _same,
+    "GatherND": _tuples,
+    "Compress": _chosen,
+    "Slice": _cut,
+}
 #: Rules that hold whatever inference says.
 _MADE: dict[str, Rule] = {
+    "Squeeze": _squeezed, "Unsqueeze": _unsqueezed,
     **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pooled),
     "ConvTranspose": _transposed, "Resize": _resized,
 }  # fmt: skip

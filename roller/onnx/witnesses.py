@@ -1,4 +1,4 @@
-"""Who is right where a compiled model and ONNX Runtime differ: onnx's reference, and ONNX Runtime as the file has it."""
+"""Who is right where a compiled model and ONNX Runtime differ: onnx's reference, and ONNX Runtime unoptimised."""
 
 from __future__ import annotations
 
@@ -54,9 +54,7 @@ class Verdict:
     why: str
 
 
-def asked(
-    model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]
-) -> Witnesses:
+def asked(model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]) -> Witnesses:
     """Ask onnx's reference evaluator, and ONNX Runtime without its optimisations.
 
     Parameters
@@ -86,7 +84,8 @@ def _reference(
             warnings.simplefilter("ignore")
             evaluator = ReferenceEvaluator(given)
             taken = {n: a for n, a in feeds.items() if n in evaluator.input_names}
-            return typed_outputs(program, evaluator.run(list(program.outputs), taken))
+            found = evaluator.run(list(program.outputs), taken)
+            return typed_outputs(program, list(found))
     except Exception:  # noqa: BLE001 - it raises whatever Python does for what it does not take
         return None
 
