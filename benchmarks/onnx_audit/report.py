@@ -27,16 +27,23 @@ onnx's reference, to ONNX Runtime where the reference has no answer; of the newe
 
 
 def document(rows: Sequence[dict[str, Any]]) -> str:
-    """Return the page for the rows of all operators."""
+    """Return the page for the rows of all operators, judged and compiled."""
+    built = {(r["operator"], r["version"]): r for r in rows if "compiled" in r}
+    differing = [r | {"told": {DIFFERS: {r["reason"]: ""}}} for r in built.values() if r["compiled"] == DIFFERS]
+    rows = [r for r in rows if "counts" in r]
     totals = [sum(r["counts"][o] for r in rows) for o in OUTCOMES]
     judged = f"{len({r['operator'] for r in rows})} operators, {len(rows)} versions, {sum(totals)} cases"
     out = [f"onnx {onnx.__version__}, operator sets 1 to {onnx.defs.onnx_opset_version()}: {judged}.", ""]
     heads = ("operator", "version", *OUTCOMES, "compiled")
     out += [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), f"| all | | {' | '.join(map(str, totals))} | |"]
+
+    def made(r: dict[str, Any]) -> str:
+        return str(built.get((r["operator"], r["version"]), {}).get("compiled", ""))
+
     for r in rows:
         counts = " | ".join(str(r["counts"][o]) for o in OUTCOMES)
-        out.append(f"| {r['operator']} | {r['version']} | {counts} | {r['compiled']} |")
-    out += ["", *_differences(rows), *_exceptions(rows), *_refusals(rows), *_unjudged(rows)]
+        out.append(f"| {r['operator']} | {r['version']} | {counts} | {made(r)} |")
+    out += ["", *_differences([*rows, *differing]), *_exceptions(rows), *_refusals(rows), *_unjudged(rows)]
     return HEAD + "\n".join(out).rstrip() + "\n"
 
 
@@ -45,7 +52,8 @@ def _told(rows: Sequence[dict[str, Any]], kind: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     for r in rows:
         for reason in r["told"].get(kind, {}):
-            found[" ".join(reason.split()).replace("|", "/")].append(f"{r['operator']}-{r['version']}")
+            said = reason.removeprefix(f"{r['operator']}: ")
+            found[" ".join(said.split()).replace("|", "/")].append(f"{r['operator']}-{r['version']}")
     return found
 
 

@@ -72,8 +72,11 @@ def test_a_fault_is_found(monkeypatch):
     found = judged(case("Neg", X))
     assert found.kind == DIFFERS and "ONNX Runtime sides with the reference" in found.reason
     rows = [{"operator": "Neg", "version": 13, "counts": dict.fromkeys(OUTCOMES, 0) | {DIFFERS: 1},
-             "told": {DIFFERS: {found.reason: "case"}}, "compiled": ""}]  # fmt: skip
-    assert "| Neg-13 | expected" in document(rows)
+             "told": {DIFFERS: {found.reason: "case"}}}]  # fmt: skip
+    rows.append({"operator": "Neg", "version": 13, "compiled": DIFFERS, "reason": "case, compiled: expected [2]"})
+    page = document(rows)
+    assert "| Neg-13 | expected" in page and "| Neg-13 | case, compiled: expected [2] |" in page
+    assert "| Neg | 13 | 0 | 0 | 0 | 0 | 1 | differs |" in page
 
 
 def test_exceptions_are_of_operators_that_there_are():
@@ -94,6 +97,6 @@ def test_some_operators_do_what_their_specification_says(tmp_path, monkeypatch, 
     first = capsys.readouterr().out
     assert "'differs': 0" in first and "'same': 0" not in first
     assert len(list(cases_of("Squeeze", 1, 6))) > 2
-    monkeypatch.setattr(audit, "row_of", lambda *_: pytest.fail("judged again"))
+    monkeypatch.setattr(audit, "judged", lambda *_, **__: pytest.fail("judged again"))
     assert audit.main(arguments) == 0
     assert capsys.readouterr().out.split(" s\n")[0].rsplit(",", 1)[0] == first.split(" s\n")[0].rsplit(",", 1)[0]
