@@ -85,7 +85,8 @@ class Prepared(BackendRep):
     def _made(self, values: Mapping[str, np.ndarray]) -> Any:
         if self._evaluated:
             graph = read(self._model, values=values)
-            return partition(graph) if self._fused else program_of(lower_graph(graph))
+            low = lower_graph(graph)
+            return partition(graph) if self._fused or low.refused else program_of(low)
         from roller.onnx.compile import compile_model
 
         return compile_model(self._model, values=values, **self._options)

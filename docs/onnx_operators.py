@@ -17,7 +17,7 @@ import onnx
 
 import roller.onnx.operators
 import roller.onnx.runtime_operators  # noqa: F401 - both fill their registries
-from benchmarks.onnx_coverage import PASSED, REFUSED, WRONG, Verdict, verdicts
+from benchmarks.onnx_coverage import EXCEPTED, PASSED, REFUSED, WRONG, Verdict, verdicts
 from roller.onnx.legacy import OLDEST
 from roller.onnx.lowering import LOWERINGS
 from roller.onnx.runtime_operators.spelling import SPELLINGS
@@ -38,7 +38,7 @@ nodes to ONNX Runtime.
 def document(found: Sequence[Verdict]) -> str:
     """Return the document for the verdicts on all tests."""
     refused = [v for v in found if v.outcome == REFUSED]
-    return HEAD + _counts(found) + _operators(found) + _runtimes() + _refusals(refused)
+    return HEAD + _counts(found) + _operators(found) + _runtimes() + _refusals(refused) + _exceptions(found)
 
 
 def _counts(found: Sequence[Verdict]) -> str:
@@ -47,9 +47,9 @@ def _counts(found: Sequence[Verdict]) -> str:
         "`python -m benchmarks.onnx_coverage` compiles and runs them all."
     )
     rows = ["## Node tests of `onnx.backend.test`", "", how, ""]
-    rows += ["| tests | all | passed | refused | wrong |", "|---|---|---|---|---|"]
+    rows += ["| tests | all | passed | refused | not as specified | wrong |", "|---|---|---|---|---|---|"]
     for label, some in (("all", found), ("with a float32 input or output", [v for v in found if v.float32])):
-        counts = [sum(v.outcome == o for v in some) for o in (PASSED, REFUSED, WRONG)]
+        counts = [sum(v.outcome == o for v in some) for o in (PASSED, REFUSED, EXCEPTED, WRONG)]
         rows.append(f"| {label} | {len(some)} | {' | '.join(str(c) for c in counts)} |")
     return "\n".join(rows) + "\n\n"
 
@@ -86,6 +86,12 @@ def _refusals(refused: Iterable[Verdict]) -> str:
     rows = ["## Refused tests", "", "| tests | reason | names |", "|---|---|---|"]
     for reason, names in sorted(reasons.items(), key=lambda r: (-len(r[1]), r[0])):
         rows.append(f"| {len(names)} | {reason.replace('|', '/')} | {', '.join(names)} |")
+    return "\n".join(rows) + "\n"
+
+
+def _exceptions(found: Sequence[Verdict]) -> str:
+    rows = ["", "## Tests that are not as specified", "", "| test | what the specification says |", "|---|---|"]
+    rows += [f"| {v.name.removeprefix('test_')} | {v.reason} |" for v in found if v.outcome == EXCEPTED]
     return "\n".join(rows) + "\n"
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 
@@ -148,36 +150,59 @@ def roi_align(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> 
     """Pool regions ``inputs[1]`` ``(regions, 4)`` of pictures ``inputs[0]``, numbered by ``inputs[2]``.
 
     Attributes: ``mode`` (avg, max), ``size`` (rows, columns of a result), ``samples`` (per bin and side; 0: as many
-    as a bin has points), ``scale``, ``shift`` (0.5 for half pixels).
+    as a bin has points), ``scale``, ``shift`` (0.5 for half pixels). A bin without points is zero.
     """
     data, regions, pictures = inputs
     rows, columns = attributes["size"]
-    boxes = regions.astype("float64") * attributes["scale"] - attributes["shift"]
-    out = xp.zeros((len(boxes), data.shape[1], rows, columns), data.dtype)
-    for n in range(len(boxes)):
-        left, top, right, bottom = (float(v) for v in boxes[n])
+    scale, shift = _ratio(attributes["scale"]), Fraction(attributes["shift"])
+    out = xp.zeros((len(regions), data.shape[1], rows, columns), data.dtype)
+    for n, corners in enumerate(regions.astype("float64").tolist()):
+        if not all(map(math.isfinite, corners)):
+            out[n] = math.nan
+            continue
+        # Exact: the number of points is a ceiling, and whether a point is within hangs on the last bit, too.
+        left, top, right, bottom = (Fraction(v) * scale - shift for v in corners)
         width, height = right - left, bottom - top
-        if not attributes["shift"]:
-            width, height = max(width, 1.0), max(height, 1.0)
+        if not shift:
+            width, height = max(width, Fraction(1)), max(height, Fraction(1))
         y = _line(xp, top, height / rows, rows, attributes["samples"], data.shape[2])
         x = _line(xp, left, width / columns, columns, attributes["samples"], data.shape[3])
-        picture = data[int(pictures[n])].astype("float64")
-        corners = []
-        for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
-            corners.append(picture[:, at_y[:, :, None, None], at_x[None, None]] * share_y[:, :, None, None] * share_x)
-        if attributes["mode"] == "avg":
-            out[n] = sum(corners).mean(axis=(2, 4)).astype(data.dtype)
-        else:  # of the products, not of the interpolated samples: as ONNX defines it
-            out[n] = xp.stack(corners).max(axis=(0, 3, 5)).astype(data.dtype)
+        if y and x:  # a region without points is zero
+            out[n] = _pooled(xp, data[int(pictures[n])].astype("float64"), y, x, attributes["mode"]).astype(data.dtype)
     return (out,)
 
 
-def _line(xp: Any, start: float, bin_size: float, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
-    """Return lower and upper neighbour of every sample ``(bins, samples)`` along one side, with their shares."""
-    count = samples or max(1, int(-(-bin_size // 1)))
-    places = start + (xp.arange(bins)[:, None] + (xp.arange(count)[None, :] + 0.5) / count) * bin_size
-    inside = (places >= -1.0) & (places <= size)
-    places = xp.clip(places, 0, size - 1)
+def _pooled(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, Any]], mode: str) -> Any:
+    """Return the average or maximum of each bin ``(channels, rows, columns)``."""
+    corners = []
+    for (at_y, share_y), (at_x, share_x) in itertools.product(y, x):
+        corners.append(picture[:, at_y[:, :, None, None], at_x[None, None]] * share_y[:, :, None, None] * share_x)
+    if mode == "avg":
+        return sum(corners).mean(axis=(2, 4))
+    # Of the products, not of the interpolated samples: as ONNX's node tests and its reference have it.
+    return xp.stack(corners).max(axis=(0, 3, 5))
+
+
+def _ratio(value: float) -> Fraction:
+    """Return the fraction that a factor stands for, which float32 had to round."""
+    return Fraction(value).limit_denominator(1 << 24) or Fraction(value)
+
+
+def _line(xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int, size: int) -> list[tuple[Any, Any]]:
+    """Return lower and upper neighbour of every sample ``(bins, samples)`` along one side, with their shares.
+
+    There are none where a bin has no extent and as many points as it has elements are wanted.
+    """
+    count = samples or math.ceil(bin_size)
+    if count <= 0:
+        return []
+    step = bin_size / count
+    first = start + step / 2
+    unit = math.lcm(step.denominator, first.denominator)
+    at, pitch = int(first * unit), int(step * unit)
+    exact = [at + pitch * k for k in range(bins * count)]
+    inside = xp.asarray([-unit <= p <= size * unit for p in exact]).reshape((bins, count))
+    places = xp.asarray([min(max(p, 0), (size - 1) * unit) / unit for p in exact]).reshape((bins, count))
     low = xp.floor(places).astype("int64")
     share = places - low
     return [(low, (1 - share) * inside), (xp.minimum(low + 1, size - 1), share * inside)]

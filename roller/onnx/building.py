@@ -100,7 +100,7 @@ def windows_of(site: Site, size: Sequence[int], kernel: Sequence[int], *, ceil: 
     size, kernel
         Elements of the image and of the window per dimension.
     ceil
-        Whether a last window may hang over the padding (``ceil_mode``).
+        Whether a last window may hang over the padding (``ceil_mode``); with ``auto_pad`` none does.
 
     Raises
     ------
@@ -110,6 +110,7 @@ def windows_of(site: Site, size: Sequence[int], kernel: Sequence[int], *, ceil: 
     strides, dilations = (_per_dimension(site, name, len(size)) for name in ("strides", "dilations"))
     covered = reaches(kernel, dilations)
     pads = padding(site, size, covered, strides)
+    ceil = ceil and (site.attribute("auto_pad", "NOTSET") or "NOTSET") == "NOTSET"
     hanging = [_hanging(*a) for a in zip(size, covered, strides, pads, strict=True)] if ceil else ()
     return windows("onnx", size, kernel, strides, dilations, pads, hanging)
 

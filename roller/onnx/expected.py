@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,31 +50,60 @@ def expected_of(
     LaunchError
         Where ONNX Runtime is not installed, or refuses the model.
     """
+    random = np.random.default_rng(seed)
+    feeds = {n: _random(program.values[n], random) for n in program.inputs}
+    known = {n: np.asarray(v) for n, v in (values or {}).items()}
+    outputs, version = computed(model, program, {**known, **feeds})
+    return Expected(tuple(feeds.values()), outputs, f"onnxruntime {version}")
+
+
+def computed(
+    model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray],
+    *, optimised: bool = True,
+) -> tuple[tuple[np.ndarray, ...], str]:  # fmt: skip
+    """Return what ONNX Runtime makes of a model's inputs, and its version.
+
+    Parameters
+    ----------
+    model, program
+        As for :func:`expected_of`.
+    feeds
+        Arrays by name; what the model does not take is left out.
+    optimised
+        Whether it may write the model in another way before it runs it.
+
+    Raises
+    ------
+    LaunchError
+        As :func:`expected_of`.
+    """
     try:
         import onnxruntime
     except ImportError as err:
         raise LaunchError(f"expected results: expected the package onnxruntime, got {err}. Install it.") from err
-    random = np.random.default_rng(seed)
-    feeds = {n: _random(program.values[n], random) for n in program.inputs}
     given = os.fspath(model) if isinstance(model, (str, Path)) else model
     if not isinstance(given, (str, bytes)):
         given = given.SerializeToString()
-    known = {n: np.asarray(v) for n, v in (values or {}).items()}
     try:
         options = onnxruntime.SessionOptions()
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         for name, value in _AS_WRITTEN.items():
             options.add_session_config_entry(name, value)
         session = onnxruntime.InferenceSession(
             given, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_NOT_AS_WRITTEN)
         )
         taken = {i.name for i in session.get_inputs()}
-        results = session.run(list(program.outputs), {n: a for n, a in {**known, **feeds}.items() if n in taken})
+        results = session.run(list(program.outputs), {n: a for n, a in feeds.items() if n in taken})
     except Exception as err:  # its errors share no base class
         raise LaunchError(f"expected results: onnxruntime refuses the model ({err}).") from err
-    typed = zip(program.outputs, results, strict=True)
-    values = program.values
-    outputs = tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in typed)
-    return Expected(tuple(feeds.values()), outputs, f"onnxruntime {onnxruntime.__version__}")
+    return typed_outputs(program, results), onnxruntime.__version__
+
+
+def typed_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """Return results of a model as arrays of the program's shapes, as far as it knows these."""
+    values, named = program.values, zip(program.outputs, results, strict=True)
+    return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
 
 
 def _random(value: Value, random: np.random.Generator) -> np.ndarray:

@@ -13,7 +13,7 @@ import onnx
 
 from roller.graph.nodes import Node
 from roller.graph.steps import Value
-from roller.onnx.completing import completed
+from roller.onnx.completing import completed, corrected
 from roller.onnx.loading import Loaded
 from roller.onnx.types import element_type, onnx_dtype, static_value, tensor_type
 
@@ -64,6 +64,7 @@ class Inference:
         """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
         inputs = [self.values[i] if i else None for i in traced.inputs]
         found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
+        found = corrected(found, traced, [self.declared.get(o) for o in node.output], inputs, constants)
         return completed(found, traced, node.output, inputs, constants)
 
     def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:

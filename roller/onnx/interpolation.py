@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class Sampling:
     source, target
         Elements of the axis before and after.
     scale
-        Positions of the target per position of the source.
+        Positions of the target per position of the source: a ratio of sizes, or :func:`simplest` of a factor.
     mode
         Coordinate transformation of ONNX.
     roi
@@ -29,45 +30,113 @@ class Sampling:
 
     source: int
     target: int
-    scale: float
+    scale: Fraction | float
     mode: str
-    roi: tuple[float, float] = (0.0, 1.0)
+    roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
 
     def coordinates(self) -> np.ndarray:
-        """Return the place in the source of every position of the target, float64 ``(target,)``.
+        """Return the place in the source of every position of the target, float64 ``(target,)``."""
+        places, unit = self.places()
+        return np.asarray(places / unit, np.float64)
 
-        It is computed in float32, as ONNX Runtime and the package's reference do: which neighbour is the nearest one
-        hangs on its last bit (``1.5 / 0.6 - 0.5`` is 2 for them).
+    def places(self) -> tuple[np.ndarray, int]:
+        """Return the place in the source of every position of the target as integers of one unit, ``(target,)``.
+
+        They are exact: which neighbour is the nearest hangs on the last bit, and ``4.5 * 20 / 6 - 0.5`` is 14.5, which
+        the float32 nearest to ``6 / 20`` makes 14.499999.
         """
-        return np.asarray(self._coordinates(), np.float64)
+        slope, first = self._line()
+        unit = math.lcm(slope.denominator, first.denominator)
+        step, begin = int(slope * unit), int(first * unit)
+        small = abs(step) * self.target + abs(begin) < 1 << 52
+        return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
 
-    def _coordinates(self) -> Any:
-        x, scale = np.arange(self.target, dtype=np.float32), np.float32(self.scale)
-        n, length = np.float32(self.source), np.float32(self.scale) * np.float32(self.source)
-        if self.mode == "half_pixel":
-            return (x + 0.5) / scale - 0.5
+    def _line(self) -> tuple[Fraction, Fraction]:
+        """Return the step of the places, and the first of them."""
+        half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
+        step = 1 / scale
+        if self.mode == "half_pixel" or (self.mode == "pytorch_half_pixel" and self.target > 1):
+            return step, half * step - half
         if self.mode == "pytorch_half_pixel":
-            return (x + 0.5) / scale - 0.5 if self.target > 1 else np.zeros_like(x)
+            return Fraction(0), Fraction(0)
         if self.mode == "half_pixel_symmetric":
-            offset = n / 2 * (1 - self.target / length)
-            return offset + (x + 0.5) / scale - 0.5
-        if self.mode == "align_corners":
-            return x * (n - 1) / (length - 1) if length != 1 else np.zeros_like(x)
+            return step, Fraction(n, 2) * (1 - self.target / (scale * n)) + half * step - half
+        if self.mode == "align_corners":  # of the length as it is, a whole number, also where a factor makes none
+            return Fraction(n - 1, max(self.target - 1, 1)), Fraction(0)
         if self.mode == "asymmetric":
-            return x / scale
+            return step, Fraction(0)
         if self.mode == "tf_half_pixel_for_nn":
-            return (x + 0.5) / scale
+            return step, half * step
         if self.mode == "tf_crop_and_resize":
-            begin, end = np.float32(self.roi[0]), np.float32(self.roi[1])
+            begin, end = self.roi
             if self.target == 1:
-                return np.full(1, 0.5 * (begin + end) * (n - 1))
-            return begin * (n - 1) + x * (end - begin) * (n - 1) / np.float32(self.target - 1)
+                return Fraction(0), half * (begin + end) * (n - 1)
+            return (end - begin) * (n - 1) / (self.target - 1), begin * (n - 1)
         raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
 
     def outside(self) -> np.ndarray:
         """Return which positions of the target take the extrapolation value."""
-        x = self.coordinates()
-        return (x < 0) | (x > self.source - 1) if self.mode == "tf_crop_and_resize" else np.zeros(len(x), bool)
+        if self.mode != "tf_crop_and_resize":
+            return np.zeros(self.target, bool)
+        places, unit = self.places()
+        return np.asarray((places < 0) | (places > (self.source - 1) * unit), bool)
+
+
+def resized(
+    shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int], policy: str
+) -> tuple[list[Fraction], tuple[int, ...]]:
+    """Return the scale of every axis of ``axes`` and the shape of a Resize to ``sizes``, by its aspect ratio policy.
+
+    Examples
+    --------
+    Of 3 x 5 elements that must not get larger than 7 x 8, both sides grow by 8/5:
+
+    >>> resized((3, 5), (7, 8), (0, 1), "not_larger")
+    ([Fraction(8, 5), Fraction(8, 5)], (5, 8))
+    """
+    factors, made = [Fraction(n, shape[d]) for n, d in zip(sizes, axes, strict=True)], list(shape)
+    if policy == "stretch":
+        wanted = list(sizes)
+    elif policy in ("not_larger", "not_smaller"):
+        factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
+        wanted = [math.floor(f * shape[d] + Fraction(1, 2)) for f, d in zip(factors, axes, strict=True)]
+    else:
+        raise Unsupported(f"Resize keep_aspect_ratio_policy='{policy}' is none that ONNX defines")
+    for d, n in zip(axes, wanted, strict=True):
+        made[d] = n
+    return factors, tuple(made)
+
+
+def simplest(value: float) -> Fraction:
+    """Return the fraction of the smallest denominator that float32 rounds to the same number as ``value``.
+
+    Factors and regions come in float32; what was rounded to it is meant.
+
+    Examples
+    --------
+    >>> simplest(0.6), simplest(np.float32(1 / 3)), simplest(-2.0)
+    (Fraction(3, 5), Fraction(1, 3), Fraction(-2, 1))
+    """
+    held = np.float32(value)
+    if not np.isfinite(held):
+        raise Unsupported(f"Resize by {value}, which is no number")
+    if held < 0:
+        return -simplest(-float(held))
+    exact = Fraction(float(held))
+    if exact.denominator == 1:
+        return exact
+    low, high = ((exact + Fraction(float(np.nextafter(held, np.float32(to))))) / 2 for to in (0, np.inf))
+    return _between(low, high)
+
+
+def _between(low: Fraction, high: Fraction) -> Fraction:
+    """Return the fraction of the smallest denominator strictly between two that are not negative."""
+    whole = low.numerator // low.denominator
+    if whole + 1 < high:
+        return Fraction(whole + 1)
+    if low == whole:  # the next are whole + 1/2, whole + 1/3 ...
+        return whole + Fraction(1, int(1 / (high - whole)) + 1)
+    return whole + 1 / _between(1 / (high - whole), 1 / (low - whole))
 
 
 def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
@@ -75,14 +144,14 @@ def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
 
     ``simple`` is what there was before: down where an axis grows, up where it shrinks.
     """
-    x = sampling.coordinates()
+    x, unit = sampling.places()
     if rounding == "simple":
         rounding = "ceil" if sampling.scale < 1 else "floor"
     rounds: dict[str, Callable[[], np.ndarray]] = {
-        "round_prefer_floor": lambda: np.ceil(x - 0.5),
-        "round_prefer_ceil": lambda: np.floor(x + 0.5),
-        "floor": lambda: np.floor(x),
-        "ceil": lambda: np.ceil(x),
+        "round_prefer_floor": lambda: -((unit - 2 * x) // (2 * unit)),
+        "round_prefer_ceil": lambda: (2 * x + unit) // (2 * unit),
+        "floor": lambda: x // unit,
+        "ceil": lambda: -(-x // unit),
     }
     if rounding not in rounds:
         raise Unsupported(f"Resize with nearest_mode='{rounding}' is none that ONNX defines")
@@ -124,7 +193,7 @@ def weights(
         Leave out positions beyond the border instead of repeating the border.
     """
     kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
-    stretch = min(1.0, sampling.scale) if antialias else 1.0
+    stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
     taps = int(np.ceil(reach / stretch))
     places = np.floor(x)[:, None].astype(np.int64) + np.arange(-taps, taps + 1)[None, :]

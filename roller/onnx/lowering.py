@@ -169,6 +169,11 @@ def has_lowering(domain: str, op: str) -> bool:
     return (domain, op) in LOWERINGS
 
 
+def no_lowering(node: Node) -> str:
+    """Return the reason to refuse a node whose operator no lowering knows."""
+    return f"operator {node.op}{f' of domain {node.domain!r}' if node.domain else ''} has no lowering"
+
+
 def lower_node(site: Site) -> Lowered:
     """Return what a node is.
 
@@ -182,8 +187,7 @@ def lower_node(site: Site) -> Lowered:
     node = site.node
     found = LOWERINGS.get((node.domain, node.op))
     if found is None:
-        where = f" of domain '{node.domain}'" if node.domain else ""
-        raise Unsupported(f"operator {node.op}{where} has no lowering")
+        raise Unsupported(no_lowering(node))
     try:
         return found(site)
     except ExprError as err:  # what a builder of roller.ops refuses

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from roller.onnx.tracing import Tracer
 
 _SHAPES = "Make every shape known (values= turns inputs into constants), or change these nodes."
+_NODES = "Change these nodes, or cut the model before them."
 _FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
@@ -41,8 +42,8 @@ def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None
     after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
     if tracer.behind == 1:
         after = "\n  (1 node after them was not looked at)"
-    listed, remedy = "\n  ".join(listing), f"{_SHAPES} {_FALLBACK}" if tracer.loose is None else _SHAPES
-    remedy = " ".join((remedy, *tracer.remedies))
+    listed, remedy = "\n  ".join(listing), _SHAPES if any("shape" in reason for reason in listing) else _NODES
+    remedy = " ".join((remedy, *([_FALLBACK] if tracer.loose is None else ()), *tracer.remedies))
     name = tracer.loaded.name
     return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, listing)
 
@@ -77,12 +78,11 @@ def _unlowered(tracer: Tracer, traced: Sequence[Node], inputs: Sequence[str], od
 def behind(tracer: Tracer, node: onnx.NodeProto, traced: Node) -> None:
     """Enter a node that reads what a refused one would write: refused itself where its operator is enough to tell."""
     from roller.onnx.control import is_control
-    from roller.onnx.lowering import has_lowering
+    from roller.onnx.lowering import has_lowering, no_lowering
 
     schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):
         tracer.behind += 1
         return
-    where = f" of domain '{traced.domain}'" if traced.domain else ""
-    tracer.refuse(traced, f"operator {traced.op}{where} has no lowering")
+    tracer.refuse(traced, no_lowering(traced))

@@ -19,6 +19,7 @@ from roller.graph.steps import Value
 from roller.onnx.evaluate import Evaluator
 from roller.onnx.inference import Inference
 from roller.onnx.loading import Loaded
+from roller.onnx.lowering import has_lowering, no_lowering
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
 from roller.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
@@ -156,7 +157,8 @@ class Tracer:
             return None
         types = self.inference.types(node, traced)
         if isinstance(types, str):
-            self.refuse(traced, types)
+            foreign = traced.domain and self.inference.schema(traced) and not has_lowering(traced.domain, traced.op)
+            self.refuse(traced, no_lowering(traced) if foreign else types)
             return self.forget(node, scope)
         untyped = any(t is None for n, t in zip(node.output, types, strict=True) if n in scope.used)
         if untyped and leave(self, node, inputs, scope, traced.name, UNKNOWN_SHAPE):
@@ -296,6 +298,10 @@ class Tracer:
         return self._evaluators[key](node, traced.attributes, arrays, types)
 
     def _why_untyped(self, node: Node, output: str) -> str:
+        schema = self.inference.schema(node)
+        infers = schema is not None and not node.domain and schema.has_type_and_shape_inference_function
+        if not infers and not has_lowering(node.domain, node.op):  # nobody asked what its shape depends on
+            return no_lowering(node)
         inputs = [n for n in node.inputs if n and n not in self.constants]
         asked = [n for n in inputs if self.values[n].dtype == "int64" and n in self.inputs]
         remedy = f" Pass values={{{asked[0]!r}: ...}} where it is known." if asked else ""

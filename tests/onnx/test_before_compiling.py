@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import threading
 
 import numpy as np
@@ -16,6 +17,9 @@ from roller.errors import BuildError, LaunchError, ModelError
 from roller.graph.steps import Foreign
 from roller.model.foreign import need_runtimes
 from roller.onnx import compile as stages
+from roller.onnx import expected
+from roller.onnx.compile import partitioned, read
+from roller.onnx.witnesses import asked, verdict
 from tests.onnx.networks import tower, unsupported
 
 
@@ -111,6 +115,43 @@ def test_a_model_is_held_to_onnx_runtime(cli, tmp_path, monkeypatch):
     monkeypatch.setattr("roller.model.session.Session.run", wrong)
     code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
     assert code == 1 and "tower: DIFFERS" in out
+    assert f"{tower().graph.output[0].name}: ONNX Runtime is right: onnx's reference evaluator agrees with it\n" in out
+
+
+def test_where_onnx_runtime_is_wrong_the_reference_says_so(cli, tmp_path, monkeypatch):
+    path = tmp_path / "tower.onnx"
+    onnx.save(tower(), path)
+    right = expected.computed
+
+    def optimised_wrongly(*arguments, optimised=True):
+        outputs, version = right(*arguments, optimised=optimised)
+        return (tuple(o + 1 for o in outputs) if optimised else outputs), version
+
+    monkeypatch.setattr("roller.onnx.expected.computed", optimised_wrongly)
+    code, out, _ = cli("check", path, "--batch", "1", "--threads", "1")
+    said = "roller is right: onnx's reference evaluator agrees with it, and ONNX Runtime does without its optimisations"
+    assert code == 1 and said in out
+    code, out, _ = cli("check", path, "--batch", "1", "--threads", "1", "--json")
+    assert code == 1 and json.loads(out)["outputs"][0]["right"] == "roller"
+
+
+def test_who_is_right_in_words():
+    assert verdict(False, True, False).right == verdict(False, True, None).right == "onnxruntime"
+    assert verdict(True, False, False).right == verdict(None, None, True).right == "roller"
+    assert [verdict(*v).right for v in ((None, None, False), (False, False, True), (True, True, None))] == [None] * 3
+    assert "differs from both" in verdict(False, False, False).why and "no answer" in verdict(None, None, None).why
+
+
+def test_a_model_that_the_reference_does_not_take_is_judged_by_what_is_left(monkeypatch):
+    program = partitioned(read(tower(), batch=1))
+    feeds = {n: np.zeros(program.values[n].shape, np.float32) for n in program.inputs}
+    assert asked(tower(), program, feeds).reference is not None
+    monkeypatch.setattr("roller.onnx.witnesses.MAX_ELEMENTS", 1)
+    found = asked(tower(), program, feeds)
+    assert found.reference is None and found.unoptimised is not None
+    monkeypatch.setattr("roller.onnx.witnesses.MAX_ELEMENTS", 1 << 26)
+    found = asked(b"nonsense", program, feeds)
+    assert found.reference is None and found.unoptimised is None
 
 
 def test_a_check_without_its_peer_compiles_nothing(cli, monkeypatch, without):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -23,6 +24,9 @@ from roller.onnx.rewriting import Steps
 from roller.ops.build import indices
 from roller.ops.rows import axes_over
 from roller.ops.windows import names_of, place
+
+#: Version from which an odd element of padding is cut at the beginning where ``auto_pad`` says nothing.
+_BEGINNING_FIRST = 11
 
 
 @dataclass(frozen=True)
@@ -78,31 +82,66 @@ def transposed(site: Site) -> Lowered:
 
 
 def _shape(site: Site, x: Value, w: Value, y: Value) -> _Shape:
+    groups, strides, dilations, made, before = _sizes(site, x, w)
+    require_shape(y, made)
+    return _Shape(groups, x.shape[1] // groups, y.shape[1], x.shape[2:], w.shape[2:], y.shape[2:], strides, dilations,
+                  before)  # fmt: skip
+
+
+def shape_of(site: Site) -> tuple[int, ...]:
+    """Return the shape of the result of a transposed convolution by its attributes.
+
+    Raises
+    ------
+    Unsupported
+        Where they make none.
+    """
+    return _sizes(site, site.required(0), site.required(1))[3]
+
+
+def _sizes(site: Site, x: Value, w: Value) -> tuple[int, tuple[int, ...], tuple[int, ...], tuple[int, ...],
+                                                    tuple[int, ...]]:  # fmt: skip
+    """Return groups, strides, dilations, the shape of the result, and what is cut off before it."""
     rank = len(x.shape) - 2
     groups = int(site.attribute("group", 1))
-    if rank < 1 or len(w.shape) != rank + 2 or w.shape[0] != x.shape[1] or x.shape[1] % groups:
+    if rank < 1 or len(w.shape) != rank + 2 or w.shape[0] != x.shape[1] or groups < 1 or x.shape[1] % groups:
         raise Unsupported(f"{groups} groups of weights {w.shape} do not fit an image {x.shape}")
 
     def numbers(name: str, default: int) -> tuple[int, ...]:
         return tuple(int(v) for v in site.attribute(name, ()) or (default,) * rank)
 
     strides, dilations, extra = numbers("strides", 1), numbers("dilations", 1), numbers("output_padding", 0)
-    size, kernel, out = x.shape[2:], w.shape[2:], y.shape[2:]
+    size, kernel = x.shape[2:], w.shape[2:]
     full = [s * (n - 1) + e + d * (k - 1) + 1
             for s, n, e, d, k in zip(strides, size, extra, dilations, kernel, strict=True)]  # fmt: skip
-    mode = site.attribute("auto_pad", "NOTSET") or "NOTSET"
-    pads = tuple(int(p) for p in site.attribute("pads", ()) or (0,) * (2 * rank))
+    made, before = _cut(site, full, [n * s for n, s in zip(size, strides, strict=True)], strides)
+    return groups, strides, dilations, (x.shape[0], w.shape[1] * groups, *made), before
+
+
+def _cut(
+    site: Site, full: Sequence[int], same: Sequence[int], strides: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the size of the result and what is cut off before it, of all that the taps make (``full``).
+
+    An odd element is cut at the end for SAME_UPPER, else at the beginning; without ``auto_pad`` it is cut at the end
+    before version 11, whose equation has it the other way round. What ``output_shape`` or ``auto_pad`` ask beyond
+    ``full`` stands at the end, as ``output_padding`` does.
+    """
+    rank, mode = len(full), str(site.attribute("auto_pad", "NOTSET") or "NOTSET")
+    if mode not in ("NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"):
+        raise Unsupported(f"auto_pad='{mode}' is none that ONNX defines")
     given = tuple(int(v) for v in site.attribute("output_shape", ()))
-    before = pads[:rank]
-    if given or mode in ("SAME_UPPER", "SAME_LOWER"):
-        wanted = given[-rank:] if given else [n * s for n, s in zip(size, strides, strict=True)]
-        totals = [max(0, f - n) for f, n in zip(full, wanted, strict=True)]
-        before = tuple(p - p // 2 if mode == "SAME_LOWER" else p // 2 for p in totals)
-        made = tuple(wanted)
-    else:
-        made = tuple(f - p - q for f, p, q in zip(full, pads[:rank], pads[rank:], strict=True))
-    require_shape(y, (x.shape[0], w.shape[1] * groups, *made))
-    return _Shape(groups, x.shape[1] // groups, y.shape[1], size, kernel, out, strides, dilations, before)
+    if not given and mode not in ("SAME_UPPER", "SAME_LOWER"):
+        pads = tuple(int(p) for p in site.attribute("pads", ()) if mode == "NOTSET") or (0,) * (2 * rank)
+        if len(pads) != 2 * rank:
+            raise Unsupported(f"padding: expected {2 * rank} pads, got {list(pads)}")
+        return tuple(f - p - q for f, p, q in zip(full, pads[:rank], pads[rank:], strict=True)), pads[:rank]
+    wanted = given[-rank:] if given else tuple(same)
+    if len(wanted) != rank or any(n - f >= s for n, f, s in zip(wanted, full, strides, strict=True)):
+        raise Unsupported(f"a result of {list(wanted)} elements of {list(full)} that its taps make, by {list(strides)}")
+    totals = [max(0, f - n) for f, n in zip(full, wanted, strict=True)]
+    at_end = mode == "SAME_UPPER" or (mode == "NOTSET" and site.node.version < _BEGINNING_FIRST)
+    return wanted, tuple(p // 2 if at_end else p - p // 2 for p in totals)
 
 
 def _source(shape: _Shape, filters: int) -> Index:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from roller.core.dtypes import FLOATS, numpy_dtype
 from roller.expr import REDUCTION, Axis, Bound, Index, Load, Stage, Tensor, Term, axis_index
+from roller.onnx.building import require_shape
 from roller.onnx.elementwise import axes_of, call, computed, converted, literal, require, tensor
-from roller.onnx.interpolation import Sampling, band, nearest, weights
+from roller.onnx.interpolation import Sampling, band, nearest, resized, simplest, weights
 from roller.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.blocks import gathered
 from roller.onnx.operators.movement import axis_of
@@ -85,29 +87,35 @@ def _samplings(
     if coordinates == "tf_crop_and_resize" and (roi is None or roi.size != 2 * len(axes)):
         raise Unsupported("Resize by tf_crop_and_resize without a region")
     factors = _factors(site, scales, sizes, axes)
+    if len(factors) != len(axes) or min(factors, default=Fraction(1)) <= 0:
+        raise Unsupported(f"Resize of {len(axes)} axes by {[float(f) for f in factors]}")
     out = {}
     for i, d in enumerate(axes):
-        region = (0.0, 1.0) if roi is None else (float(np.ravel(roi)[i]), float(np.ravel(roi)[i + len(axes)]))
-        if x.shape[d] != y.shape[d] or factors[i] != 1 or region != (0.0, 1.0):
-            out[d] = Sampling(x.shape[d], y.shape[d], factors[i], coordinates, region)
+        ends = [Fraction(0), Fraction(1)] if roi is None else [simplest(np.ravel(roi)[i + k]) for k in (0, len(axes))]
+        if x.shape[d] != y.shape[d] or factors[i] != 1 or ends != [0, 1]:
+            factor = _held(factors[i], x.shape[d], y.shape[d])
+            out[d] = Sampling(x.shape[d], y.shape[d], factor, coordinates, (ends[0], ends[1]))
     return out
 
 
-def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[float]:
-    """Return the scale of every axis of ``axes``."""
+def _factors(site: Site, scales: np.ndarray | None, sizes: np.ndarray | None, axes: list[int]) -> list[Fraction]:
+    """Return the scale of every axis of ``axes``, exact."""
     x = site.required(0)
     if scales is not None and scales.size:
-        return [float(s) for s in np.ravel(scales)]
+        return [simplest(s) for s in np.ravel(scales)]
     assert sizes is not None
-    wanted = [float(s) for s in np.ravel(sizes)]
-    factors = [w / x.shape[d] for w, d in zip(wanted, axes, strict=True)]
-    policy = _text(site, "keep_aspect_ratio_policy", "stretch")
-    if policy == "stretch":
-        return factors
-    if policy not in ("not_larger", "not_smaller"):
-        raise Unsupported(f"Resize keep_aspect_ratio_policy='{policy}' is none that ONNX defines")
-    common = min(factors) if policy == "not_larger" else max(factors)
-    return [common] * len(axes)
+    wanted = [int(s) for s in np.ravel(sizes)]
+    if len(wanted) != len(axes) or not all(x.shape[d] for d in axes):
+        raise Unsupported(f"Resize to sizes {wanted} of axes {axes} of {list(x.shape)}")
+    factors, made = resized(x.shape, wanted, axes, _text(site, "keep_aspect_ratio_policy", "stretch"))
+    require_shape(site.output, made)
+    return factors
+
+
+def _held(factor: Fraction, source: int, target: int) -> Fraction:
+    """Return the ratio of the sizes where float32 cannot tell it from the factor."""
+    ratio = Fraction(target, source) if source else factor
+    return ratio if np.float32(float(ratio)) == np.float32(float(factor)) else factor
 
 
 def _weighted(site: Site, tables: dict[int, np.ndarray], offset: float) -> Lowered:

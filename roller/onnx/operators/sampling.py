@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES, FLOATS
 from roller.graph.steps import Value
 from roller.onnx.elementwise import require
+from roller.onnx.interpolation import simplest
 from roller.onnx.lowering import Called, Lowered, Reshaped, Site, Unsupported, lowers
 from roller.onnx.operators.movement import axis_of
 
@@ -43,12 +45,18 @@ def col2im(site: Site) -> Lowered:
         raise Unsupported("Col2Im without the shapes of image and block")
     rank = image.size
     pads = tuple(site.attribute("pads", (0,) * (2 * rank)))
+    columns, kernel = site.required(0).shape, math.prod(int(n) for n in block)
     attributes: dict[str, Any] = {
         "image": tuple(int(n) for n in image), "block": tuple(int(n) for n in block),
         "strides": tuple(site.attribute("strides", (1,) * rank)),
         "dilations": tuple(site.attribute("dilations", (1,) * rank)),
         "begins": pads[:rank], "ends": pads[rank:],
     }  # fmt: skip
+    sides = zip(attributes["image"], attributes["block"], attributes["strides"], attributes["dilations"],
+                attributes["begins"], attributes["ends"], strict=True)  # fmt: skip
+    blocks = [(n + b + e - d * (k - 1) - 1) // s + 1 for n, k, s, d, b, e in sides]
+    if len(columns) != 3 or columns[1] % kernel or columns[2] != math.prod(blocks):
+        raise Unsupported(f"{list(columns)} columns are not the {blocks} blocks of {kernel} that its attributes make")
     return Called("col2im", attributes, (site.required(0).name,))
 
 
@@ -64,6 +72,8 @@ def max_unpool(site: Site) -> Lowered:
         for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
     )
     natural = (*x.shape[:2], *spatial)
+    if site.required(1).shape != x.shape:
+        raise Unsupported(f"{list(site.required(1).shape)} positions of {list(x.shape)} elements")
     if any(n > m for n, m in zip(natural, y.shape, strict=True)):
         raise Unsupported(f"MaxUnpool of {list(natural)} elements into {list(y.shape)}")
     names = (x.name, site.required(1).name)
@@ -118,7 +128,7 @@ def roi_align(site: Site) -> Lowered:
             "mode": _text(site, "mode", {"avg": "avg", "max": "max"}, "avg"),
             "size": (int(site.attribute("output_height", 1)), int(site.attribute("output_width", 1))),
             "samples": int(site.attribute("sampling_ratio", 0)),
-            "scale": float(site.attribute("spatial_scale", 1.0)),
+            "scale": float(simplest(site.attribute("spatial_scale", 1.0))),
             "shift": 0.5 if _text(site, "coordinate_transformation_mode", halves, default) == "half" else 0.0,
         },
     )
