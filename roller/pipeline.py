@@ -88,7 +88,7 @@ def construct(
     from roller.search.constructor import construct_candidates
 
     spec, chosen = target_of(device)[0], options_of(options, top_k)
-    found = construct_candidates(expression_of(expr), spec, chosen)
+    found = construct_candidates(chosen.meant(expression_of(expr)), spec, chosen)
     if chosen.top_k != "auto":
         return list(found)
     from roller.search.auto import worth_timing
@@ -269,7 +269,8 @@ def compile(
 
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
-    seed, cache, remeasure = checked_seed(seed), flag(cache, "cache"), flag(remeasure, "remeasure")
+    expression, seed = chosen.meant(expression), checked_seed(seed)
+    cache, remeasure = flag(cache, "cache"), flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
     here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:

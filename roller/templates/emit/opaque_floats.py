@@ -11,7 +11,9 @@ Notes
   a sum only where it sees the product as a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
 - TVM gives LLVM an *ordered* comparison for ``!=``, which is false where an operand is NaN. LLVM therefore gets the
   negation of ``==``; in C, ``!=`` is right.
-- bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them.
+- bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them. The maximum and minimum
+  of what is narrower than float32 are those of float32, where nothing is rounded.
+- NaN wins in a maximum or minimum (:mod:`roller.templates.emit.extrema`), unless the module is to ignore it.
 """
 
 from __future__ import annotations
@@ -21,10 +23,12 @@ from collections.abc import Callable
 from typing import Any
 
 from roller.te.compat import Call, dtype_of, pure_operator, structural_map, tirx, tvm
+from roller.templates.emit.extrema import EXTREMA, in_c, in_llvm
 
 _NODES = ("Add", "Sub", "Mul", "Div", "Max", "Min", "EQ", "NE", "LT", "LE", "GT", "GE")
 #: Operands of nodes that become opaque; vectors have their lanes in the name.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
+_NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
 def _node_of(call: Any) -> Any:
@@ -47,34 +51,47 @@ def _is_opaque(expr: Any, node: str) -> bool:
     return isinstance(expr, Call) and getattr(expr.op, "name", "") == _name(node)
 
 
-_OPERATORS = {
-    node: pure_operator(
-        _name(node), {"default": _node_of, **({"llvm": _negated_equality} if node == "NE" else {})}
-    )
-    for node in _NODES
-}  # fmt: skip
-_NAMES = frozenset(_name(node) for node in _NODES)
+def _plain(call: Any) -> Any:
+    """Return the node of an extremum that the target computes as it likes where an operand is NaN."""
+    return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
 
 
-def opaque(module: Any) -> Any:
+_LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    "NE": {"llvm": _negated_equality},
+    **{node: {"llvm": in_llvm(node), "cuda": in_c(node)} for node in EXTREMA},
+}
+_OPERATORS = {node: pure_operator(_name(node), {"default": _node_of, **_LOWERINGS.get(node, {})}) for node in _NODES}
+_ANY = {node: pure_operator(f"roller.Any{node}", {"default": _plain}) for node in EXTREMA}
+_NAMES = {**{_name(node): _node_of for node in _NODES}, **{f"roller.Any{node}": _plain for node in EXTREMA}}
+
+
+def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
     """Return a module with its floating-point arithmetic as calls of operators that TVM does not simplify.
 
     Parameters
     ----------
     module : tvm.IRModule
         TIR functions, before any pass that simplifies.
+    propagate_nan
+        Whether a maximum or minimum of NaN and a number is NaN; else it is whatever is cheapest.
     """
-    return _mapped(module, *((getattr(tirx, node), _hiding(operator)) for node, operator in _OPERATORS.items()))
+    chosen = _OPERATORS if propagate_nan else {**_OPERATORS, **_ANY}
+    return _mapped(module, *((getattr(tirx, node), _hiding(node, operator)) for node, operator in chosen.items()))
 
 
 def transparent(module: Any) -> Any:
     """Return the module whose :func:`opaque` form ``module`` is, with whatever passes have done since."""
-    return _mapped(module, (Call, lambda call: _node_of(call) if getattr(call.op, "name", "") in _NAMES else call))
+    return _mapped(module, (Call, lambda call: _NAMES.get(getattr(call.op, "name", ""), lambda same: same)(call)))
 
 
-def _hiding(operator: Any) -> Callable[[Any], Any]:
+def _hiding(name: str, operator: Any) -> Callable[[Any], Any]:
     def hide(node: Any) -> Any:
-        return Call(operator, [node.a, node.b], ret_ty=node.ty) if _FLOATS.fullmatch(dtype_of(node.a)) else node
+        dtype = dtype_of(node.a)
+        narrow = _NARROW.fullmatch(dtype) if name in EXTREMA else None
+        if narrow is not None:
+            wide = (tirx.Cast(f"float32{narrow[1] or ''}", x) for x in (node.a, node.b))
+            return tirx.Cast(dtype, hide(getattr(tirx, name)(*wide)))
+        return Call(operator, [node.a, node.b], ret_ty=node.ty) if _FLOATS.fullmatch(dtype) else node
 
     return hide
 

@@ -37,7 +37,9 @@ def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
     )
 
 
-def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True) -> bytes:
+def build_library(
+    module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True, propagate_nan: bool = True
+) -> bytes:
     """Compile ``module`` for a CPU and link it.
 
     Parameters
@@ -53,6 +55,8 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
     checked
         Whether the kernel looks at every property of every array it is called with, as code for TVM's own callers does.
         The launchers do so before, and say more; it is two thirds of a small library, and a third of its compilation.
+    propagate_nan
+        Whether NaN wins in maxima and minima.
 
     Returns
     -------
@@ -70,7 +74,7 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
         try:
             config = {"tirx.disable_assert": not checked}
             with tvm.transform.PassContext(config=config, disabled_pass=list(_NEEDLESS)):
-                runtime_module = tvm.tirx.build(opaque(module), target=target)
+                runtime_module = tvm.tirx.build(opaque(module, propagate_nan=propagate_nan), target=target)
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many types; one refused program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
