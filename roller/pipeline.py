@@ -269,8 +269,8 @@ def compile(
 
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
-    expression, seed = chosen.meant(expression), checked_seed(seed)
-    cache, remeasure = flag(cache, "cache"), flag(remeasure, "remeasure")
+    expression, seed, cache = chosen.meant(expression), checked_seed(seed), flag(cache, "cache")
+    remeasure = flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
     here = is_this_machine(spec) or handle is not None
     if how.refine_s and not here:

@@ -2,7 +2,8 @@
 
 Nothing here is shared with the check: NumPy's own narrow arithmetic rounds. What a compiler may choose is drawn for
 each kernel: keeping more digits than a dtype has, fused multiply-add, products with reciprocals, functions off by a
-unit, results below the normal numbers flushed to zero, a maximum that loses NaN where it may, the order in which terms are added.
+unit, results below the normal numbers flushed to zero, a maximum that loses NaN where it may, the order in which terms
+are added.
 """
 
 from __future__ import annotations

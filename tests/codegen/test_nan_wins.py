@@ -1,5 +1,6 @@
 """NaN wins in maxima and minima, on every target and in every operand, unless it was asked for that it need not."""
 
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,9 +11,12 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions, ops
+from roller.backends.cuda import toolchain
 from roller.emulator import emulate
 from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
+from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.pipeline import lower
+from roller.templates.common.forms import canonical_forms, joined_forms
 from tests.codegen.cpu_programs import kernel, program
 from tests.offenders import every
 
@@ -176,4 +180,28 @@ def test_kernels_with_and_without_are_kept_apart():
     e = ops.elementwise("relu", (N,))
     wins, loses = (o.meant(e) for o in (ConstructOptions(), ConstructOptions(propagate_nan=False)))
     assert wins is e and loses.key != e.key and not loses.propagate_nan
-    assert roller.expr.canonical.fuse_axes(loses).propagate_nan is False
+    assert expr_from_dict(expr_to_dict(loses)) == loses and "propagate_nan" not in expr_to_dict(wins)
+
+
+@every("name", REDUCTIONS)
+def test_every_form_of_an_expression_keeps_the_option(name):
+    options = ConstructOptions(propagate_nan=False, top_k=3)
+    e = options.meant(REDUCTIONS[name])
+    assert not any(f.propagate_nan for f in (*canonical_forms(e, options), *joined_forms(e, options)))
+    found = roller.construct(REDUCTIONS[name], "cpu-avx2", options=options)
+    assert not any(c.program.expr.propagate_nan for c in found)
+
+
+@pytest.mark.skipif(toolchain.available() is not None, reason="NVRTC not found")
+@pytest.mark.parametrize(("device", "arch"), [("v100", "sm_70"), ("a100", "sm_80")])
+def test_instructions_of_a_maximum_and_of_a_bound(device, arch):
+    """One each with ``max.NaN``; else two comparisons of values, one with a literal, and a selection."""
+    found = {}
+    for name in ("max", "relu"):
+        e = ops.elementwise(name, (N,))
+        (best,) = roller.construct(e, device, top_k=1)
+        text = toolchain.to_ptx(lower(best.program, e, roller.load_spec(device)).source, arch)
+        found[name] = [len(re.findall(rf"\b{op}\b", text)) for op in (r"max\.NaN", r"setp\.\w+\.f32", "selp")]
+    assert found == (
+        {"max": [1, 0, 0], "relu": [1, 0, 0]} if arch == "sm_80" else {"max": [0, 2, 1], "relu": [0, 1, 1]}
+    )

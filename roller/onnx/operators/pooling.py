@@ -81,7 +81,7 @@ def _positions(
         down = Index(tuple(replace(x, coef=-x.coef) for x in position.terms), -1 - position.const)
         signed = least(
             Call("select", (Call("isnan", (element,)), IndexValue(down, "int64"), value)),
-            tensor(target, "int64", f"{part}signed"),
+            tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
         )
         found = Load(signed.name, indices(axes))
         up = Call("sub", (literal(-1, "int64"), found))

@@ -60,8 +60,8 @@ class ConstructOptions:
     matrix_units
         Consider the device's matrix unit where one of its fragments takes the dtypes of operands and accumulator.
     propagate_nan
-        Have NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as NumPy and PyTorch do. Without it
-        kernels return NaN or the number, whichever is cheaper, and the check allows both.
+        Have NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as NumPy and PyTorch do. Without
+        it kernels return NaN or the number, whichever is cheaper, and the check allows both.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
