@@ -18,8 +18,9 @@ def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
     computed of them (linear beside zeros, cubic), else the first element, or of border the last beside an infinity; of
     volumes nothing beside zeros, else the last element for NaN.
     """
+    data, grid = inputs
     with np.errstate(invalid="ignore", over="ignore"):
-        return _grid_sampled(xp, *inputs, attributes)
+        return _grid_sampled(xp, data, grid, attributes)
 
 
 def _grid_sampled(xp: Any, data: Any, grid: Any, attributes: Mapping[str, Any]) -> tuple[Any, ...]:
