@@ -95,3 +95,21 @@ def test_quantised_nan_is_the_least_number(small_cache):
     model = model_of([node], [info("x", shape=X.shape)], [info("q", TensorProto.INT8, X.shape)], constants, opset=17)
     (got,) = roller.compile_model(model, device="cpu", top_k=1, deterministic=True).run(None, {"x": X})
     assert got.tolist() == [[6, -128, 9, -128, -128, 21], [4, -5, 127, 17, 3, 17]]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_torch_compile(small_cache):
+    torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
+    pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
+
+    def extrema(x, y):
+        return (
+            torch.maximum(x, y), torch.minimum(x, y), torch.relu(x), x.clamp(min=0.1), torch.clamp(x, max=0.1),
+            x.clamp(-1, 1), torch.clamp_max(x, 2), x.amax(1), x.argmax(1), y.argmin(1), torch.sign(x),
+            torch.nn.functional.hardswish(x), torch.softmax(y, 1),
+        )  # fmt: skip
+
+    x, y = torch.from_numpy(X), torch.from_numpy(Y)
+    got = torch.compile(extrema, backend="roller", options={"top_k": 1, "deterministic": True})(x, y)
+    for n, (mine, theirs) in enumerate(zip(got, extrema(x, y), strict=True)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6, equal_nan=True, msg=f"output {n}")
