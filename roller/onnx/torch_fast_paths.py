@@ -65,9 +65,9 @@ def clamped(input: Any, min: Any = None, max: Any = None, **options: Any) -> tor
     import torch
 
     alone = [b for b in (min, max) if b is not None]
-    if options or len(alone) != 1 or isinstance(alone[0], torch.Tensor) or not input.is_floating_point():
+    if options or len(alone) != 1 or not isinstance(alone[0], (int, float)) or not input.is_floating_point():
         return torch.clamp(input, min, max, **options)
-    return torch.clamp(input, -math.inf if min is None else min, math.inf if max is None else max)
+    return torch.clamp(input, -math.inf if min is None else float(min), math.inf if max is None else float(max))
 
 
 def _clamped_above(input: Any, max: Any, **options: Any) -> torch.Tensor:
