@@ -1,8 +1,8 @@
 """Maxima and minima of floating point in which NaN wins, as NumPy and PyTorch have them.
 
-What processors have compares: ``a > b ? a : b`` is the second operand where either is NaN (x86's ``maxps``). So an
-operand that is surely no number but NaN-free, a literal say, comes first, and NaN costs nothing; of two that may be
-NaN one is compared with itself besides, and chosen where it differs. CUDA C gets calls of functions whose text is
+A processor's maximum compares: ``a > b ? a : b`` is the second operand where either is NaN (x86's ``maxps``). So an
+operand that is certainly not NaN, a literal say, comes first, and NaN costs nothing; of two that may be NaN, one is
+compared with itself too, and chosen where it differs. CUDA C gets calls of functions whose text is
 chosen by what the architecture has (:mod:`roller.templates.gpu.emit.extrema`).
 """
 
