@@ -88,7 +88,7 @@ def construct(
     from roller.search.constructor import construct_candidates
 
     spec, chosen = target_of(device)[0], options_of(options, top_k)
-    found = construct_candidates(expression_of(expr), spec, chosen)
+    found = construct_candidates(chosen.meant(expression_of(expr)), spec, chosen)
     if chosen.top_k != "auto":
         return list(found)
     from roller.search.auto import worth_timing
@@ -269,6 +269,7 @@ def compile(
 
     (spec, handle), expression = target_of(device, spec), expression_of(expr)
     chosen, values = constants_of(constants, expression, options_of(options, top_k))
+    expression = chosen.meant(expression)
     seed, cache, remeasure = checked_seed(seed), flag(cache, "cache"), flag(remeasure, "remeasure")
     how = Selection(deterministic, 0.0 if refine_s is None else refine_s)
     here = is_this_machine(spec) or handle is not None
@@ -292,8 +293,7 @@ def compile(
         fresh.append(_compile(expression, spec, chosen, seed, handle, how, prove_for_s))
         return entry_of(fresh[0].artifact, fresh[0].candidates)
 
-    options_key = chosen.identity(expression) | how.identity()
-    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, options_key)
+    key = CacheKey.of(expression, spec.content_key, TEMPLATE_VERSION, chosen.identity(expression) | how.identity())
     # What runs here must have been checked here, and timed unless that was not wanted; elsewhere a prediction will
     # do, a measurement is welcome.
     kept = KernelCache()

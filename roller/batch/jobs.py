@@ -173,7 +173,7 @@ def jobs_of(
     for key, source in sources.items():
         units = source.units or settings.options.units
         options = replace(settings.options, constants=tuple(source.constants), units=units)
-        expression, spec_key = source.expression, target.spec.content_key
+        expression, spec_key = options.meant(source.expression), target.spec.content_key
         identity = options.identity(expression)
         rotating_bytes = 0 if passing is None or target.device else rotation(target.spec, passing.get(key, 0))
         turns = {"rotating_bytes": rotating_bytes} if rotating_bytes else {}

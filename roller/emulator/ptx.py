@@ -174,6 +174,10 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
         r"setp\.(?P<op>eq|ne|lt|le|gt|ge)\.[bus]32", (3,),
         lambda m, o: f"{o[0][0]} = (int)({o[1][0]}) {_COMPARE[m['op']]} (int)({o[2][0]});",
     ),
+    Instruction(
+        r"(?P<fn>max|min)\.NaN\.f32", (3,),
+        lambda m, o: f"{o[0][0]} = emul::{m['fn']}_nan({o[1][0]}, {o[2][0]});",
+    ),
     Instruction(r"dp4a\.(?P<a>[us])32\.(?P<b>[us])32", (4,), lambda m, o: (
         f"{o[0][0]} = emul::dot4<{_byte(m['a'])}, {_byte(m['b'])}>({o[1][0]}, {o[2][0]}, {o[3][0]});"
     )),

@@ -166,7 +166,7 @@ def _unchecked(expr: TensorExpr, inputs: tuple[Tensor, ...], stages: tuple[Stage
     shell = object.__new__(TensorExpr)
     for key, value in (
         ("name", expr.name), ("inputs", inputs), ("stages", stages), ("outputs", expr.outputs),
-        ("allow_padding", expr.allow_padding), ("_memo", {}),
+        ("allow_padding", expr.allow_padding), ("propagate_nan", expr.propagate_nan), ("_memo", {}),
     ):  # fmt: skip
         object.__setattr__(shell, key, value)
     return shell

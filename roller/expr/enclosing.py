@@ -48,8 +48,10 @@ _BY_ZERO: dict[str, Callable[..., Any]] = {
 Rule = Callable[..., Enclosed]
 
 
-def enclose(fn: str, args: Sequence[Enclosed], dtype: str) -> Enclosed:
+def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: bool = True) -> Enclosed:
     """Return where the results of a scalar function computed in ``dtype`` lie.
+
+    ``propagate_nan``: whether NaN must win in a maximum or minimum, or may.
 
     Examples
     --------
@@ -74,11 +76,30 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str) -> Enclosed:
             out = _known(out, args)
             out = out if is_float(dtype) else _unless(holds(dtype, out), out)
     if fn in ("max", "min"):
-        out = _either_of_nan(out, args)
+        out = _nan_of_any(out, args) if propagate_nan else _either_of_nan(out, args)
     if not is_float(dtype) or (fn not in ULPS and fn not in _ROUNDED):
         return out
     exactly = fn == "div" and bool(np.all(np.frexp(args[1].value)[0] == 0.5))  # its reciprocal is exact too
     return rounded(out, dtype, 0.0 if exactly else ULPS.get(fn, 0.0))
+
+
+def extreme(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> Enclosed:
+    """Return the extreme of each row of ``(rows, terms)``: NaN where one of its terms is and NaN wins.
+
+    Examples
+    --------
+    >>> row = Enclosed.point(np.array([[1.0, np.nan]]))
+    >>> ends = [extreme(np.maximum, row, propagate_nan=wins) for wins in (True, False)]
+    >>> [(float(e.low[0]), float(e.high[0])) for e in ends]
+    [(nan, nan), (-inf, inf)]
+    """
+    out = body.map(lambda a: step.reduce(a, axis=1))
+    odd = np.isnan(body.value) | (False if body.is_point else body.unknown)
+    if (body.is_point and propagate_nan) or not np.any(odd):
+        return out
+    sure = np.any(_is_nan(body), axis=1) & propagate_nan
+    out = _unless(~np.any(odd, axis=1), out)
+    return Enclosed(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
 
 
 def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
@@ -104,6 +125,18 @@ def _known(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
 def _unless(sure: Any, e: Enclosed) -> Enclosed:
     """Return ``e`` where ``sure``; elsewhere anything may come out."""
     return Enclosed(e.value, np.where(sure, e.low, -np.inf), np.where(sure, e.high, np.inf))
+
+
+def _nan_of_any(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
+    """Return ``out``, but NaN where an operand certainly is."""
+    if out.is_point:
+        return out
+    sure: Any = False
+    for a in args:
+        sure = sure | _is_nan(a)
+    if not np.any(sure):
+        return out
+    return Enclosed(*(np.where(sure, np.nan, end) for end in (out.value, out.low, out.high)))
 
 
 def _either_of_nan(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:

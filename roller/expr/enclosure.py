@@ -22,7 +22,7 @@ import numpy as np
 
 from roller.core.dtypes import is_float, stored
 from roller.expr.combiners import COMBINERS
-from roller.expr.enclosing import enclose, hull
+from roller.expr.enclosing import enclose, extreme, hull
 from roller.expr.evaluate import CHUNK, axis_values, inside, literal, wrapped
 from roller.expr.exact_sums import different, equal_pairs, is_product, steps_per_one
 from roller.expr.rounding import (
@@ -127,7 +127,8 @@ class Enclosure:
         extents = [a.extent for a in s.reduction_axes]
         grid = np.indices(extents, dtype=np.int64).reshape(len(extents), -1)
         wide = {k: v[:, None] for k, v in env.items()}
-        total = _Total(s, self._rounding(s), EPS.get(computed_in(s.body, self.dtypes), 0.0), exact=self.reordered)
+        eps_of_terms = EPS.get(computed_in(s.body, self.dtypes), 0.0)
+        total = _Total(s, self._rounding(s), eps_of_terms, self.expr.propagate_nan, exact=self.reordered)
         step = max(1, CHUNK // max(1, rows))
         for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
@@ -186,7 +187,7 @@ class Enclosure:
         if is_float(dtype) and node.fn != "select":
             kinds = [computed_in(a, self.dtypes) for a in node.args]
             args = [a if is_float(k) else _rounded_to(a, dtype) for a, k in zip(args, kinds, strict=True)]
-        return enclose(node.fn, args, dtype)
+        return enclose(node.fn, args, dtype, propagate_nan=self.expr.propagate_nan)
 
     def _load(self, node: Load, env: Env) -> Enclosed:
         within: Any = True
@@ -241,8 +242,11 @@ class Enclosure:
 class _Total:
     """A reduction, piece by piece; terms are rounded to ``eps_of_terms``, sums exactly in any order where ``exact``."""
 
-    def __init__(self, s: Stage, rounding: tuple[float, float], eps_of_terms: float, *, exact: bool) -> None:
+    def __init__(
+        self, s: Stage, rounding: tuple[float, float], eps_of_terms: float, propagate_nan: bool, *, exact: bool
+    ) -> None:
         self.combiner, self.dtype, (self.rounding, self.worst) = s.combiner, s.acc_dtype, rounding
+        self.propagate_nan = propagate_nan
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
@@ -255,12 +259,7 @@ class _Total:
     def add(self, body: Enclosed) -> None:
         """Combine a piece ``(rows, terms)``."""
         if self.row.selects:
-            out = body.map(lambda a: self.row.step.reduce(a, axis=1))
-            odd = np.isnan(body.value) | (False if body.is_point else body.unknown)
-            if np.any(odd):  # a NaN among them may win or vanish
-                row = np.any(odd, axis=1)
-                out = Enclosed(out.value, np.where(row, -np.inf, out.low), np.where(row, np.inf, out.high))
-            self.parts.append(out)
+            self.parts.append(extreme(self.row.step, body, propagate_nan=self.propagate_nan))
             return
         size = np.abs(body.value) if body.is_point else np.maximum(np.abs(body.low), np.abs(body.high))
         if self.combiner == "sum":

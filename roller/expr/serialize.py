@@ -50,6 +50,7 @@ def expr_to_dict(expr: TensorExpr) -> dict[str, Any]:
         ],
         "outputs": list(expr.outputs),
         "allow_padding": expr.allow_padding,
+        **({} if expr.propagate_nan else {"propagate_nan": False}),
     }
 
 
@@ -98,7 +99,8 @@ def expr_from_dict(data: dict[str, Any]) -> TensorExpr:
             for s in data["stages"]
         )
         inputs = tuple(_tensor_from(t) for t in data["inputs"])
-        return TensorExpr(data["name"], inputs, stages, tuple(data["outputs"]), data["allow_padding"])
+        outputs, nan = tuple(data["outputs"]), data.get("propagate_nan", True)
+        return TensorExpr(data["name"], inputs, stages, outputs, data["allow_padding"], nan)
     except MALFORMED as err:
         raise ArtifactError(f"expression: expected a serialised TensorExpr, got {err!r}. The file is damaged.") from err
 
@@ -140,5 +142,5 @@ def anonymous(expr: TensorExpr) -> dict[str, Any]:
             for s in data["stages"]
         ],
         "outputs": [names[o] for o in data["outputs"]],
-        "allow_padding": data["allow_padding"],
+        **{name: data[name] for name in ("allow_padding", "propagate_nan") if name in data},
     }

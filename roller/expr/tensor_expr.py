@@ -164,6 +164,9 @@ class TensorExpr:
     allow_padding
         ``False`` forbids padding any axis in the upper layers (the expression is then tiled only by
         divisors).
+    propagate_nan
+        Whether a maximum or minimum of NaN and a number is NaN, as in NumPy and PyTorch; where ``False``, kernels may
+        return either (``ConstructOptions.propagate_nan``).
     """
 
     name: str
@@ -171,6 +174,7 @@ class TensorExpr:
     stages: tuple[Stage, ...]
     outputs: tuple[str, ...]
     allow_padding: bool = True
+    propagate_nan: bool = True
     # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 

@@ -7,6 +7,9 @@ import re
 #: First CUDA architecture with copies from global memory into the scratchpad that need no register (``cp.async``; PTX
 #: ISA, section "Data Movement and Conversion Instructions: cp.async").
 _ASYNC_COPIES = 80
+#: First CUDA architecture with a maximum and a minimum of float32 in which NaN wins (``max.NaN.f32``; PTX ISA, section
+#: "Floating Point Instructions: max").
+_NAN_EXTREMA = 80
 
 
 def cuda_architecture(arch: str) -> int:
@@ -30,3 +33,14 @@ def has_async_copies(arch: str) -> bool:
     (True, False, False)
     """
     return cuda_architecture(arch) >= _ASYNC_COPIES
+
+
+def has_nan_extrema(arch: str) -> bool:
+    """Whether the instruction set has a maximum and a minimum of float32 in which NaN wins.
+
+    Examples
+    --------
+    >>> has_nan_extrema("sm_80"), has_nan_extrema("sm_75"), has_nan_extrema("gfx90a")
+    (True, False, False)
+    """
+    return cuda_architecture(arch) >= _NAN_EXTREMA

@@ -8,15 +8,27 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import numpy as np
+
 
 def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     """Sample ``inputs[0]`` ``(n, c, *spatial)`` at the places ``inputs[1]`` ``(n, *out, rank)``, each in -1 to 1.
 
     Attributes: ``mode`` (linear, nearest, cubic), ``padding`` (zeros, border, reflection), ``align_corners``.
+
+    Places that are NaN or infinite give what PyTorch's kernels for processors do: of pictures NaN where a weight is
+    computed of them (linear beside zeros, cubic), else the first element, or of border the last beside an infinity; of
+    volumes nothing beside zeros, else the last element for NaN.
     """
     data, grid = inputs
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _grid_sampled(xp, data, grid, attributes)
+
+
+def _grid_sampled(xp: Any, data: Any, grid: Any, attributes: Mapping[str, Any]) -> tuple[Any, ...]:
     align, padding = attributes["align_corners"], attributes["padding"]
     spatial = data.shape[2:]
+    volume = len(spatial) == 3
     taps = []
     for d, size in enumerate(spatial):
         place = grid[..., len(spatial) - 1 - d]  # x comes first
@@ -33,7 +45,11 @@ def grid_sample(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -
             place = xp.where(outside, xp.clip(place, 0, size - 1), place)
         elif padding == "reflection":
             place = xp.where(outside, _reflected(xp, place, *bounds), place)
+        if attributes["mode"] != "cubic" and padding != "zeros":
+            place = xp.where(xp.isnan(place), size - 1.0 if volume else 0.0, place)
         taps.append(_taps(xp, place, attributes["mode"], size, padding, bounds))
+        if volume:
+            taps[-1] = [(at, xp.where(xp.isnan(amount), 0.0, amount)) for at, amount in taps[-1]]
     batch = xp.arange(data.shape[0]).reshape((-1,) + (1,) * len(spatial))
     channels_last = xp.moveaxis(data, 1, -1)
     total: Any = 0
@@ -71,10 +87,10 @@ def _taps(
         at = first + offset
         inside = (at >= 0) & (at <= size - 1)
         if padding == "zeros":
-            amount = xp.where(inside, amount, 0.0)
+            amount = amount * inside  # NaN stays
         elif padding == "reflection":
             at = xp.where(inside, at, _reflected(xp, at, *bounds))
-        found.append((xp.clip(at, 0, size - 1).astype("int64"), amount))
+        found.append((xp.where(xp.isnan(at), 0.0, xp.clip(at, 0, size - 1)).astype("int64"), amount))
     return found
 
 

@@ -2,11 +2,13 @@
 
 Whole numbers are divided as such: the exporter rounds a quotient of float32, which 16,777,217 is not. In inference
 ``nn.TransformerEncoderLayer`` and ``nn.MultiheadAttention`` take a fast path of one operator each; a traced graph
-holds that operator.
+holds that operator. A bound alone keeps infinities on the other side, which ONNX's ``Clip`` makes finite, and the sign
+of NaN is 0, which ONNX leaves open.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +27,15 @@ def spell_out(graph: torch.fx.Graph) -> None:
         torch._native_multi_head_attention: attention,
         torch.div: divided,
         torch.divide: divided,
+        **dict.fromkeys((torch.clamp, torch.clip, torch.clamp_min), clamped),
+        torch.clamp_max: _clamped_above,
+        **dict.fromkeys((torch.sign, torch.sgn), signed),
     }
-    methods = {"div": divided, "divide": divided, "div_": divided_in_place, "divide_": divided_in_place}
+    methods: dict[str, Callable[..., Any]] = {
+        "div": divided, "divide": divided, "div_": divided_in_place, "divide_": divided_in_place,
+        "clamp": clamped, "clip": clamped, "clamp_min": clamped, "clamp_max": _clamped_above,
+        "sign": signed, "sgn": signed,
+    }  # fmt: skip
     for node in graph.nodes:
         if node.op == "call_function" and node.target in known:
             node.target = known[node.target]
@@ -49,6 +58,30 @@ def divided(x: Any, y: Any, *, rounding_mode: str | None = None, **options: Any)
     # Towards zero: one more where something is left of a negative quotient, which is all that flooring changes.
     one_more: torch.Tensor = (below < 0) & (below * y != x)
     return below + one_more.to(below.dtype)
+
+
+def clamped(input: Any, min: Any = None, max: Any = None, **options: Any) -> torch.Tensor:
+    """Return what ``torch.clamp`` gives; a bound that is a number, alone, beside an infinite one."""
+    import torch
+
+    alone = [b for b in (min, max) if b is not None]
+    if options or len(alone) != 1 or not isinstance(alone[0], (int, float)) or not input.is_floating_point():
+        return torch.clamp(input, min, max, **options)
+    return torch.clamp(input, -math.inf if min is None else float(min), math.inf if max is None else float(max))
+
+
+def _clamped_above(input: Any, max: Any, **options: Any) -> torch.Tensor:
+    return clamped(input, None, max, **options)
+
+
+def signed(input: Any, **options: Any) -> torch.Tensor:
+    """Return what ``torch.sign`` gives: of NaN, 0."""
+    import torch
+
+    if options or not input.is_floating_point():
+        return torch.sign(input, **options)
+    found: torch.Tensor = (input > 0).to(input.dtype) - (input < 0).to(input.dtype)
+    return found
 
 
 def divided_in_place(x: torch.Tensor, y: Any, **options: Any) -> torch.Tensor:

@@ -57,7 +57,8 @@ def explain(
     """
     from roller.search.program_names import name_of, program_from_name
 
-    expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    expression = chosen.meant(expression_of(expr))
     named = None if program is None else program_from_name(expression, target_units(spec, chosen), name_of(program))
     return explanation.explain(expression, spec, chosen, named)
 
@@ -94,7 +95,8 @@ def why_not(
     """
     from roller.search.explicit_tiles import Mechanisms
 
-    expression, spec, chosen = expression_of(expr), target_of(device)[0], options_of(options, None)
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    expression = chosen.meant(expression_of(expr))
     how = Mechanisms(stages, split_k, raster)
     best = construct_candidates(expression, spec, chosen)[0].program
     return held_against(expression, target_units(spec, chosen), best, tiles, fragment, how)

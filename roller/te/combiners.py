@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,20 @@ def of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Exp
     return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
 
 
+def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) -> Callable[[Expr, Expr], Expr]:
+    """Return an extremum; of a literal other than the neutral value a node: TVM folds an infinity as if NaN lost."""
+
+    def step(a: Expr, b: Expr) -> Expr:
+        literals = [x for x in (a, b) if isinstance(x, tirx.FloatImm)]
+        as_is = bool(literals) and dtype_of(a) == dtype_of(b) and all(x.value != neutral for x in literals)
+        return node(a, b) if as_is else plain(a, b)
+
+    return step
+
+
 # Of bits: TVM simplifies what an ``and`` of conditions asks last as if the rest held, and both sides are evaluated.
-MAX = of_truth(tirx.max, lambda a, b: a | b)
-MIN = of_truth(tirx.min, lambda a, b: a & b)
+MAX = of_truth(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
+MIN = of_truth(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 
 #: By the name of the combiner.
 TVM_COMBINERS = {

@@ -12,6 +12,8 @@ Notes
   a sum only where it sees the product as a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
 - TVM gives LLVM an *ordered* comparison for ``!=``, which is false where an operand is NaN. LLVM therefore gets the
   negation of ``==``; in C, ``!=`` is right.
+- NaN wins in a maximum or minimum (:mod:`roller.te.extrema`), unless the module is to ignore it. The maximum and
+  minimum of what is narrower than float32 are those of float32, where nothing is rounded.
 - What is left of literals alone when loops are unrolled and branches decided is computed here, in its dtype.
 - bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them.
 """
@@ -26,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from roller.te.compat import Call, compute_op, dtype_of, pure_operator, structural_map, te, tirx, tvm, tvm_ffi
+from roller.te.extrema import EXTREMA, in_c, in_llvm
 
 #: Nodes that become opaque, and what they compute.
 _NODES: dict[str, Callable[[Any, Any], Any]] = {
@@ -35,6 +38,7 @@ _NODES: dict[str, Callable[[Any, Any], Any]] = {
 #: Operands of nodes that become opaque; vectors have their lanes in the name.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
+_NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
 def _node_of(call: Any) -> Any:
@@ -101,27 +105,35 @@ def _is_opaque(expr: Any, node: str) -> bool:
     return isinstance(expr, Call) and getattr(expr.op, "name", "") == _name(node)
 
 
-_OPERATORS = {
-    node: pure_operator(
-        _name(node), {"default": _node_of, **({"llvm": _negated_equality} if node == "NE" else {})}
-    )
-    for node in _NODES
-}  # fmt: skip
-_NAMES = {_name(node): node for node in _NODES}
+def _plain(call: Any) -> Any:
+    """Return the node of an extremum that the target computes as it likes where an operand is NaN."""
+    return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
+
+
+#: How each operator becomes nodes: by language, ``"default"`` for all others.
+_LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
+    **{_name(node): {"default": _node_of} for node in _NODES},
+    **{_name(node): {"default": _node_of, "llvm": in_llvm(node), "cuda": in_c(node)} for node in EXTREMA},
+    **{f"roller.Any{node}": {"default": _plain} for node in EXTREMA},
+    _name("NE"): {"default": _node_of, "llvm": _negated_equality},
+}
+_NAMES = frozenset(map(_name, _NODES))
+_OPERATORS = {name: pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
 #: The same for conditions while ``LowerIntrin`` runs, which leaves them alone.
-_HELD = {_name(node): pure_operator(f"{_name(node)}.held", {}) for node in _NODES}
-_HELD_NAMES = {f"{name}.held": name for name in _HELD}
+_HELD = {name: pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
-def opaque(module: Any) -> Any:
+def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
     """Return a module with its floating-point arithmetic as calls of operators that TVM does not simplify.
 
     Parameters
     ----------
     module : tvm.IRModule
         TIR functions, before any pass that simplifies.
+    propagate_nan
+        Whether a maximum or minimum of NaN and a number is NaN; else it is whatever is cheapest.
     """
-    return _mapped(module, _hiding(_FLOATS))
+    return _mapped(module, _hiding(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
 def transparent(module: Any) -> Any:
@@ -129,7 +141,7 @@ def transparent(module: Any) -> Any:
     return _mapped(module, _SHOWING)
 
 
-def finished(passes: Any, module: Any, *, llvm: bool) -> Any:
+def finished(passes: Any, module: Any, *, language: str) -> Any:
     """Return what the last passes of a pipeline, which turn opaque calls into nodes, make of a module.
 
     ``LowerIntrin`` simplifies the conditions of branches and selections to learn from them: those on data stay opaque
@@ -149,11 +161,11 @@ def finished(passes: Any, module: Any, *, llvm: bool) -> Any:
         return Call(call.op, [condition(call.args[0]), *call.args[1:]], ret_ty=call.ty)
 
     def shown(call: Any) -> Any:
-        name = _HELD_NAMES.get(getattr(call.op, "name", ""))
-        if name is None:
+        name = getattr(call.op, "name", "").removesuffix(".held")
+        if name not in _HELD or name == call.op.name:
             return call
-        found = Call(_OPERATORS[_NAMES[name]], list(call.args), ret_ty=call.ty)
-        return _negated_equality(found) if llvm and _NAMES[name] == "NE" else _node_of(found)
+        lowerings = _LOWERINGS[name]
+        return lowerings.get(language, lowerings["default"])(Call(_OPERATORS[name], list(call.args), ret_ty=call.ty))
 
     holding = [
         (tirx.Select, lambda s: tirx.Select(condition(s.condition), s.true_value, s.false_value)),
@@ -215,18 +227,30 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     return [opaque_of(t) for t in tensors]
 
 
-def _hiding(floats: re.Pattern[str]) -> list[tuple[Any, Callable[[Any], Any]]]:
-    def hider(operator: Any) -> Callable[[Any], Any]:
-        def hide(node: Any) -> Any:
-            return Call(operator, [node.a, node.b], ret_ty=node.ty) if floats.fullmatch(dtype_of(node.a)) else node
+def _hiding(
+    floats: re.Pattern[str], *, narrow: re.Pattern[str] | None = None, propagate_nan: bool = True
+) -> list[tuple[Any, Callable[[Any], Any]]]:
+    """Return how the arithmetic of some dtypes becomes calls; extrema of ``narrow`` ones those of float32."""
+
+    def hider(node: str) -> Callable[[Any], Any]:
+        name = f"roller.Any{node}" if node in EXTREMA and not propagate_nan else _name(node)
+
+        def hide(e: Any) -> Any:
+            dtype = dtype_of(e.a)
+            found = narrow.fullmatch(dtype) if narrow is not None and node in EXTREMA else None
+            if found is not None:
+                wide = (tirx.Cast(f"float32{found[1] or ''}", x) for x in (e.a, e.b))
+                return tirx.Cast(dtype, hide(getattr(tirx, node)(*wide)))
+            return Call(_OPERATORS[name], [e.a, e.b], ret_ty=e.ty) if floats.fullmatch(dtype) else e
 
         return hide
 
-    return [(getattr(tirx, node), hider(operator)) for node, operator in _OPERATORS.items()]
+    return [(getattr(tirx, node), hider(node)) for node in _NODES]
 
 
 def _shown(call: Any) -> Any:
-    return _node_of(call) if getattr(call.op, "name", "") in _NAMES else call
+    lowerings = _LOWERINGS.get(getattr(call.op, "name", ""))
+    return call if lowerings is None else lowerings["default"](call)
 
 
 _SHOWING = [(Call, _shown)]

@@ -152,5 +152,5 @@ def _rebuilt(expr: TensorExpr, axis: Axis, extent: int, by: dict[tuple[str, int]
 
     return TensorExpr(
         expr.name, tuple(tensor(t) for t in expr.inputs), tuple(stage(s) for s in expr.stages), expr.outputs,
-        expr.allow_padding,
+        expr.allow_padding, expr.propagate_nan,
     )  # fmt: skip

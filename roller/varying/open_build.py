@@ -103,7 +103,8 @@ def _compiled(
         "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
         "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
     }  # fmt: skip
-    binary = build_library(module, mcpu, spec.units, checked=False)  # the launchers check arrays before
+    # The launchers check arrays before.
+    binary = build_library(module, mcpu, spec.units, checked=False, propagate_nan=program.program.expr.propagate_nan)
     inputs = [a.name for a in arguments if a.role == "input"]
     constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
     return KernelArtifact(

@@ -1,5 +1,7 @@
 """Enclosures hold what right kernels compute, and little else."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -153,8 +155,22 @@ def test_nan_is_wanted_where_it_is_certain_and_allowed_where_it_is_possible():
     assert check(e, [x], np.array([np.nan, np.sqrt(0.1)], np.float32)).ok
     assert not check(e, [x], np.array([0.0, np.sqrt(0.1)], np.float32)).ok
     e = pointwise(Call("max", (Call("log", (X,)), Const(0.0))), n=2)
-    assert check(e, [x], np.array([0.0, 0.0], np.float32)).ok, "a processor's maximum loses NaN"
     assert check(e, [x], np.array([0.0, np.nan], np.float32)).ok
+    assert not check(e, [x], np.array([0.0, 0.0], np.float32)).ok, "NaN wins"
+    free = replace(e, propagate_nan=False)
+    assert check(free, [x], np.array([0.0, 0.0], np.float32)).ok, "a processor's maximum may lose it"
+    assert check(free, [x], np.array([0.0, np.nan], np.float32)).ok
+
+
+@every("kind", ["max", "min"])
+def test_nan_is_the_extreme_of_what_it_is_among(kind):
+    e = ops.reduce(kind, (3, 4), (1,))
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    x[1, 2] = np.nan
+    right = getattr(x, kind)(axis=1)
+    lost = np.where(np.isnan(right), getattr(np, f"nan{kind}")(x, axis=1), right)
+    assert check(e, [x], right).ok and not check(e, [x], lost).ok
+    assert check(replace(e, propagate_nan=False), [x], lost).ok
 
 
 def test_rounding_keeps_what_a_dtype_represents_a_point():

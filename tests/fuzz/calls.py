@@ -243,8 +243,7 @@ def _right(name: str, expr: Any, values: dict[str, np.ndarray], results: Sequenc
         for got in results:
             value = got.astype(np.float64)
             near = np.abs(value - wanted) <= eps * (1 + np.abs(np.where(np.isfinite(wanted), wanted, 0)))
-            # Comparisons with NaN may give either operand; what no NaN reaches must be right.
-            bad = ~(near | (value == wanted) | np.isnan(wanted))
+            bad = ~(near | (value == wanted) | (np.isnan(wanted) & np.isnan(value)))
             if bad.any():
                 at = tuple(int(x) for x in np.argwhere(bad)[0])
                 return Verdict(WRONG, f"{name}: {list(at)}: expected {wanted[at]!r}, got {value[at]!r}")

@@ -117,6 +117,10 @@ EMUL_ORDER(long long)
 EMUL_ORDER(ulonglong)
 #undef EMUL_ORDER
 // As on a device, the operand that is not NaN wins.
+namespace emul {
+static inline float max_nan(float a, float b) { return a != a || b != b ? NAN : fmaxf(a, b); }
+static inline float min_nan(float a, float b) { return a != a || b != b ? NAN : fminf(a, b); }
+}  // namespace emul
 static inline float max(float a, float b) { return fmaxf(a, b); }
 static inline float min(float a, float b) { return fminf(a, b); }
 static inline double max(double a, double b) { return fmax(a, b); }

@@ -79,7 +79,9 @@ def quantize(site: Site) -> Lowered:
     if zero is not None:
         value = call("add", value, converted(_parameter(site, zero, axes), zero.dtype, "float32"))
     limits = np.iinfo(site.output.dtype)
-    value = call("min", call("max", value, literal(limits.min, "float32")), literal(limits.max, "float32"))
+    low, high = literal(limits.min, "float32"), literal(limits.max, "float32")
+    # By a comparison: NaN, of which no integer is defined, becomes the least one.
+    value = call("min", call("select", call("lt", low, value), value, low), high)
     return pointwise(site, axes, Cast(site.output.dtype, Cast("int32", value)), dtype="float32")
 
 

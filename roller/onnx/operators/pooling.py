@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
-from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Term, axis_index
+from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Tensor, Term, axis_index
 from roller.graph.steps import Value
 from roller.onnx.building import (
     ended,
@@ -53,7 +54,10 @@ def maximum(site: Site) -> Lowered:
 def _positions(
     site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
 ) -> tuple[Stage, ...]:
-    """Return the stages of ``Indices``: the first point of a window with the maximum, as its place in the tensor."""
+    """Return the stages of ``Indices``: the first point of a window with the maximum, as its place in the tensor.
+
+    Of windows with NaN it is the last of those, as PyTorch has it: their places count down, below all others.
+    """
     out = site.outputs[1]
     assert out is not None
     # The window's first point that attains the maximum, by its place in row-major order, which grows along the window.
@@ -64,24 +68,38 @@ def _positions(
     inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
     none = literal(np.iinfo(np.int64).max, "int64")
 
-    def first(position: Index, hit: Scalar, target: Value, part: str = "") -> Stage:
-        value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
+    def least(value: Scalar, written: Tensor) -> Stage:
         for condition in inside:
             value = Call("select", (condition, value, none))
-        written = tensor(target, "int64", part)
         return Stage(written, (*axes, *windows.kernels), indices(axes), value, "min", "int64")
+
+    def first(position: Index, hit: Scalar, target: Value, part: str = "") -> tuple[Stage, ...]:
+        value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
+        written = tensor(target, "int64", part)
+        if not t.is_float:
+            return (least(value, written),)
+        down = Index(tuple(replace(x, coef=-x.coef) for x in position.terms), -1 - position.const)
+        signed = least(
+            Call("select", (Call("isnan", (element,)), IndexValue(down, "int64"), value)),
+            tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
+        )
+        found = Load(signed.name, indices(axes))
+        up = Call("sub", (literal(-1, "int64"), found))
+        value = Call("select", (Call("lt", (found, literal(0, "int64"))), up, found))
+        return signed, Stage(written, axes, indices(axes), value, None, "int64")
 
     row_major = _flat(at, x.shape)
     equal = Call("eq", (element, largest))
     if not site.attribute("storage_order", 0):
-        return (first(row_major, equal, out),)
+        return first(row_major, equal, out)
     rank = len(x.shape)
     planes, size = x.shape[:2], x.shape[2:]
     column_major = _flat((*at[:2], *reversed(at[2:])), (*planes, *reversed(size)))
     by_row = first(row_major, equal, Value(y.name, out.shape, "int64"), "position")
-    same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row.name, indices(axes))))
+    same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row[-1].name, indices(axes))))
     assert rank == len(column_major.axes) or column_major.terms
-    return by_row, first(column_major, same, out)
+    hit = Call("select", (same, IndexValue(column_major, "int64"), none))
+    return *by_row, least(hit, tensor(out, "int64"))
 
 
 def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from roller.core.display import non_defaults
@@ -19,7 +19,8 @@ AUTO_MOST = 10
 MOST_PROGRAMS = 1_000_000
 #: Mechanisms that are on or off.
 _SWITCHES = (
-    "shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining", "matrix_units"
+    "shrink", "axis_fusion", "axis_grouping", "split_k", "winograd", "windows", "pipelining", "matrix_units",
+    "propagate_nan",
 )  # fmt: skip
 
 
@@ -58,6 +59,9 @@ class ConstructOptions:
         Consider pipelines (several copies of staged tiles, GPU) and other orders of blocks for tiled programs.
     matrix_units
         Consider the device's matrix unit where one of its fragments takes the dtypes of operands and accumulator.
+    propagate_nan
+        Have NaN win in ``max`` and ``min`` (``relu``, ``clip``, pooling, reductions), as NumPy and PyTorch do. Without
+        it kernels return NaN or the number, whichever is cheaper, and the check allows both.
     constants
         Inputs, by name, whose values do not change from call to call (weights): packing them costs no call anything.
     """
@@ -75,6 +79,7 @@ class ConstructOptions:
     windows: bool = True
     pipelining: bool = True
     matrix_units: bool = True
+    propagate_nan: bool = True
     constants: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
@@ -113,6 +118,12 @@ class ConstructOptions:
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain data."""
         return asdict(self)
+
+    def meant(self, expression: TensorExpr) -> TensorExpr:
+        """Return an expression as the options have it computed: with or without NaN that wins."""
+        if self.propagate_nan or not expression.propagate_nan:
+            return expression
+        return replace(expression, propagate_nan=False)
 
     def constants_of(self, expression: TensorExpr) -> tuple[int, ...]:
         """Return the positions of the constant inputs of ``expression``, ascending.

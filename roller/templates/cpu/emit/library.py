@@ -38,7 +38,9 @@ def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
     )
 
 
-def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True) -> bytes:
+def build_library(
+    module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True, propagate_nan: bool = True
+) -> bytes:
     """Compile ``module`` for a CPU and link it.
 
     Parameters
@@ -54,6 +56,8 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
     checked
         Whether the kernel looks at every property of every array it is called with, as code for TVM's own callers does.
         The launchers do so before, and say more; it is two thirds of a small library, and a third of its compilation.
+    propagate_nan
+        Whether NaN wins in maxima and minima.
 
     Returns
     -------
@@ -71,7 +75,8 @@ def build_library(module: Any, mcpu: str, cores: int, features: str = "", *, che
         try:
             config = {"tirx.disable_assert": not checked}
             with tvm.transform.PassContext(config=config, disabled_pass=list(_NEEDLESS)):
-                runtime_module = build_here(opaque(module), target, functools.partial(finished, llvm=True))
+                hidden = opaque(module, propagate_nan=propagate_nan)
+                runtime_module = build_here(hidden, target, functools.partial(finished, language="llvm"))
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many types; one refused program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err

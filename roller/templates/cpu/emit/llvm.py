@@ -156,5 +156,6 @@ def lower(
     if is_foreign(mtriple):
         return artifact
     # What takes its extent from the arrays of a call also makes sure that they agree.
-    binary = build_library(module, mcpu, cores, features, checked=varying is not None)
+    nan = program.expr.propagate_nan
+    binary = build_library(module, mcpu, cores, features, checked=varying is not None, propagate_nan=nan)
     return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))

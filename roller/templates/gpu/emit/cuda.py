@@ -211,7 +211,7 @@ def lowered(
     code: Unlowered, program: RProgram, expression: TensorExpr, arch: str, device: str
 ) -> KernelArtifact:  # fmt: skip
     """Lower the kernels of a program by TVM, and describe them; as :func:`lower`."""
-    launches = _launches(code, arch)
+    launches = _launches(code, arch, program.expr.propagate_nan)
     arch = (program.fragment.arch if program.fragment else "") or arch
     prepare, launches = (launches[0], launches[1:]) if code.prepares else (None, launches)
     constants = tuple(Constant(n) for n, t in enumerate(expression.inputs) if t.name in program.constants)
@@ -221,14 +221,14 @@ def lowered(
     )  # fmt: skip
 
 
-def _launches(code: Unlowered, arch: str) -> tuple[Launch, ...]:
+def _launches(code: Unlowered, arch: str, propagate_nan: bool) -> tuple[Launch, ...]:
     """Lower all kernels as one module and describe one launch each, in order."""
     left_out = ["s_tir.CompactBufferAllocation", *(["s_tir.ThreadSync"] if code.own_barriers else [])]
     entry = code.entry
     func = tirx.PrimFunc(list(code.params), code.body)
     func = func.with_attrs({"global_symbol": entry, "tirx.noalias": True})
     target = tvm.target.Target({"kind": "cuda", "arch": arch})
-    module = opaque(tvm.IRModule({entry: func}))
+    module = opaque(tvm.IRModule({entry: func}), propagate_nan=propagate_nan)
     try:
         # CSE only adds variables nvcc finds by itself, and makes the source harder to read. Templates allocate exactly
         # what they need; compaction would cut off what is only reached through the address of its first element.
@@ -237,12 +237,12 @@ def _launches(code: Unlowered, arch: str) -> tuple[Launch, ...]:
             bound = tirx.transform.BindTarget(target.with_host(tvm.target.Target("llvm")))(module)
             host, devices = split_host_device(pipeline(bound))
             ((device_target, device_module),) = devices.items()
-            device_module = exact_literals(finished(finish(), device_module, llvm=False))
+            device_module = exact_literals(finished(finish(), device_module, language="cuda"))
             source = tvm.get_global_func("target.build.cuda")(device_module, device_target).inspect_source()
     except (RuntimeError, ValueError, TypeError) as err:
         text = str(err).strip().splitlines()
         raise BuildError(f"cuda: {entry}: TVM could not lower the program: {text[-1] if text else err!r}.") from err
-    source = clean(hexadecimal(source))
+    source = clean(hexadecimal(source), arch)
     functions = {gv.name_hint: f for gv, f in device_module.functions.items()}
     ordered = sorted(functions, key=lambda n: int(n.rsplit("_kernel", 1)[1].lstrip("_") or 0))
     dynamic = _dynamic_shared(host)
@@ -288,7 +288,7 @@ def _dynamic_shared(host: Any) -> dict[str, int]:
     return out
 
 
-def clean(source: str) -> str:
+def clean(source: str, arch: str) -> str:
     """Replace TVM's prelude, which needs the CUDA C++ library headers, by plain typedefs.
 
     What half precision and matrix units need (headers and helper functions) is kept.
@@ -303,7 +303,7 @@ def clean(source: str) -> str:
     added += WIDE_INTEGERS if re.search(EIGHT_INTEGERS, source) else ""
     added += BYTES if re.search(MANY_BYTES, source) else ""
     added += UNSIGNED_BYTES if re.search(MANY_UNSIGNED_BYTES, source) else ""
-    added += device_functions.prelude(source)
+    added += device_functions.prelude(source, arch)
     if "roller_group_" in source:  # swizzled lines are counted from addresses, not from the start of the array
         source = re.sub(r"(extern __shared__ __align__\()\d+", rf"\g<1>{ALIGNMENT_BYTES}", source)
     at = source.index('extern "C" __global__')

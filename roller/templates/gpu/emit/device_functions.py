@@ -14,7 +14,7 @@ import re
 
 from roller.core.dtypes import BYTE_FLOATS, DTYPES
 from roller.te.compat import tirx, tvm
-from roller.templates.gpu.emit import byte_floats
+from roller.templates.gpu.emit import byte_floats, extrema
 from roller.templates.gpu.emit.nest import Buffer, Expr, Stmt, dtype_name, load, seq
 from roller.templates.gpu.matrix import emit_functions as matrix_functions
 
@@ -79,13 +79,14 @@ for _text in (*byte_floats.texts(), *matrix_functions.texts()):
     define(_text.partition("(")[0].split()[-1], _text)
 
 
-def prelude(source: str) -> str:
-    """Return the functions that a source calls, and those they call."""
+def prelude(source: str, arch: str) -> str:
+    """Return the functions that a source for an architecture calls, and those they call."""
     wanted = [n for n in FUNCTIONS if re.search(rf"\b{n}\b", source)]
     for name in reversed(FUNCTIONS):
         if name not in wanted and any(re.search(rf"\b{name}\b", FUNCTIONS[n]) for n in wanted):
             wanted.append(name)
-    return "".join(text for name, text in FUNCTIONS.items() if name in wanted)
+    own = (text for name, text in extrema.texts(arch).items() if re.search(rf"\b{name}\b", source))
+    return "".join((*(text for name, text in FUNCTIONS.items() if name in wanted), *own))
 
 
 def call(name: str, *arguments: Expr) -> Stmt:

@@ -28,7 +28,7 @@ from roller.artifact import KernelArtifact
 from roller.core.dtypes import BYTE_FLOATS
 from roller.errors import BuildError
 from roller.expr import TensorExpr
-from roller.templates.gpu.emit import cuda, device_functions
+from roller.templates.gpu.emit import cuda, device_functions, extrema
 from roller.tile import RProgram
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ _PRELUDE: tuple[tuple[str, str], ...] = (
     (cuda.MANY_BYTES, cuda.BYTES),
     (cuda.MANY_UNSIGNED_BYTES, cuda.UNSIGNED_BYTES),
     *((rf"\b{n}\b", device_functions.FUNCTIONS[n]) for n in _FUNCTIONS),
+    *((rf"\b{n}\b", text) for n, text in extrema.texts(_TEMPLATE_ARCH).items()),
 )
 
 
