@@ -8,15 +8,37 @@ tensors become those of ``uint8``, conversions what the device's code generation
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
-from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, stored_of
+from roller.core.dtypes import BYTE_FLOATS, DTYPES, DType, stored, stored_of
 from roller.errors import BuildError
+from roller.expr import Cast, Const, IndexValue, Scalar, Stage, TensorExpr, transform
 from roller.te.compat import Call, TensorLoad, dtype_of, structural_map, structural_walk, tirx
 
 #: Makes an expression of another: the byte of a float32, or the float32 of a byte; of a dtype.
 Conversion: TypeAlias = Callable[[Any, DType], Any]
 _BYTE = "uint8"
+
+
+def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
+    """Return an expression that computes in float32 what it has in floats of 8 bits; conversions to them round.
+
+    Reductions are accumulated in float32, too.
+    """
+
+    def scalar(n: Scalar) -> Scalar:
+        if not isinstance(n, (Cast, Const, IndexValue)) or not _is_byte_float(n.dtype):
+            return n
+        if isinstance(n, Const):
+            return Const(float(stored(n.value, n.dtype)), "float32")
+        return Cast("float32", n) if isinstance(n, Cast) else replace(n, dtype="float32")
+
+    def stage(s: Stage) -> Stage:
+        acc = "float32" if _is_byte_float(s.acc_dtype) else s.acc_dtype
+        return replace(s, body=transform(s.body, scalar), acc_dtype=acc)
+
+    return replace(expr, stages=tuple(map(stage, expr.stages)))
 
 
 def without_byte_floats(

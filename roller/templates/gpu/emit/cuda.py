@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
@@ -18,7 +18,7 @@ from roller.hardware.architectures import has_async_copies
 from roller.targets import GPU
 from roller.te.compat import default_pipeline, split_host_device, structural_walk, tirx, tvm
 from roller.te.opaque_floats import finished, opaque
-from roller.templates.emit.byte_floats import without_byte_floats
+from roller.templates.emit.byte_floats import without_byte_arithmetic, without_byte_floats
 from roller.templates.gpu.emit import byte_floats, device_functions
 from roller.templates.gpu.emit.bfloat16 import keep_nan
 from roller.templates.gpu.emit.context import Context
@@ -178,6 +178,7 @@ def unlowered(program: RProgram, arch: str, *, async_copies: bool, scalar: bool 
             "device with those matrix instructions alone that one does."
         )
     check_offsets(program)
+    program = replace(program, expr=without_byte_arithmetic(program.expr))
     available = has_async_copies(arch)
     if async_copies and not available:
         raise BuildError(
