@@ -2,8 +2,9 @@
 
 A processor's maximum compares: ``a > b ? a : b`` is the second operand where either is NaN (x86's ``maxps``). So an
 operand that is certainly not NaN, a literal say, comes first, and NaN costs nothing; of two that may be NaN, one is
-compared with itself too, and chosen where it differs. CUDA C gets calls of functions whose text is
-chosen by what the architecture has (:mod:`roller.templates.gpu.emit.extrema`).
+compared with itself too, and chosen where it differs. That is a function: an operand is used several times, and TVM's
+analyzer would see a binding of it (``Let``) several times over. LLVM inlines it (:func:`with_functions`); CUDA C gets
+functions whose text is chosen by what the architecture has (:mod:`roller.templates.gpu.emit.extrema`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from roller.te.compat import TensorLoad, dtype_of, tirx
+from roller.te.compat import Call, dtype_of, structural_walk, tirx, tvm
 
 #: Nodes this module is about.
 EXTREMA = ("Max", "Min")
@@ -34,7 +35,7 @@ def never_nan(e: Any) -> bool:
 
 
 def in_llvm(node: str) -> Callable[[Any], Any]:
-    """Return what makes code for LLVM of a call with two operands, as nodes that compare."""
+    """Return what makes code for LLVM of a call with two operands; :func:`with_functions` has what it calls."""
     compare = getattr(tirx, node)
 
     def lowered(call: Any) -> Any:
@@ -43,12 +44,45 @@ def in_llvm(node: str) -> Callable[[Any], Any]:
             return compare(a, b)
         if never_nan(b):
             return compare(b, a)
-        once = tirx.Var("extreme", dtype_of(b))  # an operand is written out for each of its uses
-        p = b if isinstance(b, (tirx.Var, TensorLoad)) else once
-        either = tirx.Select(tirx.EQ(p, p), compare(p, a), p)
-        return either if p is b else tirx.Let(once, b, either)
+        dtype = dtype_of(call)
+        return tirx.call_pure_extern(dtype, function_name(node, dtype, known=False), a, b)
 
     return lowered
+
+
+def with_functions(body: Any) -> Any:
+    """Return a statement with the text of the functions that :func:`in_llvm` has it call."""
+    names: dict[str, str] = {}
+
+    def called(call: Any) -> None:
+        first = call.args[0] if call.args else None
+        if isinstance(first, tvm.ir.StringImm) and first.value in _functions(dtype_of(call)):
+            names[first.value] = dtype_of(call)
+
+    structural_walk(body, (Call, called))
+    text = "".join(_text(name, dtype) for name, dtype in sorted(names.items()))
+    return tirx.AttrStmt(tirx.const(0, "int32"), "pragma_import_llvm", tvm.ir.StringImm(text), body) if text else body
+
+
+def _functions(dtype: str) -> tuple[str, ...]:
+    return tuple(function_name(node, dtype, known=False) for node in EXTREMA)
+
+
+def _text(name: str, dtype: str) -> str:
+    """Return the function in LLVM's language: the second operand where it is NaN, else what the comparison says."""
+    scalar, _, lanes = dtype.partition("x")
+    t = {"float32": "float", "float64": "double"}[scalar]
+    t = f"<{lanes} x {t}>" if lanes else t
+    bit = f"<{lanes} x i1>" if lanes else "i1"
+    order = "ogt" if name == _functions(dtype)[0] else "olt"
+    return f"""define linkonce_odr {t} @{name}({t} %a, {t} %b) nounwind willreturn memory(none) alwaysinline {{
+  %further = fcmp {order} {t} %b, %a
+  %number = select {bit} %further, {t} %b, {t} %a
+  %ordered = fcmp oeq {t} %b, %b
+  %either = select {bit} %ordered, {t} %number, {t} %b
+  ret {t} %either
+}}
+"""
 
 
 def in_c(node: str) -> Callable[[Any], Any]:

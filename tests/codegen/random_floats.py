@@ -1,7 +1,8 @@
 """Random floating-point expressions, and every result that arithmetic as written permits.
 
 Permitted is, of each element, the correctly rounded result of every operation in its own dtype, where a sum may be
-contracted with a product that it adds (a fused multiply-add) or not: each sum for itself. Nothing else is rearranged.
+contracted with a product that it adds (a fused multiply-add) or not: each sum for itself. Of two zeros either is the
+maximum. Nothing else is rearranged.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ def _value(rng, dtype, depth):
         return Call(sub, (Call(add, (u, v)), v)) if rng.random() < 0.7 else Call(sub, (u, u))
     if kind < 0.75:
         return Call(rng.choice(["add", "sub", "mul", "mul", "div"]), (inner(), inner()))
-    if kind < 0.85:
+    if kind < 0.82:
         return Call(rng.choice(["neg", "abs"]), (inner(),))
+    if kind < 0.9:
+        return Call(rng.choice(["max", "min"]), (inner(), inner()))
     u = inner()
     v = rng.choice([u, inner()])
     return Call("select", (Call(rng.choice(["eq", "lt", "le"]), (u, v)), inner(), inner()))
@@ -133,8 +136,15 @@ def _results(node, arrays, known):
     one = {
         "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative, "abs": np.abs,
         "eq": np.equal, "lt": np.less, "le": np.less_equal, "select": np.where,
+        "max": np.maximum, "min": np.minimum,
     }[node.fn]  # fmt: skip
     found = [one(*p) for p in itertools.product(*parts)]
+    if node.fn in ("max", "min"):  # of zeros it is either
+        found = [
+            np.where(a == b, either, f)
+            for f, (a, b) in zip(found, itertools.product(*parts), strict=True)
+            for either in (a, b)
+        ]
     if node.fn in ("add", "sub"):
         for at in (0, 1):
             found += _contracted(node, at, arrays, known)
