@@ -109,11 +109,11 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
 
     def left(why: str, arguments: Sequence[Any]) -> Graph:
         with _compiling:
-            where = differing_operator(graph, arguments, lambda g, a: _called(export(g, a), chosen, {}))
+            where = differing_operator(graph, arguments, lambda g, a: _called(export(g, a), chosen, {}, None))
         return _eager(graph, f"its first call is not as in PyTorch: {why} ({where})")
 
     def called(exported: Exported, weights: Mapping[int, np.ndarray]) -> Graph:
-        call = _called(exported, chosen, weights)
+        call = _called(exported, chosen, weights, graph.forward)
         return FirstCall(graph, call, exported.pointwise, left) if compare else call
 
     def make() -> Graph:
@@ -160,14 +160,17 @@ def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
         return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
 
 
-def _called(exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray]) -> GraphCall:
+def _called(
+    exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
+) -> GraphCall:
     """Return a compiled graph with these of its arguments inside."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
     session = compile_model(exported.model, "cpu", values=known or None, **options)
     assert isinstance(session, Session)
     places = dict(zip(exported.names, exported.positions, strict=True))
     positions = [places[name] for name in session.plan.program.inputs]
-    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes, exported.strides)
+    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes, exported.strides,
+                     exported.checks, eager)  # fmt: skip
 
 
 def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:

@@ -58,8 +58,10 @@ class GraphCall:
         Of these, in order.
     held
         What the graph holds itself, numbered after all arguments.
-    outputs, dtypes, strides
+    outputs, dtypes, strides, checks
         As of :class:`roller.onnx.torch_export.Exported`.
+    eager
+        The graph in PyTorch, which raises where a check says so.
     """
 
     def __init__(
@@ -70,7 +72,10 @@ class GraphCall:
         outputs: Sequence[int | None],
         dtypes: Sequence[torch.dtype | None],
         strides: Sequence[tuple[int, ...] | None],
+        checks: Sequence[int] = (),
+        eager: Callable[..., Any] | None = None,
     ) -> None:
+        self._checks, self._eager = tuple(checks), eager
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
         self._results = tuple(map(self._result, outputs, dtypes, strides))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
@@ -89,6 +94,8 @@ class GraphCall:
             made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
         else:
             made = self.session.run_placed(_Arguments(self, self._places, arguments))
+        if self._checks and self._eager is not None and any(made[n] for n in self._checks):
+            return tuple(self._eager(*arguments[: len(arguments) - len(self._held)]))
         return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
     def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:

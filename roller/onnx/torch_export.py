@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roller.errors import RollerError
+from roller.onnx.torch_checked import checked
 from roller.onnx.torch_fast_paths import spell_out
 from roller.onnx.torch_judge import is_pointwise
+from roller.onnx.torch_lowered import decompositions
 
 if TYPE_CHECKING:
     import onnx
@@ -67,6 +69,8 @@ class Exported:
         Of the results, where they are known.
     pointwise
         Whether every element of the results comes of elements, with no sum among them.
+    checks
+        Numbers of outputs that are true where PyTorch raises.
     """
 
     model: onnx.ModelProto
@@ -77,6 +81,7 @@ class Exported:
     dtypes: tuple[torch.dtype | None, ...]
     strides: tuple[tuple[int, ...] | None, ...]
     pointwise: bool
+    checks: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,12 +104,18 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     _check_results(graph, results)
     held, module = _with_held(made)
+    count = [0]
+    module = checked(module, count)
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         # Without Dynamo's own tracing, whose guards name arguments that only it knows.
         with _quiet(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
+            check_values(traced.graph)
+            own = decompositions()
+            if any(n.target in own for n in traced.graph.nodes):
+                traced = traced.run_decompositions(own)
             program = torch.onnx.export(traced, dynamo=True, verbose=False)
     assert program is not None and program.exported_program is not None
     signature = program.exported_program.graph_signature
@@ -117,10 +128,12 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
         raise RefusedGraphError(f"the exported graph has {len(model.graph.input)} inputs instead of {len(given)}")
     weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
-    order = _order(len(model.graph.output), results)
+    outputs = len(model.graph.output)
+    order = _order(outputs - count[0], results)
     dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
     pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
-    return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise)
+    return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
+                    tuple(range(outputs - count[0], outputs)))  # fmt: skip
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
@@ -193,6 +206,20 @@ def _check(name: str, example: Any) -> None:
         raise RefusedGraphError(
             "gradients are wanted, and kernels are for inference. Call the model below torch.no_grad()."
         )
+
+
+def check_values(graph: torch.fx.Graph) -> None:
+    """Refuse what the exporter would turn into something else without a word.
+
+    It has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
+    """
+    import torch
+
+    for node in graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, torch.Tensor) and value.dtype.is_complex:
+                raise RefusedGraphError(f"'{node.name}' is complex, and kernels are for real numbers.")
 
 
 def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:

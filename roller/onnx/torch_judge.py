@@ -204,10 +204,19 @@ def _random_kept() -> Iterator[None]:
         yield
 
 
+def _mode(run: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return a mode that runs operators by a function of operator, arguments and named arguments."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def dispatch(_: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(operator, args, kwargs or {})
+
+    return type("Mode", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+
 def _in_double() -> Any:
     """Return a mode in which every operator computes in float64."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map
 
     def raised(value: Any) -> Any:
@@ -215,17 +224,12 @@ def _in_double() -> Any:
             return value.double()
         return torch.double if isinstance(value, torch.dtype) and value.is_floating_point else value
 
-    class InDouble(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return func(*tree_map(raised, args), **tree_map(raised, kwargs or {}))
-
-    return InDouble()
+    return _mode(lambda operator, args, kwargs: operator(*tree_map(raised, args), **tree_map(raised, kwargs)))
 
 
 def _with_noise(seed: int) -> Any:
     """Return a mode in which results of operators, and what goes into sums, are off in their last places."""
     import torch
-    from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_map
 
     generator = torch.Generator().manual_seed(seed)
@@ -238,16 +242,14 @@ def _with_noise(seed: int) -> Any:
         size = _slack(value.dtype).noise * _epsilon(value.dtype)
         return value + (value * size * signs).nan_to_num(0.0, 0.0, 0.0)
 
-    class Noise(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            kwargs = kwargs or {}
-            if func.is_view or func._schema.is_mutable:
-                return func(*args, **kwargs)
-            if not is_pointwise(func):
-                args, kwargs = tree_map(off, (args, kwargs))
-            return tree_map(off, func(*args, **kwargs))
+    def run(operator: Any, args: Any, kwargs: Any) -> Any:
+        if operator.is_view or operator._schema.is_mutable:
+            return operator(*args, **kwargs)
+        if not is_pointwise(operator):
+            args, kwargs = tree_map(off, (args, kwargs))
+        return tree_map(off, operator(*args, **kwargs))
 
-    return Noise()
+    return _mode(run)
 
 
 def is_pointwise(operator: Any) -> bool:
