@@ -37,6 +37,8 @@ def main(
     verdicts = state.setdefault("verdicts", {})
     wanted, began = [n for n in ops.split(",") if n], judge.now()
     known = operators()
+    if wanted:
+        known.sort(key=lambda info: wanted.index(name_of(info)) if name_of(info) in wanted else len(wanted))
     state.update(torch=torch.__version__, operators=sorted({name_of(i) for i in known}), most=most)
     for dtype in dtypes.split(","):
         for info in known:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -196,31 +197,42 @@ def _within(seconds: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    nowhere = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         warnings.simplefilter("ignore")
         yield
 
 
 @contextlib.contextmanager
 def _registered_once() -> Iterator[None]:
-    """Let the exporter read its library of operators once, not for every graph."""
-    from torch.onnx._internal.exporter import _registration
+    """Let the exporter collect operators and their decompositions once, not for every graph."""
+    from torch._export import utils
+    from torch.export import decomp_utils, exported_program
+    from torch.onnx._internal.exporter import _decomp, _registration
 
-    kind: Any = _registration.ONNXRegistry
-    before = kind.__dict__["from_torchlib"]
-    kind.from_torchlib = staticmethod(_registry(before.__func__))
-    try:
+    names = "_collect_all_valid_cia_ops", "create_onnx_friendly_decomposition_table"
+    collect = functools.partial(_kept, getattr(utils, names[0]))
+    with contextlib.ExitStack() as stack:
+        for module in (decomp_utils, exported_program):
+            stack.enter_context(patch.object(module, names[0], lambda: set(collect())))
+        stack.enter_context(patch.object(_decomp, names[1], functools.partial(_table, getattr(_decomp, names[1]))))
+        library = functools.partial(_kept, _registration.ONNXRegistry.from_torchlib)
+        stack.enter_context(patch.object(_registration.ONNXRegistry, "from_torchlib", library))
         yield
-    finally:
-        kind.from_torchlib = before
 
 
 @functools.cache
-def _registry(make: Any) -> Any:
-    from torch.onnx._internal.exporter import _registration
+def _kept(make: Any, **options: Any) -> Any:
+    return make(**options)
 
-    found = make(_registration.ONNXRegistry)
-    return lambda *_, **__: found
+
+_tables: list[dict[Any, Any]] = []
+
+
+def _table(make: Any, registered: Any) -> dict[Any, Any]:
+    if not _tables:
+        _tables.append(make(registered))
+    return dict(_tables[0])
 
 
 def now() -> float:

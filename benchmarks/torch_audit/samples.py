@@ -104,12 +104,13 @@ def graph_of(function: Callable[..., Any], some: Sequence[Sample]) -> torch.fx.G
 
     A result that is a view of an argument is copied: the backend leaves such graphs to PyTorch for that alone.
     """
-    graph = torch.fx.Graph()
+    graph, named = torch.fx.Graph(), _is_named(function)
     places = [[_placeholder(graph, f"a{k}_{n}", t) for n, t in enumerate(s.tensors)] for k, s in enumerate(some)]
     outputs = []
     for sample, nodes in zip(some, places, strict=True):
         args, kwargs = _call(sample.leaves, sample.spec, nodes)
-        called = graph.call_function(function, tuple(args), kwargs)
+        call = graph.call_function if named else graph.call_module
+        called = call(function if named else "call", tuple(args), kwargs)
         given = {t.untyped_storage()._cdata for t in sample.tensors}
         many = _is_sequence(function, sample)
         for number, result in enumerate(sample.results):
@@ -122,7 +123,28 @@ def graph_of(function: Callable[..., Any], some: Sequence[Sample]) -> torch.fx.G
             node.meta["example_value"] = result
             outputs.append(node)
     graph.output(tuple(outputs))
-    return torch.fx.GraphModule(torch.nn.Module(), graph)
+    root = torch.nn.Module()
+    root.call = _Call(function)
+    return torch.fx.GraphModule(root, graph)
+
+
+class _Call(torch.nn.Module):
+    """A function that a graph's code cannot name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call it."""
+        return self.function(*args, **kwargs)
+
+
+def _is_named(function: Callable[..., Any]) -> bool:
+    """Whether code finds a function by its name, as that of Dynamo's graphs does."""
+    name = getattr(function, "__name__", "")
+    homes = (torch, torch.nn.functional, torch.linalg, torch.special, torch.fft, torch.Tensor)
+    return any(getattr(home, name, None) is function for home in homes)
 
 
 def _placeholder(graph: torch.fx.Graph, name: str, tensor: torch.Tensor) -> torch.fx.Node:

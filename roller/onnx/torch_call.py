@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from roller.core.dtypes import DTYPES
+from roller.errors import LaunchError
 from roller.model.placed import Placed
 from roller.model.session import Session
 from roller.onnx.torch_places import ALL, Places, Wanted
@@ -86,7 +87,22 @@ class GraphCall:
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph."""
+        """Run the graph; PyTorch runs it where values are such that it raises, and says so in its own words."""
+        try:
+            return self.alone(*arguments)
+        except LaunchError:
+            if self._eager is None:
+                raise
+            return tuple(self._eager(*arguments))
+
+    def alone(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the graph without PyTorch.
+
+        Raises
+        ------
+        LaunchError
+            Where an argument has values that PyTorch raises for.
+        """
         if self._held:
             arguments += tuple(h.tensors[h.name] for h in self._held)
         if self._places is None:
@@ -94,8 +110,8 @@ class GraphCall:
             made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
         else:
             made = self.session.run_placed(_Arguments(self, self._places, arguments))
-        if self._checks and self._eager is not None and any(made[n] for n in self._checks):
-            return tuple(self._eager(*arguments[: len(arguments) - len(self._held)]))
+        if self._checks and any(made[n] for n in self._checks):
+            raise LaunchError("a graph of PyTorch: a divisor is zero, or an index or class is out of bounds.")
         return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
     def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:

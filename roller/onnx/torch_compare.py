@@ -64,7 +64,7 @@ class FirstCall:
             found: Any = None
             failure: Exception | None = None
             try:
-                found = self._call(*arguments)
+                found = self._call.alone(*arguments)
             except Exception as why:  # noqa: BLE001 - PyTorch may raise its own, which the caller shall see
                 failure = why
             before = _written(self._graph, arguments)

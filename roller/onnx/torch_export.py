@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import RollerError
 from roller.onnx.torch_checked import checked
 from roller.onnx.torch_fast_paths import spell_out
 from roller.onnx.torch_judge import is_pointwise
+from roller.onnx.torch_left import RefusedGraphError, refuse
 from roller.onnx.torch_lowered import decompositions
 
 if TYPE_CHECKING:
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 #: Loggers of what exports a graph: they tell of every node they leave as it is.
 _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
-
-
-class RefusedGraphError(RollerError):
-    """Why a graph stays with PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +100,17 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
     _check_results(graph, results)
     held, module = _with_held(made)
-    count = [0]
-    module = checked(module, count)
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
         # Without Dynamo's own tracing, whose guards name arguments that only it knows.
         with _quiet(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
-            check_values(traced.graph)
+            refuse(traced.graph)
+            pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
+            watched, checks = checked(traced) or (None, 0)
+            if watched is not None:
+                traced = torch.export.export(watched, tuple(given), strict=False)
             own = decompositions()
             if any(n.target in own for n in traced.graph.nodes):
                 traced = traced.run_decompositions(own)
@@ -129,11 +127,10 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
     outputs = len(model.graph.output)
-    order = _order(outputs - count[0], results)
+    order = _order(outputs - checks, results)
     dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
-    pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
     return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
-                    tuple(range(outputs - count[0], outputs)))  # fmt: skip
+                    tuple(range(outputs - checks, outputs)))  # fmt: skip
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
@@ -206,20 +203,6 @@ def _check(name: str, example: Any) -> None:
         raise RefusedGraphError(
             "gradients are wanted, and kernels are for inference. Call the model below torch.no_grad()."
         )
-
-
-def check_values(graph: torch.fx.Graph) -> None:
-    """Refuse what the exporter would turn into something else without a word.
-
-    It has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
-    """
-    import torch
-
-    for node in graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, (list, tuple)) else (values,):
-            if isinstance(value, torch.Tensor) and value.dtype.is_complex:
-                raise RefusedGraphError(f"'{node.name}' is complex, and kernels are for real numbers.")
 
 
 def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:

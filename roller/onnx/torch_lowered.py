@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +107,7 @@ def log1p(x: torch.Tensor) -> Any:
         x = x.to(torch.get_default_dtype())
     one_more = 1 + x
     corrected = torch.log(one_more) * (x / (one_more - 1))
-    plain = (one_more == 1) | torch.isinf(one_more)
+    plain = (one_more == 1) | (one_more == math.inf)
     return torch.where(plain, x, corrected)
 
 

@@ -115,6 +115,8 @@ class Call:
             raise self.results[0]
         return self.results
 
+    alone = __call__
+
     def like(self, results, _):
         return results
 
