@@ -118,7 +118,7 @@ def _judge(function: Any, some: Sequence[Sample], verdict: Verdict, left: Counte
                 _judge(function, [sample], Verdict(), probes)
             if probes.total() == 3 and len(probes) == 1:  # so are those between them, for all we know
                 verdict.tried += 3
-                left[next(iter(probes))] += len(some)
+                left[next(iter(probes))] += 3
                 return
         half = len(some) // 2
         _judge(function, some[:half], verdict, left)

@@ -19,10 +19,28 @@ def _always(_: torch.fx.Node) -> bool:
     return True
 
 
+def _divisor_at_edges(node: torch.fx.Node) -> bool:
+    """Whether an average pooling has a divisor of its own, and windows that reach over the end."""
+    given = _given(node)
+    return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
+
+
+def _given(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operator by name, without those that are left out."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
 #: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
 #: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_lowered` instead.
-LEFT: dict[str, tuple[Callable[[torch.fx.Node], bool], str]] = {
+LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
+        (_divisor_at_edges, "its divisor is that of a whole window where one reaches over the end"),
+    ),
     "logcumsumexp": (_always, "its sums would overflow or vanish"),
+    "native_batch_norm": (_always, "the means and deviations it returns are empty in inference"),
+    "special_log_ndtr": (_always, "the logarithm of a probability that vanishes stands for it"),
     "special_erfcx": (_always, "the product of a vanishing and an infinite factor stands for it"),
 }
 
@@ -59,8 +77,7 @@ def refuse(graph: torch.fx.Graph) -> None:
 
 def _draws(node: torch.fx.Node) -> bool:
     """Whether an operator that may draw random numbers does: a dropout does in training, with a probability."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    given: dict[str, Any] = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = _given(node)
     chance = given.get("dropout_p", given.get("p"))
     if given.get("train", given.get("training", True)) is False:
         return False

@@ -117,6 +117,13 @@ def test_complex_and_random_numbers_are_refused_by_name():
         (lambda x: torch.rand_like(x) + x, "'rand_like' draws random"),
         (lambda x: torch.nn.functional.dropout(x, 0.5, True), "'dropout' draws random"),
         (lambda x: torch.logcumsumexp(x, 0), "'logcumsumexp' is not exported"),
+        (
+            lambda x: (
+                torch.nn.functional.avg_pool1d(x, 3, ceil_mode=True)
+                + torch.nn.functional.avg_pool2d(x[None], (1, 3), ceil_mode=True, divisor_override=2)[0]
+            ),
+            "'avg_pool2d' is not exported",
+        ),
     ):
         with pytest.raises(RefusedGraphError, match=words):
             refuse(exported(f, x).graph)
