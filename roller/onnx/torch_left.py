@@ -25,6 +25,12 @@ def _divisor_at_edges(node: torch.fx.Node) -> bool:
     return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
 
 
+def _cropped_circle(node: torch.fx.Node) -> bool:
+    """Whether a circular padding crops, too."""
+    given = _given(node)
+    return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
+
+
 def _given(node: torch.fx.Node) -> dict[str, Any]:
     """Return the arguments of an operator by name, without those that are left out."""
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -38,6 +44,7 @@ LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
         (_divisor_at_edges, "its divisor is that of a whole window where one reaches over the end"),
     ),
+    "pad": (_cropped_circle, "what is cropped is not wrapped around"),
     "logcumsumexp": (_always, "its sums would overflow or vanish"),
     "native_batch_norm": (_always, "the means and deviations it returns are empty in inference"),
     "special_log_ndtr": (_always, "the logarithm of a probability that vanishes stands for it"),

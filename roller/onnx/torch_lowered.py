@@ -125,7 +125,7 @@ def expm1(x: torch.Tensor) -> Any:
 
 def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
     """Return what an index of fewer elements reaches, of all axes but one."""
-    for k, n in enumerate(index.shape):
+    for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
         if k != axis and n != x.shape[k]:
             x = x.narrow(k, 0, n)
     return x

@@ -127,6 +127,9 @@ def test_complex_and_random_numbers_are_refused_by_name():
     ):
         with pytest.raises(RefusedGraphError, match=words):
             refuse(exported(f, x).graph)
+    refuse(exported(lambda x: torch.nn.functional.pad(x, (2, 1), "circular"), x).graph)
+    with pytest.raises(RefusedGraphError, match="'pad' is not exported"):
+        refuse(exported(lambda x: torch.nn.functional.pad(x, (2, -1), "circular"), x).graph)
     refuse(exported(lambda x: torch.nn.functional.dropout(x, 0.5, False), x).graph)
 
 
