@@ -48,11 +48,11 @@ def operators() -> list[Any]:
     """Return the entries of the database, by name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if importlib.util.find_spec("expecttest") is None:
+        if "expecttest" not in sys.modules and importlib.util.find_spec("expecttest") is None:
             # PyTorch's tests derive from it; its samples do not need it.
             stand_in: Any = types.ModuleType("expecttest")
             stand_in.TestCase = unittest.TestCase
-            sys.modules.setdefault("expecttest", stand_in)
+            sys.modules["expecttest"] = stand_in
         from torch.testing._internal.common_methods_invocations import op_db
 
     return sorted(op_db, key=name_of)
