@@ -20,7 +20,7 @@ import typer
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
 from roller.model.placed import Placed
 from roller.onnx.torch_backend import roller_backend
-from roller.onnx.torch_call import GraphCall
+from roller.onnx.torch_compare import FirstCall
 
 #: Seconds per call and 100 parameters, for weights that are arguments.
 LIMIT_S = 5e-6
@@ -54,7 +54,7 @@ def compiled(layers: int, freeze: bool) -> tuple[Callable[[], Any], Callable[[],
     np.testing.assert_allclose(fast(x).numpy(), model(x).numpy(), atol=1e-4)
     ((graph, arguments),) = made
     run = next(iter(graph._sets.values())).run if freeze else graph
-    assert isinstance(run, GraphCall), "the graph was refused"
+    assert isinstance(run, FirstCall) and not run.differs, "the graph was refused"
     known = Known()
     return lambda: fast(x), lambda: graph(*arguments), lambda: run.session.run_placed(known), 2 * layers
 

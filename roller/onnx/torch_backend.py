@@ -26,6 +26,8 @@ from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
 from roller.onnx.torch_call import GraphCall
+from roller.onnx.torch_compare import FirstCall
+from roller.onnx.torch_culprit import differing_operator
 from roller.onnx.torch_export import Exported, export, is_weight, placeholders
 from roller.onnx.torch_frozen import FrozenGraph
 
@@ -59,9 +61,10 @@ def roller_backend(
     examples
         Its arguments, parameters and buffers among them.
     options
-        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``), and ``freeze``:
-        whether parameters and buffers are packed ahead, once for each set of them. They are packed again when one is
-        replaced or PyTorch counts a write into it; that there are no writes it does not count is the caller's promise.
+        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``); ``freeze``: whether
+        parameters and buffers are packed ahead, once for each set of them. They are packed again when one is replaced
+        or PyTorch counts a write into it; that there are no writes it does not count is the caller's promise; and
+        ``compare``: whether the first call is compared with PyTorch, which runs the graph, too. It is by default.
     other
         Further arguments of ``torch.compile`` that reach a backend (``mode``); there are none.
 
@@ -85,33 +88,43 @@ def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict
     if other:
         names = ", ".join(f"'{n}'" for n in other)
         raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
-    known = ["freeze", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    known = ["freeze", "compare", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
     if not isinstance(options, Mapping):
         raise RollerError(f"{where}: options: expected a dict, got {shown(options)}.")
     for name in options:
         if name not in known:
             hint = did_you_mean(name, known) or f". Options are: {', '.join(known)}."
             raise RollerError(f"{where}: options: unknown {shown(name)}{hint}")
-    freeze = options.get("freeze", False)
-    if not isinstance(freeze, bool):
-        raise RollerError(f"{where}: options['freeze']: expected True or False, got {shown(freeze)}. Write either.")
+    for name in ("freeze", "compare"):
+        value = options.get(name, False)
+        if not isinstance(value, bool):
+            raise RollerError(f"{where}: options['{name}']: expected True or False, got {shown(value)}. Write either.")
     return dict(options)
 
 
 def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
     """Return a graph compiled for arguments like these, itself where it is refused."""
     chosen = dict(options)
-    freeze = chosen.pop("freeze", False)
+    freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
+
+    def left(why: str, arguments: Sequence[Any]) -> Graph:
+        with _compiling:
+            where = differing_operator(graph, arguments, lambda g, a: _called(export(g, a), chosen, {}, None))
+        return _eager(graph, f"its first call is not as in PyTorch: {why} ({where})")
+
+    def called(exported: Exported, weights: Mapping[int, np.ndarray]) -> Graph:
+        call = _called(exported, chosen, weights, graph.forward)
+        return FirstCall(graph, call, exported.pointwise, left) if compare else call
 
     def make() -> Graph:
         _tell(graph, examples, chosen.get("progress"))
         exported = export(graph, examples)
 
         def packed(weights: Mapping[int, np.ndarray]) -> Graph:
-            return _or_eager(graph, lambda: _called(exported, chosen, weights))
+            return _or_eager(graph, lambda: called(exported, weights))
 
         if not freeze or not exported.weights:
-            return _called(exported, chosen, {})
+            return called(exported, {})
         return FrozenGraph(sorted(exported.weights), packed)
 
     return _or_eager(graph, make)
@@ -147,14 +160,17 @@ def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
         return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
 
 
-def _called(exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray]) -> GraphCall:
+def _called(
+    exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
+) -> GraphCall:
     """Return a compiled graph with these of its arguments inside."""
     known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
     session = compile_model(exported.model, "cpu", values=known or None, **options)
     assert isinstance(session, Session)
     places = dict(zip(exported.names, exported.positions, strict=True))
     positions = [places[name] for name in session.plan.program.inputs]
-    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes)
+    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes, exported.strides,
+                     exported.checks, eager)  # fmt: skip
 
 
 def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
@@ -204,6 +220,8 @@ class _PerShape:
     def _new(self, key: Any, arguments: tuple[Any, ...]) -> Graph:
         with _compiling:
             if key not in self._made:
+                if any(isinstance(made, FirstCall) and made.differs for made in self._made.values()):
+                    return self._graph.forward  # which has been said
                 if len(self._made) >= MOST_SHAPES:
                     return self._rest
                 self._made[key] = _compiled(self._graph, arguments, self._options)

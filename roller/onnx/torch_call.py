@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from roller.core.dtypes import DTYPES
+from roller.errors import LaunchError
 from roller.model.placed import Placed
 from roller.model.session import Session
 from roller.onnx.torch_places import ALL, Places, Wanted
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from roller.onnx.torch_export import Held
 
 
-#: Number of an output, what makes a tensor of its array, and the dtype to convert that to, if any.
-_Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dtype | None]"
+#: Number of an output, what makes a tensor of its array, and the dtype and strides to convert that to, if any.
+_Result: TypeAlias = "tuple[int, Callable[[np.ndarray], torch.Tensor], torch.dtype | None, tuple[int, ...] | None]"
 
 
 def maker(dtype: np.dtype[Any]) -> Callable[[np.ndarray], torch.Tensor]:
@@ -58,8 +59,10 @@ class GraphCall:
         Of these, in order.
     held
         What the graph holds itself, numbered after all arguments.
-    outputs, dtypes
+    outputs, dtypes, strides, checks
         As of :class:`roller.onnx.torch_export.Exported`.
+    eager
+        The graph in PyTorch, which raises where a check says so.
     """
 
     def __init__(
@@ -69,9 +72,13 @@ class GraphCall:
         held: Sequence[Held],
         outputs: Sequence[int | None],
         dtypes: Sequence[torch.dtype | None],
+        strides: Sequence[tuple[int, ...] | None],
+        checks: Sequence[int] = (),
+        eager: Callable[..., Any] | None = None,
     ) -> None:
+        self._checks, self._eager = tuple(checks), eager
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
-        self._results = tuple(self._result(n, dtype) for n, dtype in zip(outputs, dtypes, strict=True))
+        self._results = tuple(map(self._result, outputs, dtypes, strides))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
         self._places: Places | None
         try:
@@ -80,7 +87,22 @@ class GraphCall:
             self._places = None
 
     def __call__(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph."""
+        """Run the graph; PyTorch runs it where values are such that it raises, and says so in its own words."""
+        try:
+            return self.alone(*arguments)
+        except LaunchError:
+            if self._eager is None:
+                raise
+            return tuple(self._eager(*arguments))
+
+    def alone(self, *arguments: Any) -> tuple[Any, ...]:
+        """Run the graph without PyTorch.
+
+        Raises
+        ------
+        LaunchError
+            Where an argument has values that PyTorch raises for.
+        """
         if self._held:
             arguments += tuple(h.tensors[h.name] for h in self._held)
         if self._places is None:
@@ -88,16 +110,24 @@ class GraphCall:
             made = self.session.run(None, dict(zip(self.session.plan.program.inputs, arrays, strict=True)))
         else:
             made = self.session.run_placed(_Arguments(self, self._places, arguments))
+        if self._checks and any(made[n] for n in self._checks):
+            raise LaunchError("a graph of PyTorch: a divisor is zero, or an index or class is out of bounds.")
         return tuple([None if r is None else _tensor(made[r[0]], *r[1:]) for r in self._results])
 
-    def _result(self, number: int | None, dtype: torch.dtype | None) -> _Result | None:
+    def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:
+        """Return results laid out as PyTorch's are, and lay out those of further calls so."""
+        strides = [None if t is None else tuple(t.stride()) for t in theirs]
+        self._results = tuple(r and (*r[:3], stride) for r, stride in zip(self._results, strides, strict=True))
+        return tuple(r if s is None else laid_out(r, s) for r, s in zip(results, strides, strict=True))
+
+    def _result(self, number: int | None, dtype: torch.dtype | None, stride: tuple[int, ...] | None) -> _Result | None:
         if number is None:
             return None
         slot = self.session.feeds.outputs[number]
         if slot is None:  # only a run knows its shape, and makes its array
-            return number, lambda array: maker(array.dtype)(array), dtype
+            return number, lambda array: maker(array.dtype)(array), dtype, None
         make = maker(slot.dtype)
-        return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype
+        return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype, stride
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
         """Return an input of the session as an array; a copy where it is strided.
@@ -113,9 +143,42 @@ class GraphCall:
         return array
 
 
-def _tensor(array: np.ndarray, make: Callable[[np.ndarray], torch.Tensor], dtype: torch.dtype | None) -> torch.Tensor:
+def _tensor(
+    array: np.ndarray,
+    make: Callable[[np.ndarray], torch.Tensor],
+    dtype: torch.dtype | None,
+    stride: tuple[int, ...] | None,
+) -> torch.Tensor:
     made = make(array)
-    return made if dtype is None else made.to(dtype=dtype)
+    if dtype is not None:
+        made = made.to(dtype=dtype)
+    return made if stride is None or made.stride() == stride else laid_out(made, stride)
+
+
+def laid_out(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Return a contiguous tensor with these strides: the same memory where they mean the same, else a copy."""
+    import torch
+
+    shape = made.shape
+    if made.stride() == stride or made.numel() == 0 or made.dim() != len(stride):
+        return made if made.dim() != len(stride) else made.as_strided(shape, stride)
+    if all(n == 1 or s == t for n, s, t in zip(shape, made.stride(), stride, strict=True)):
+        return made.as_strided(shape, stride)
+    reached = 1
+    for s, n in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n > 1):
+        if s < reached:  # elements share memory, as those of an expanded tensor do
+            return _overlapping(made, stride)
+        reached = s * (n - 1) + reached
+    return torch.empty_strided(shape, stride, dtype=made.dtype).copy_(made)
+
+
+def _overlapping(made: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    extent = 1 + sum(s * (n - 1) for s, n in zip(stride, made.shape, strict=True))
+    memory, places = torch.zeros(extent, dtype=made.dtype), torch.arange(extent).as_strided(made.shape, stride)
+    memory[places.reshape(-1)] = made.reshape(-1)
+    return memory.as_strided(made.shape, stride)
 
 
 class _Arguments(Placed):

@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.errors import RollerError
+from roller.onnx.torch_checked import checked
 from roller.onnx.torch_fast_paths import spell_out
+from roller.onnx.torch_judge import is_pointwise
+from roller.onnx.torch_left import RefusedGraphError, refuse
+from roller.onnx.torch_lowered import decompositions
 
 if TYPE_CHECKING:
     import onnx
@@ -22,10 +25,6 @@ if TYPE_CHECKING:
 
 #: Loggers of what exports a graph: they tell of every node they leave as it is.
 _EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
-
-
-class RefusedGraphError(RollerError):
-    """Why a graph stays with PyTorch."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +61,12 @@ class Exported:
         Number of the model's output for each result of the graph, ``None`` for a result that is nothing.
     dtypes
         Of the results, where they are known: the exporter forgets the way back where it computes halves in float32.
+    strides
+        Of the results, where they are known.
+    pointwise
+        Whether every element of the results comes of elements, with no sum among them.
+    checks
+        Numbers of outputs that are true where PyTorch raises.
     """
 
     model: onnx.ModelProto
@@ -70,6 +75,9 @@ class Exported:
     weights: frozenset[int]
     outputs: tuple[int | None, ...]
     dtypes: tuple[torch.dtype | None, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    pointwise: bool
+    checks: tuple[int, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,8 +103,18 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own deprecations
-        with _quiet(*_EXPORTERS):
-            program = torch.onnx.export(module, tuple(given), dynamo=True, verbose=False)
+        # Without Dynamo's own tracing, whose guards name arguments that only it knows.
+        with _quiet(*_EXPORTERS), torch._guards.tracing(None):
+            traced = torch.export.export(module, tuple(given), strict=False)
+            refuse(traced.graph)
+            pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
+            watched, checks = checked(traced) or (None, 0)
+            if watched is not None:
+                traced = torch.export.export(watched, tuple(given), strict=False)
+            own = decompositions()
+            if any(n.target in own for n in traced.graph.nodes):
+                traced = traced.run_decompositions(own)
+            program = torch.onnx.export(traced, dynamo=True, verbose=False)
     assert program is not None and program.exported_program is not None
     signature = program.exported_program.graph_signature
     if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
@@ -108,8 +126,11 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
         raise RefusedGraphError(f"the exported graph has {len(model.graph.input)} inputs instead of {len(given)}")
     weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
     all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
-    order = _order(len(model.graph.output), results)
-    return Exported(model, all_positions, held, frozenset(weights), order, tuple(_dtype(r) for r in results))
+    outputs = len(model.graph.output)
+    order = _order(outputs - checks, results)
+    dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
+    return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
+                    tuple(range(outputs - checks, outputs)))  # fmt: skip
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
@@ -276,6 +297,16 @@ def _dtype(result: Any) -> torch.dtype | None:
 
     value = _example(result)
     return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _stride(result: Any) -> tuple[int, ...] | None:
+    """Return the strides of a result whose sizes are known."""
+    import torch
+
+    value = _example(result)
+    strides = value.stride() if isinstance(value, torch.Tensor) else ()
+    known = isinstance(value, torch.Tensor) and all(type(n) is int for n in (*value.shape, *strides))
+    return tuple(strides) if known else None
 
 
 @contextlib.contextmanager

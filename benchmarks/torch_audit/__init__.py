@@ -1,0 +1,1 @@
+"""Operators of PyTorch, by its own samples, through torch.compile(backend="roller")."""

@@ -1,0 +1,124 @@
+"""What PyTorch raises for the values of arguments: a graph returns whether it would, beside its results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+#: Returns whether PyTorch raises for these arguments of an operator; ``None`` where it never does.
+_Rule = Callable[[Sequence[Any], Mapping[str, Any]], "torch.Tensor | None"]
+
+
+def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int] | None:
+    """Return a module whose results are followed by truths, each of which says that PyTorch raises; and their number.
+
+    Whole numbers are divided by zero, indices and classes are out of bounds or negative: PyTorch raises for that, and
+    kernels compute something. ``None`` where the program does nothing of the kind.
+
+    Parameters
+    ----------
+    traced
+        Of a module that returns a sequence.
+    """
+    import torch
+
+    watched = [n for n in traced.graph.nodes if n.op == "call_function" and _asks(n)]
+    if not watched:
+        return None
+    names, inner = {n.name for n in watched}, traced.module(check_guards=False)
+
+    class Watching(torch.fx.Interpreter):
+        def __init__(self, module: torch.nn.Module, raised: list[torch.Tensor]) -> None:
+            super().__init__(module)
+            self.raised = raised
+
+        def run_node(self, n: torch.fx.Node) -> Any:
+            if n.name in names:
+                raised = _RULES[_name(n.target)](*self.fetch_args_kwargs_from_env(n))
+                assert raised is not None
+                self.raised.append(raised)
+            return super().run_node(n)
+
+    def forward(_: torch.nn.Module, *arguments: Any) -> Any:
+        raised: list[torch.Tensor] = []
+        results = Watching(inner, raised).run(*arguments)
+        return (*results, *raised)
+
+    return type("Checked", (torch.nn.Module,), {"forward": forward})().eval(), len(watched)
+
+
+def _name(target: Any) -> str:
+    """Return the name of an operator, that of one which writes in place without its underscore."""
+    packet = getattr(target, "overloadpacket", None)
+    return "" if packet is None else str(packet).removeprefix("aten.").rstrip("_")
+
+
+def _asks(node: torch.fx.Node) -> bool:
+    """Whether there is anything to check, by the values of the trace."""
+    import torch
+
+    rule = _RULES.get(_name(node.target))
+    if rule is None:
+        return False
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    return rule(args, kwargs) is not None
+
+
+def _divided(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of a division of whole numbers by others."""
+    import torch
+
+    x, y = args[:2]
+    kind = torch.result_type(x, y)
+    if not isinstance(y, torch.Tensor) or kind.is_floating_point or kind.is_complex:
+        return None
+    return (y == 0).any()
+
+
+def _quotient(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    return None if kwargs.get("rounding_mode") is None else _divided(args, kwargs)
+
+
+def _outside(index: torch.Tensor, size: int) -> torch.Tensor:
+    return ((index < 0) | (index >= size)).any()
+
+
+def _along(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of an index along an axis."""
+    x, axis, index = args[:3]
+    return _outside(index, x.shape[axis]) if x.dim() else None
+
+
+def _embedded(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    return _outside(args[1], args[0].shape[0])
+
+
+def _classes(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    """Of classes in a loss, where one may stand for those to ignore."""
+    x, target = args[:2]
+    if target.is_floating_point():
+        return None
+    ignored = args[4] if len(args) > 4 else kwargs.get("ignore_index", -100)
+    count = x.shape[1 if x.dim() > 1 else 0]
+    raised: torch.Tensor = (target != ignored) & ((target < 0) | (target >= count))
+    return raised.any()
+
+
+def _one_hot(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+    count = args[1] if len(args) > 1 else kwargs.get("num_classes", -1)
+    return _outside(args[0], count) if count > 0 else None
+
+
+_AXES = ("gather", "index_select", "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_fill",
+         "index_reduce")  # fmt: skip
+_RULES: dict[str, _Rule] = {
+    **dict.fromkeys(("floor_divide", "remainder", "fmod"), _divided),
+    "div": _quotient,
+    **dict.fromkeys(_AXES, _along),
+    "embedding": _embedded,
+    **dict.fromkeys(("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"), _classes),
+    "one_hot": _one_hot,
+}

@@ -1,0 +1,259 @@
+"""Whether results are those of PyTorch: what lies within rounding, with float64 as the judge of what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roller.errors import counted
+
+if TYPE_CHECKING:
+    import torch
+
+#: Runs of PyTorch with rounding noise.
+_SAMPLES = 4
+#: Units of the last place of a typical element that no float64 is asked about where sums are formed.
+_UNITS_OF_SUMS = 64
+
+
+class _Slack(NamedTuple):
+    """What is rounding in a dtype: how many units of the last place noise has, ...
+
+    ... how many times PyTorch's own error and how many units of the last place ours may be, and up to how many nobody
+    is asked.
+    """
+
+    noise: int
+    factor: int
+    units: int
+    unasked: int
+
+
+_WIDE, _NARROW = _Slack(4, 8, 32, 16), _Slack(1, 4, 4, 2)
+
+#: Runs a graph of PyTorch on arguments.
+Run = Callable[..., Sequence[Any]]
+
+
+def difference(
+    found: Sequence[Any], expected: Sequence[Any], eager: Run, arguments: Sequence[Any], *, pointwise: bool
+) -> str | None:
+    r"""Return how results differ from PyTorch's beyond rounding; ``None`` where they do not.
+
+    Parameters
+    ----------
+    found, expected
+        Ours and PyTorch's: tensors, and ``None`` for a result that is nothing.
+    eager
+        Runs the graph in PyTorch; only called where results are not equal up to their last places.
+    arguments
+        Of the graph; they are not written.
+    pointwise
+        Whether every element comes of elements, so that no sum can be formed in another order.
+
+    Returns
+    -------
+    str or None
+        Which result, how many elements, and by how much.
+
+    Notes
+    -----
+    An element :math:`y` of ours is wrong where its distance from the float64 result :math:`r` in float32 exceeds
+    :math:`8 \max(e, \tilde e) + 32 \epsilon |r|`. :math:`e` is what rounding does to PyTorch's own element: its
+    distance from :math:`r`, or that of runs with noise in the last places of every operator, whichever is larger;
+    :math:`\tilde e` is the median over the tensor. So sums in another order are never a difference, however much
+    their terms cancel (Vignes 1993, "A stochastic arithmetic for reliable scientific computation").
+    """
+    if len(found) != len(expected):
+        return f"it returns {counted(len(found), 'result')} instead of {len(expected)}"
+    doubtful = []
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        shape = _other_shape(mine, theirs)
+        if shape:
+            return f"result {number} {shape}"
+        if theirs is not None and not _equal(mine, theirs, pointwise):
+            doubtful.append(number)
+    if not doubtful:
+        return None
+    judge = _attempt(eager, arguments, _in_double())
+    noisy = [s for k in range(_SAMPLES) if (s := _attempt(eager, arguments, _with_noise(k))) is not None]
+    for number in doubtful:
+        exact = None if judge is None else _like(judge[number], expected[number])
+        samples = [t for s in noisy if (t := _like(s[number], expected[number])) is not None]
+        wrong = _wrong(found[number], expected[number], exact, samples)
+        if wrong:
+            return f"result {number} {wrong}"
+    return None
+
+
+def _other_shape(mine: Any, theirs: Any) -> str | None:
+    """Return how a result differs in what is no number."""
+    import torch
+
+    if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
+        return None if mine is None and theirs is None else "is no tensor in one of them"
+    for of in ("dtype", "shape"):
+        one, other = getattr(mine, of), getattr(theirs, of)
+        if one != other:
+            return f"has {of} {_plain(one)} instead of {_plain(other)}"
+    return None
+
+
+def _plain(value: Any) -> str:
+    return str(tuple(value)) if isinstance(value, tuple) else str(value)
+
+
+def _like(result: Any, other: torch.Tensor) -> torch.Tensor | None:
+    """Return a result if it can be compared with another."""
+    import torch
+
+    return result if isinstance(result, torch.Tensor) and result.shape == other.shape else None
+
+
+def _exact(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex())
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    import torch
+
+    return torch.finfo(dtype).eps
+
+
+def _slack(dtype: torch.dtype) -> _Slack:
+    return _WIDE if _epsilon(dtype) < 1e-5 else _NARROW
+
+
+def _equal(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
+    """Whether tensors agree up to their last places."""
+    import torch
+
+    if _exact(theirs):
+        return torch.equal(mine, theirs)
+    unit, a, b = _epsilon(theirs.dtype), mine.double(), theirs.double()
+    allowed = _slack(theirs.dtype).unasked * unit * b.abs()
+    if not pointwise and unit < 1e-5:
+        allowed = allowed + _UNITS_OF_SUMS * unit * _median(b.abs())
+    return bool((_same_class(a, b) & (~b.isfinite() | ((a - b).abs() <= allowed))).all())
+
+
+def _median(values: torch.Tensor) -> float:
+    """Return the median of the finite values, 0 of none."""
+    finite = values[values.isfinite()]
+    return float(finite.median()) if finite.numel() else 0.0
+
+
+def _same_class(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return where both are finite, both NaN, or the same infinity."""
+    return (a.isnan() & b.isnan()) | (a == b) | (a.isfinite() & b.isfinite())
+
+
+def _wrong(
+    mine: torch.Tensor, theirs: torch.Tensor, exact: torch.Tensor | None, samples: Sequence[torch.Tensor]
+) -> str | None:
+    """Return how many elements are wrong, and by how much; without float64 PyTorch's own result is the judge."""
+    import torch
+
+    count = theirs.numel()
+    judge = theirs if exact is None else exact
+    if _exact(theirs):
+        tied = torch.stack([s != theirs for s in samples]).any(0) if samples else torch.zeros_like(theirs == theirs)
+        bad = (mine != theirs) & ((judge == theirs) | (judge != mine)) & ~tied
+        return f"differs in {int(bad.sum())} of {counted(count, 'element')}" if bad.any() else None
+    # Rounded as results are: what is too large for their dtype is an infinity in every precision.
+    r, a, b = judge.to(theirs.dtype).double(), mine.double(), theirs.double()
+    noisy = [s.double() for s in samples]
+    settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
+    other = ~_same_class(a, b) & (_same_class(b, r) | ~_same_class(a, r)) & settled
+    if other.any():
+        return f"differs in {int(other.sum())} of {counted(count, 'element')}, which are infinite or no numbers in one"
+    closer = judge.double()
+    error = (b - closer).abs()
+    for s in noisy:
+        error = torch.maximum(error, (s - b).abs().nan_to_num(0.0, 0.0, 0.0))
+    error = error.nan_to_num(0.0, 0.0, 0.0)
+    info = torch.finfo(theirs.dtype)
+    slack = _slack(theirs.dtype)
+    allowed = slack.factor * error.clamp_min(_median(error)) + slack.units * info.eps * closer.abs() + info.tiny
+    off = (a - closer).abs()
+    bad = a.isfinite() & b.isfinite() & closer.isfinite() & (off > allowed)
+    if not bad.any():
+        return None
+    most = f"{float(off[bad].max()):.3g}, where rounding explains {float(allowed[bad].min()):.3g}"
+    return f"differs in {int(bad.sum())} of {counted(count, 'element')}, by up to {most}"
+
+
+def _attempt(eager: Run, arguments: Sequence[Any], mode: Any) -> Sequence[Any] | None:
+    """Return results of PyTorch under a mode, of copies of the arguments; ``None`` where it takes them not."""
+    import torch
+
+    copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
+    try:
+        with torch.no_grad(), _random_kept(), mode:
+            return eager(*copies)
+    except Exception:  # noqa: BLE001 - an operator may have no float64, and raises what it likes
+        return None
+
+
+@contextmanager
+def _random_kept() -> Iterator[None]:
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        yield
+
+
+def _mode(run: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return a mode that runs operators by a function of operator, arguments and named arguments."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    def dispatch(_: Any, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return run(operator, args, kwargs or {})
+
+    return type("Mode", (TorchDispatchMode,), {"__torch_dispatch__": dispatch})()
+
+
+def _in_double() -> Any:
+    """Return a mode in which every operator computes in float64."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def raised(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != torch.double:
+            return value.double()
+        return torch.double if isinstance(value, torch.dtype) and value.is_floating_point else value
+
+    return _mode(lambda operator, args, kwargs: operator(*tree_map(raised, args), **tree_map(raised, kwargs)))
+
+
+def _with_noise(seed: int) -> Any:
+    """Return a mode in which results of operators, and what goes into sums, are off in their last places."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def off(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
+        # Zeros and infinities stay what they are.
+        size = _slack(value.dtype).noise * _epsilon(value.dtype)
+        return value + (value * size * signs).nan_to_num(0.0, 0.0, 0.0)
+
+    def run(operator: Any, args: Any, kwargs: Any) -> Any:
+        if operator.is_view or operator._schema.is_mutable:
+            return operator(*args, **kwargs)
+        if not is_pointwise(operator):
+            args, kwargs = tree_map(off, (args, kwargs))
+        return tree_map(off, operator(*args, **kwargs))
+
+    return _mode(run)
+
+
+def is_pointwise(operator: Any) -> bool:
+    """Whether an operator of PyTorch makes every element of elements at its place, or only moves them."""
+    import torch
+
+    return bool(getattr(operator, "is_view", False)) or torch.Tag.pointwise in getattr(operator, "tags", ())

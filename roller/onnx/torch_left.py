@@ -1,0 +1,101 @@
+"""What stays with PyTorch, since its exporter would turn it into something else without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import RollerError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RefusedGraphError(RollerError):
+    """Why a graph stays with PyTorch."""
+
+
+def _always(_: torch.fx.Node) -> bool:
+    return True
+
+
+def _divisor_at_edges(node: torch.fx.Node) -> bool:
+    """Whether an average pooling has a divisor of its own, and windows that reach over the end."""
+    given = _given(node)
+    return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
+
+
+def _cropped_circle(node: torch.fx.Node) -> bool:
+    """Whether a circular padding crops, too."""
+    given = _given(node)
+    return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
+
+
+def _given(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operator by name, without those that are left out."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+
+
+#: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
+#: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_lowered` instead.
+LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
+        (_divisor_at_edges, "its divisor is that of a whole window where one reaches over the end"),
+    ),
+    "pad": (_cropped_circle, "what is cropped is not wrapped around"),
+    "logcumsumexp": (_always, "its sums would overflow or vanish"),
+    "native_batch_norm": (_always, "the means and deviations it returns are empty in inference"),
+    "special_log_ndtr": (_always, "the logarithm of a probability that vanishes stands for it"),
+    "special_erfcx": (_always, "the product of a vanishing and an infinite factor stands for it"),
+}
+
+
+def refuse(graph: torch.fx.Graph) -> None:
+    """Refuse a graph that holds an operator of the kind, complex or random numbers.
+
+    The exporter has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
+
+    Parameters
+    ----------
+    graph
+        Of PyTorch's own operators, as ``torch.export`` traces it.
+
+    Raises
+    ------
+    RefusedGraphError
+        With the name of the operator.
+    """
+    import torch
+
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
+        rule = LEFT.get(name)
+        if rule is not None and rule[0](node):
+            raise RefusedGraphError(f"operator '{name}' is not exported as PyTorch computes it: {rule[1]}.")
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
+            raise RefusedGraphError(f"operator '{name}' draws random numbers, which kernels do not.")
+        if any(_is_complex(v) for v in (node, *node.all_input_nodes)):
+            raise RefusedGraphError(f"operator '{name}' has complex numbers, and kernels are for real ones.")
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator that may draw random numbers does: a dropout does in training, with a probability."""
+    given = _given(node)
+    chance = given.get("dropout_p", given.get("p"))
+    if given.get("train", given.get("training", True)) is False:
+        return False
+    return not (isinstance(chance, (int, float)) and chance == 0 and ("dropout_p" in given or "train" in given))
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    import torch
+
+    values = node.meta.get("val")
+    return any(
+        isinstance(v, torch.Tensor) and v.dtype.is_complex
+        for v in (values if isinstance(values, (list, tuple)) else (values,))
+    )

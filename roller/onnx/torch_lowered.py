@@ -1,0 +1,185 @@
+"""What PyTorch's exporter decomposes into something else than PyTorch computes, decomposed anew; and what is left.
+
+``python -m benchmarks.torch_audit`` finds what belongs here: it holds every operator of PyTorch's own database to it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return functions by operator of PyTorch; they return ``NotImplemented`` where the exporter is right."""
+    import torch
+
+    aten = torch.ops.aten
+    return {
+        aten.remainder.Tensor: remainder,
+        aten.remainder.Scalar: remainder,
+        aten.remainder.Scalar_Tensor: remainder,
+        aten.floor_divide.default: floor_divide,
+        aten.floor_divide.Scalar: floor_divide,
+        aten.div.Tensor_mode: _divided,
+        aten.div.Scalar_mode: _divided,
+        aten.logaddexp.default: logaddexp,
+        aten.logaddexp2.default: logaddexp2,
+        aten.log1p.default: log1p,
+        aten.expm1.default: expm1,
+        aten.scatter_reduce.two: scatter_reduce,
+        aten.scatter.src: _scattered(aten.scatter.src),
+        aten.scatter_add.default: _scattered(aten.scatter_add.default),
+        aten.gather.default: gather,
+        aten.avg_pool1d.default: avg_pool,
+        aten.avg_pool2d.default: avg_pool,
+        aten.avg_pool3d.default: avg_pool,
+    }
+
+
+def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
+    """Return operands in the dtype of their result, if that is a float."""
+    import torch
+
+    dtype = torch.result_type(x, y)
+    if not dtype.is_floating_point:
+        return None
+    return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))  # type: ignore[return-value]
+
+
+def remainder(x: Any, y: Any) -> Any:
+    """Return ``torch.remainder`` of floats, which has the divisor's sign: of the exact remainder, not of a quotient."""
+    import torch
+
+    operands = _floats(x, y)
+    if operands is None:
+        return NotImplemented
+    x, y = operands
+    left = torch.fmod(x, y)
+    return torch.where((left != 0) & ((left < 0) != (y < 0)), left + y, left)
+
+
+def floor_divide(x: Any, y: Any) -> Any:
+    """Return ``torch.floor_divide`` of floats: of the exact remainder, as PyTorch and Python have it."""
+    import torch
+
+    operands = _floats(x, y)
+    if operands is None:
+        return NotImplemented
+    x, y = operands
+    left, rough = torch.fmod(x, y), x / y
+    quotient = (x - left) / y
+    quotient = torch.where((left != 0) & ((left < 0) != (y < 0)), quotient - 1, quotient)
+    below = torch.floor(quotient)
+    below = torch.where(quotient - below > 0.5, below + 1, below)
+    return torch.where(y == 0, rough, torch.where(quotient == 0, rough * 0, below))
+
+
+def _divided(x: Any, y: Any, *, rounding_mode: str | None = None) -> Any:
+    return floor_divide(x, y) if rounding_mode == "floor" else NotImplemented
+
+
+def logaddexp(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Return ``torch.logaddexp``, whose exponentials do not overflow."""
+    import torch
+
+    more = torch.maximum(x, y)
+    return torch.where((x == y) & torch.isinf(x), more, more + log1p(torch.exp(-(x - y).abs())))
+
+
+def logaddexp2(x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Return ``torch.logaddexp2``, whose exponentials do not overflow."""
+    import torch
+
+    more, ln_2 = torch.maximum(x, y), 0.6931471805599453
+    less = log1p(torch.exp(-(x - y).abs() * ln_2)) / ln_2
+    return torch.where((x == y) & torch.isinf(x), more, more + less)
+
+
+def log1p(x: torch.Tensor) -> Any:
+    """Return ``torch.log1p`` as Kahan has it: what ``1 + x`` loses is put back."""
+    import torch
+
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    one_more = 1 + x
+    corrected = torch.log(one_more) * (x / (one_more - 1))
+    plain = (one_more == 1) | (one_more == math.inf)
+    return torch.where(plain, x, corrected)
+
+
+def expm1(x: torch.Tensor) -> Any:
+    """Return ``torch.expm1`` as Kahan has it: what ``exp(x) - 1`` loses is put back."""
+    import torch
+
+    if not x.is_floating_point():
+        x = x.to(torch.get_default_dtype())
+    power = torch.exp(x)
+    less = power - 1
+    corrected = less * (x / torch.log(power))
+    return torch.where(power == 1, x, torch.where((less == -1) | torch.isinf(power), less, corrected))
+
+
+def _cut(x: torch.Tensor, index: torch.Tensor, axis: int | None = None) -> torch.Tensor:
+    """Return what an index of fewer elements reaches, of all axes but one."""
+    for k, n in enumerate(index.shape if index.dim() == x.dim() else ()):
+        if k != axis and n != x.shape[k]:
+            x = x.narrow(k, 0, n)
+    return x
+
+
+def _scattered(operator: Any) -> Callable[..., Any]:
+    def scatter(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> Any:
+        if index.shape == source.shape:
+            return NotImplemented
+        return operator(x, dim, index, _cut(source, index))
+
+    return scatter
+
+
+def gather(x: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> Any:
+    """Return ``torch.gather`` of an index that has fewer elements along other axes."""
+    import torch
+
+    axis = dim % max(x.dim(), 1)
+    if x.dim() == 0 or all(n == x.shape[k] for k, n in enumerate(index.shape) if k != axis):
+        return NotImplemented
+    return torch.gather(_cut(x, index, axis), dim, index)
+
+
+def scatter_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> Any:
+    """Return ``torch.scatter_reduce``: means as sums over counts, of an index that may be smaller than its source."""
+    import torch
+
+    if reduce != "mean":
+        if index.shape == source.shape:
+            return NotImplemented
+        return torch.scatter_reduce(x, dim, index, _cut(source, index), reduce, include_self=include_self)
+    source = _cut(source, index)
+    count = torch.ones_like(x)
+    if not include_self:
+        x, count = (torch.scatter(v, dim, index, torch.zeros_like(source)) for v in (x, count))
+    total = torch.scatter_add(x, dim, index, source)
+    count = torch.scatter_add(count, dim, index, torch.ones_like(source))
+    return total / count if x.is_floating_point() else torch.floor_divide(total, count)
+
+
+def avg_pool(
+    x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    """Return an average pooling with a divisor of its own."""
+    import torch
+
+    if divisor_override is None or ceil_mode:
+        return NotImplemented
+    pool = torch.nn.functional.avg_pool3d if len(kernel) == 3 else torch.nn.functional.avg_pool2d
+    taps = 1
+    for n in kernel:
+        taps *= n
+    return pool(x, kernel, stride or kernel, padding) * (taps / divisor_override)
