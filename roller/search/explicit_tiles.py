@@ -117,10 +117,10 @@ class PricedTiles:
 def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
     """Return a fragment of a device by its name, and the axes after a colon, as names of programs have them."""
     names = [f.name for f in spec.fragments]
-    name, _, axes = text.partition(":") if isinstance(text, str) else (text, "", "")
+    name, _, axes = text.partition(":") if isinstance(text, str) else (None, "", "")
     if name not in names:
-        hint = did_you_mean(name, names) or "."
-        raise TileError(f"fragment: {shown(name)} is no fragment of {spec.name}{hint} Use one of {names}.")
+        hint = did_you_mean(name or text, names) or "."
+        raise TileError(f"fragment: {shown(text)} is no fragment of {spec.name}{hint} Use one of {names}.")
     return spec.fragments[names.index(name)], tuple(axes.split(",")) if axes else None
 
 

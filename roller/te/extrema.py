@@ -15,6 +15,8 @@ from typing import Any
 
 from roller.te.compat import Call, dtype_of, structural_walk, tirx, tvm
 
+#: The operator of a call of a function by its name.
+_CALL = "tirx.call_pure_extern"
 #: Nodes this module is about.
 EXTREMA = ("Max", "Min")
 
@@ -55,9 +57,11 @@ def with_functions(body: Any) -> Any:
     names: dict[str, str] = {}
 
     def called(call: Any) -> None:
-        first = call.args[0] if call.args else None
-        if isinstance(first, tvm.ir.StringImm) and first.value in _functions(dtype_of(call)):
-            names[first.value] = dtype_of(call)
+        if getattr(call.op, "name", "") != _CALL:
+            return
+        name, dtype = str(call.args[0].value), dtype_of(call)
+        if name in _functions(dtype):
+            names[name] = dtype
 
     structural_walk(body, (Call, called))
     text = "".join(_text(name, dtype) for name, dtype in sorted(names.items()))

@@ -33,6 +33,10 @@ def generator(name: str) -> Callable[[Callable[[Limits], Any]], Callable[[Limits
     return register
 
 
+#: Switches that change what is computed, not by which program: drawn last, so that all else is drawn as without them.
+_OF_MEANING = ("propagate_nan",)
+
+
 @st.composite
 def options(draw: Any, most: int = 1) -> Data:
     """Draw ConstructOptions: every switch by its own field, so that a new one is drawn too."""
@@ -41,13 +45,17 @@ def options(draw: Any, most: int = 1) -> Data:
     out: Data = {"top_k": draw(st.integers(1, most))}
     if draw(st.integers(0, 2)) == 0:
         return out
-    for f in dataclasses.fields(ConstructOptions):
-        if isinstance(f.default, bool) and draw(st.integers(0, 5)) == 5:
+    switches = [f for f in dataclasses.fields(ConstructOptions) if isinstance(f.default, bool)]
+    for f in switches:
+        if f.name not in _OF_MEANING and draw(st.integers(0, 5)) == 5:
             out[f.name] = not f.default
     if draw(st.integers(0, 5)) == 5:
         out["epsilon"] = draw(st.sampled_from((0.0, 0.1, 0.5, 4.0)))
     if draw(st.integers(0, 5)) == 5:
         out["units"] = draw(st.sampled_from((1, 2, 3, 64)))
+    for f in switches:
+        if f.name in _OF_MEANING and draw(st.integers(0, 5)) == 5:
+            out[f.name] = not f.default
     return out
 
 
