@@ -322,26 +322,28 @@ _STAGES = {"coschedule": "choosing what runs side by side"}
 
 def _print(made: CompiledModel, out: Path | None) -> None:
     screen, rows, program = console(), made.rows, made.plan.program
-    total = sum(row["share_s"] for row in rows) or 1.0
+    total = sum(row["share_s"] for row in rows)
     table = Table(title=f"{program.name} on {made.spec.title}", box=box.SIMPLE, title_justify="left")
     for name in ("share", "runs", "predicted", "measured"):
         table.add_column(name, justify="right")
     for name in ("bound by", "from", "kernel"):
         table.add_column(name)
     for row in rows[:_SHOWN]:
-        share = f"{100 * row['share_s'] / total:.1f} %"
+        share = f"{100 * row['share_s'] / (total or 1.0):.1f} %"
         table.add_row(share, str(row["runs"]), seconds(row["predicted_s"]), seconds(row["measured_s"]),
                       row["bottleneck"], row["origin"], first_line(row["label"], 60))  # fmt: skip
-    screen.print(table)
+    if rows:
+        screen.print(table)
     if len(rows) > _SHOWN:
         more = counted(len(rows) - _SHOWN, "more kernel")
         screen.print(f"and {more} with {_rest(rows, total):.1f} % of the predicted time")
     origins = ", ".join(f"{made.batch.count(o)} {o}" for o in sorted(set(made.batch.origins.values())))
     meant = "; ".join(f"{o} = {ORIGINS[o]}" for o in sorted(set(made.batch.origins.values())))
-    screen.print(f"from: {meant}")
+    if rows:
+        screen.print(f"from: {meant}")
     took = ", ".join(f"{_STAGES.get(name, name)} {seconds(s)}" for name, s in made.seconds.items())
     kernels, steps = counted(len(rows), "kernel"), counted(len(program.steps), "step")
-    screen.say(f"{kernels} in {steps}: {origins}. {took}.")
+    screen.say(f"{kernels} in {steps}{': ' if rows else ''}{origins}. {took}.")
     screen.print(made.layouts, soft_wrap=True)
     alone = " with one kernel after another" if _ways(made) else ""
     beside = f"{made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs"

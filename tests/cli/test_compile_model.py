@@ -38,6 +38,15 @@ def test_a_node_of_several_kernels_says_which_each_is(cli, tmp_path):
     assert code == 0 and len(labels) > 2 and len(set(labels)) == len(labels) and all("memory [" in x for x in labels)
 
 
+def test_a_model_without_kernels_is_predicted_to_take_no_time(cli, tmp_path):
+    ends = [onnx.helper.make_tensor_value_info(n, 1, shape) for n, shape in (("x", (2, 3, 4)), ("y", (2, 12)))]
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Flatten", ["x"], ["y"])], "flat", ends[:1], ends[1:])
+    path = tmp_path / "flat.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8), path)
+    code, out, _ = cli("compile-model", path)
+    assert code == 0 and "0 kernels in 1 step. " in out and "predicted 0 us a call" in out and "from:" not in out
+
+
 def test_results_are_written_whole_and_whatever_their_names(tmp_path, monkeypatch):
     path, results = tmp_path / "y", {"file": np.arange(3), "a/b": np.ones((), np.float16)}
     run_model._write(path, results)
