@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from grimp.exceptions import SourceSyntaxError
 
 from tests.tools.whole_graph import ROOT, graph, repository
 from tools.affected.__main__ import main
-from tools.affected.changes import UnknownRevision, changed_since, commit_of, is_ancestor
+from tools.affected.changes import UnknownRevision, UnreadableFile, changed_since, commit_of, is_ancestor
 from tools.affected.data_files import ALWAYS
+from tools.affected.import_graph import Repository, build_graph
 from tools.affected.selection import Selected, select, test_files
 
 #: Building the graph of this checkout takes seconds.
@@ -132,6 +134,22 @@ def test_changes_are_those_of_the_working_tree_with_new_files(checkout):
     assert is_ancestor("other", checkout) and len(commit_of("other", checkout)) == 40
     with pytest.raises(UnknownRevision, match="knows no commit 'nonsense'"):
         changed_since("nonsense", checkout)
+
+
+def test_a_file_that_is_no_python_is_named(tmp_path, monkeypatch):
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    bad = tmp_path / "bad.py"
+    bad.write_bytes(b"\xff")
+    with pytest.raises(UnreadableFile, match="bad.py: expected UTF-8, got invalid start byte at byte 0"):
+        Repository(tmp_path)
+    bad.write_text("x = 1\ndef (\n")
+
+    def refuse(*_, **__):
+        raise SourceSyntaxError(str(bad), 2, "def (")
+
+    monkeypatch.setattr("grimp.build_graph", refuse)
+    with pytest.raises(UnreadableFile, match=r"^bad.py:2: expected Python, got 'def \('"):
+        build_graph(Repository(tmp_path))
 
 
 def test_the_command_prints_distances_and_reasons(capsys, monkeypatch):

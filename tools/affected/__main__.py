@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.affected.changes import UnknownRevision, changed_since
+from tools.affected.changes import SelectionError, changed_since
 from tools.affected.selection import affected
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,10 +21,11 @@ def main(words: list[str] | None = None) -> int:
     chosen = parser.parse_args(words)
     try:
         changed = changed_since(chosen.since, ROOT) if chosen.since else [_in_repository(f) for f in chosen.files]
-    except UnknownRevision as error:
+        found = affected(changed, ROOT)
+    except SelectionError as error:
         print(error, file=sys.stderr)
         return 2
-    for selected in affected(changed, ROOT):
+    for selected in found:
         print(selected)
     return 0
 

@@ -6,8 +6,16 @@ import subprocess
 from pathlib import Path
 
 
-class UnknownRevision(Exception):
+class SelectionError(Exception):
+    """Why no tests can be selected, in words for who asked."""
+
+
+class UnknownRevision(SelectionError):
     """A revision that git does not know."""
+
+
+class UnreadableFile(SelectionError):
+    """A file of the checkout that is no Python, or no text."""
 
 
 def git(root: Path, *words: str) -> str:

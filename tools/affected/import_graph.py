@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import grimp
+from grimp.exceptions import SourceSyntaxError
 
+from tools.affected.changes import UnreadableFile
 from tools.affected.data_files import RUNS_PAGES, DataFiles
 from tools.affected.dynamic_imports import FACADES, RULES, TABLES
 from tools.affected.names import Names, blocks_of, code_of, examples_of
@@ -34,8 +36,14 @@ class Repository:
         ).stdout  # fmt: skip
         self.root = root
         self.files = [p for p in sorted(set(listed.split("\0"))) if p and (root / p).is_file()]
-        self.texts = {p: (root / p).read_text(encoding="utf-8") for p in self.files if p.endswith((".py", ".md"))}
+        self.texts = {p: self._text(p) for p in self.files if p.endswith((".py", ".md"))}
         self.modules = {module_name(p): p for p in self.files if p.endswith(".py")}
+
+    def _text(self, path: str) -> str:
+        try:
+            return (self.root / path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UnreadableFile(f"{path}: expected UTF-8, got {error.reason} at byte {error.start}.") from None
 
 
 def module_name(path: str) -> str:
@@ -44,8 +52,18 @@ def module_name(path: str) -> str:
 
 
 def build_graph(repository: Repository) -> Graph:
-    """Return what every file reaches directly."""
-    return _Builder(repository).graph
+    """Return what every file reaches directly.
+
+    Raises
+    ------
+    UnreadableFile
+        Where a file is no Python.
+    """
+    try:
+        return _Builder(repository).graph
+    except SourceSyntaxError as error:
+        path = Path(error.filename).relative_to(repository.root).as_posix()
+        raise UnreadableFile(f"{path}:{error.lineno}: expected Python, got {error.text!r}. Mend it first.") from None
 
 
 class _Builder:

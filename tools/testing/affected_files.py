@@ -88,15 +88,15 @@ def _seconds(root: Path) -> dict[str, float]:
 
 
 def _selected(revision: str, root: Path) -> tuple[dict[str, int], str, str]:
-    from tools.affected.changes import UnknownRevision, changed_since, commit_of, is_ancestor
+    from tools.affected.changes import SelectionError, changed_since, commit_of, is_ancestor
     from tools.affected.selection import affected
 
     try:
         commit = last_green.commit(root) if revision == LAST_SLOW_GREEN else revision
         changed = changed_since(commit, root)
-    except (UnknownRevision, last_green.NoGreenRun) as error:
+        distances = {s.path: s.distance for s in affected(changed, root)}
+    except (SelectionError, last_green.NoGreenRun) as error:
         raise pytest.UsageError(f"--affected-by {revision}: {error}") from None
-    distances = {s.path: s.distance for s in affected(changed, root)}
     beside = "" if is_ancestor(commit, root) else ", which is no ancestor of HEAD: its files are compared"
     return distances, f"{commit[:12]}{beside} ({len(changed)} files)", commit_of("HEAD", root)
 
