@@ -140,7 +140,7 @@ def test_a_file_that_is_no_python_is_named(tmp_path, monkeypatch):
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
     bad = tmp_path / "bad.py"
     bad.write_bytes(b"\xff")
-    with pytest.raises(UnreadableFile, match="bad.py: expected UTF-8, got invalid start byte at byte 0"):
+    with pytest.raises(UnreadableFile, match=r"bad\.py: expected UTF-8, got invalid start byte at byte 0"):
         Repository(tmp_path)
     bad.write_text("x = 1\ndef (\n")
 
