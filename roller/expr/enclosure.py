@@ -312,8 +312,9 @@ class _Total:
         combine = self.row.step
         total = self.parts[0]
         for p in self.parts[1:]:
-            if self.combiner == "prod" and not (p.is_point and total.is_point):
-                total = enclose("mul", [total, p], self.dtype)
+            if (self.combiner == "prod" or self.row.selects) and not (p.is_point and total.is_point):
+                fn = "min" if self.combiner == "min" else "max" if self.row.selects else "mul"
+                total = enclose(fn, [total, p], self.dtype, propagate_nan=self.propagate_nan)
             else:
                 point = p.is_point and total.is_point
                 value = combine(total.value, p.value)

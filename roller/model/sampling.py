@@ -199,6 +199,10 @@ def _pooled(xp: Any, picture: Any, y: list[tuple[Any, Any]], x: list[tuple[Any, 
     return xp.stack(corners).max(axis=(0, 3, 5))
 
 
+#: Samples along one side of a region that are computed; more are of a region far beyond any picture.
+_MOST_SAMPLES = 1 << 20
+
+
 def _ratio(value: float) -> Fraction:
     """Return the fraction that a factor stands for, which float32 had to round."""
     return Fraction(value).limit_denominator(1 << 24) or Fraction(value)
@@ -212,6 +216,8 @@ def _line(xp: Any, start: Fraction, bin_size: Fraction, bins: int, samples: int,
     count = samples or math.ceil(bin_size)
     if count <= 0:
         return []
+    if bins * count > _MOST_SAMPLES:
+        raise ValueError(f"expected regions of at most {_MOST_SAMPLES} samples along a side, got {bins * count:g}")
     step = bin_size / count
     first = start + step / 2
     unit = math.lcm(step.denominator, first.denominator)

@@ -321,8 +321,10 @@ def compile_program(
     if batch.failures and not batch.failures.keys() & declared.kernels.keys():
         warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
         return compile_program(
-            declared, target, settings, crew, cache, progress=progress, side_by_side=False,
-            given={**(given or {}), **batch.artifacts}, blocks=False,
+            declared, target, settings, crew, cache, progress=progress,
+            side_by_side=side_by_side and bool(batch.failures.keys() & laid.program.kernels.keys()),
+            packs=packs, given={**(given or {}), **batch.artifacts},
+            blocks=blocks and not batch.failures.keys() & laid.program.kernels.keys(),
         )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
@@ -339,5 +341,5 @@ def _without_rewriting(batch: Batch, name: str, device: str) -> str:
     """Say which rewritten kernels failed, and that the model is compiled without them."""
     return (
         f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
-        f"{batch.reasons}. The model is compiled with the layouts it declares, every kernel by itself."
+        f"{batch.reasons}. The model is compiled without them."
     )

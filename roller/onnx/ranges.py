@@ -236,7 +236,7 @@ def _session(
 ) -> RangeSession:  # fmt: skip
     """Generalise what was read, and compile its kernels."""
     points, largest = found.points, found.largest
-    sources = _sources(found.programs, points)
+    sources = _sources(found.programs, points, options)
     _same_constants([*found.programs, largest])
     whole = plan(largest)
     # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
@@ -278,14 +278,16 @@ def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLa
     )
 
 
-def _sources(programs: Sequence[Program], points: Sequence[Sizes]) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
+def _sources(
+    programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
+) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
     """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
     for key in programs[0].kernels:
         several: list[KernelSource] = [p.kernels[key] for p in programs]
-        expr = OpenExpr.of([s.expression for s in several], points)
+        expr = OpenExpr.of([options.meant(s.expression) for s in several], points)
         shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
         constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
         found[key] = expr, constant

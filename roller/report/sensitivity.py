@@ -128,8 +128,8 @@ def sensitivity(
     ('memory_layers.global.bandwidth_bytes_per_s', -1.0)
     """
     several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
-    expressions = [expression_of(e) for e in (expr if several else [expr])]
     spec, chosen = target_of(device)[0], options_of(options, None)
+    expressions = [chosen.meant(expression_of(e)) for e in (expr if several else [expr])]
     anew = len(expressions) == 1 if reconstruct is None else flag(reconstruct, "reconstruct")
     if anew:
         price = constructed(expressions, chosen)

@@ -114,6 +114,15 @@ class PricedTiles:
     block: tuple[int, ...] | None = None
 
 
+def _check_derived(program: RProgram, named: ExplicitTiles, tiles: Mapping[str, Tile]) -> None:
+    """Refuse named tiles of layers in between, which follow from the others, where they are no such tiles."""
+    for (layer, extents), row in list(zip(program.tiles, named.rows, strict=True))[1:-1]:
+        if layer in tiles and extents != row:
+            raise TileError(
+                f"tiles: expected {extents} in '{layer}', which follows from the other layers, got {row}. Leave it out."
+            )
+
+
 def _fragment(text: Any, spec: DeviceSpec) -> tuple[Fragment, tuple[str, ...] | None]:
     """Return a fragment of a device by its name, and the axes after a colon, as names of programs have them."""
     names = [f.name for f in spec.fragments]
@@ -153,7 +162,9 @@ def priced_tiles(
         batch = _with(fragments.matrix_batch(named.geometry, named.rows, spec, found_fragment, along), how)
         program = program_of(batch, 0, spec)
         check_program(program, spec)
-        if not spec.traits.simd:
+        if spec.traits.simd:
+            _check_derived(program, named, tiles)
+        else:
             check_block(program, batch, spec)
         return PricedTiles(perf.estimate_program(program, replace_budget(spec), warm), program)
     named = named.inlined

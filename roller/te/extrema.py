@@ -33,7 +33,7 @@ def never_nan(e: Any) -> bool:
         return never_nan(e.value)
     if isinstance(e, tirx.FloatImm):
         return not math.isnan(e.value)
-    return isinstance(e, tirx.Cast) and "float" not in dtype_of(e.value)
+    return isinstance(e, tirx.Cast) and ("float" not in dtype_of(e.value) or never_nan(e.value))
 
 
 def in_llvm(node: str) -> Callable[[Any], Any]:

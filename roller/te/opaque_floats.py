@@ -14,7 +14,8 @@ Notes
   negation of ``==``; in C, ``!=`` is right.
 - NaN wins in a maximum or minimum (:mod:`roller.te.extrema`), unless the module is to ignore it. The maximum and
   minimum of what is narrower than float32 are those of float32, where nothing is rounded.
-- What is left of literals alone when loops are unrolled and branches decided is computed here, in its dtype.
+- Arithmetic on literals, left after unrolling, is folded here in its own dtype; TVM folds in float64 and refuses to
+  divide by zero.
 - bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them.
 """
 
@@ -47,9 +48,9 @@ def _node_of(call: Any) -> Any:
     number = _number(call)
     if number is not None:
         return number
-    divisor = _number(operands[1])
-    if name == _name("Div") and divisor is not None:
-        return _quotient(operands[0], divisor)
+    if name == _name("Div"):
+        divisor = _number(operands[1])
+        return tirx.Div(*operands) if divisor is None else _quotient(operands[0], divisor)
     if name == _name("Add"):
         operands = [_node_of(x) if _is_opaque(x, "Mul") else x for x in operands]
     return getattr(tirx, name.removeprefix("roller."))(*operands)
@@ -71,10 +72,7 @@ def _negated_equality(call: Any) -> Any:
 
 
 def _number(expr: Any) -> Any:
-    """Return the literal that arithmetic of literals is, in its dtype; ``None`` where it is of anything else.
-
-    TVM would compute it in float64, and refuses to divide by zero.
-    """
+    """Return the literal that arithmetic on literals is; ``None`` where it is on anything else."""
     if isinstance(expr, tirx.FloatImm):
         return expr
     if isinstance(expr, tirx.Broadcast):
@@ -82,7 +80,8 @@ def _number(expr: Any) -> Any:
         return None if value is None else tirx.Broadcast(value, expr.lanes)
     if not isinstance(expr, Call) or getattr(expr.op, "name", "") not in _NAMES:
         return None
-    a, b = map(_number, expr.args)
+    a = _number(expr.args[0])
+    b = None if a is None else _number(expr.args[1])
     if a is None or b is None:
         return None
     if isinstance(a, tirx.Broadcast):
@@ -204,13 +203,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     made: dict[Any, list[Any]] = {}
 
     def opaque_of(tensor: Any) -> Any:
-        op = tensor.op
-        if not isinstance(op, te.ComputeOp):
-            return tensor
-        if op not in made:
-            changed = compute_op(op, hidden(op.body))
-            made[op] = [changed.output(n) for n in range(op.num_outputs)]
-        return made[op][tensor.value_index]
+        return made[tensor.op][tensor.value_index] if isinstance(tensor.op, te.ComputeOp) else tensor
 
     def load(call: Any) -> Any:
         if getattr(call.op, "name", "") != "te.tensor_load":
@@ -227,6 +220,17 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
         source = tvm_ffi.convert([structural_map(x, rules) for x in body[0].source])
         return [tirx.Reduce(r.combiner, source, r.axis, r.condition, r.value_index, r.init) for r in body]
 
+    waiting = [t.op for t in tensors]
+    while waiting:  # producers first, without recursion: chains are long
+        op = waiting[-1]
+        producers = [t.op for t in op.input_tensors if isinstance(t.op, te.ComputeOp) and t.op not in made]
+        if producers:
+            waiting += producers
+            continue
+        waiting.pop()
+        if isinstance(op, te.ComputeOp) and op not in made:
+            changed = compute_op(op, hidden(op.body))
+            made[op] = [changed.output(n) for n in range(op.num_outputs)]
     return [opaque_of(t) for t in tensors]
 
 

@@ -68,6 +68,16 @@ def read(source: Any, name: str = "") -> TensorExpr:
     >>> str(read([x, y], name="double"))
     'double[i=4 j=8] float32'
     """
+    try:
+        return _read(source, name)
+    except RecursionError:
+        raise ExprError(
+            "te reader: expected operations nested in one another less deeply: element-wise ones are inlined into their "
+            "readers, hundreds in a row are too many. Split the computation into several expressions."
+        ) from None
+
+
+def _read(source: Any, name: str) -> TensorExpr:
     if isinstance(source, tirx.PrimFunc):
         return _read_function(source, name)
     tensors = list(source) if isinstance(source, (list, tuple)) else [source]

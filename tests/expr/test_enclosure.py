@@ -194,6 +194,21 @@ def test_a_power_of_nan_may_be_one():
     assert check(e, [x], np.ones(1, np.float32)).ok
 
 
+@pytest.mark.parametrize("combiner", ["max", "min"])
+def test_a_possible_nan_in_one_piece_of_a_reduction_may_come_out(combiner, monkeypatch):
+    monkeypatch.setattr("roller.expr.enclosure.CHUNK", 4)
+    axes = (Axis("i", 1), Axis("r", 8, "reduction"))
+    # The root of a difference near zero is a number or NaN, as it rounds.
+    x = Load("x", (AT, axis_index("r")))
+    body = Call("sqrt", (Call("sub", (Call("mul", (x, Const(0.1))), Call("mul", (Const(0.1), x)))),))
+    stage = Stage(Tensor("y", (1,)), axes, (AT,), Call("add", (body, x)), combiner)
+    e = TensorExpr("extreme", (Tensor("x", (1, 8)),), (stage,), ("y",))
+    given = np.array([[1, 2, 3, 4, 0, 0, 0, 0]], np.float32)
+    right = given.max() if combiner == "max" else given.min()
+    assert check(e, [given], np.array([np.nan], np.float32)).ok
+    assert check(e, [given], np.array([right], np.float32)).ok
+
+
 def test_enclosures_agree_with_the_reference():
     for e in (ops.softmax((6, 40)), ops.layer_norm((5, 33)), ops.conv2d(1, 3, 7, 7, 4, 3, 3, padding=1)):
         arrays = random_inputs(e)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from roller.model.sampling import grid_sample
+from roller.model.sampling import grid_sample, roi_align
 from tests.offenders import every
 
 ODD = (np.nan, np.inf, -np.inf)
@@ -53,3 +53,10 @@ def test_as_pytorch(mode, padding):
             torch.from_numpy(data), torch.from_numpy(places), theirs, padding, align
         ).numpy()
         np.testing.assert_allclose(sampled(data, places, mode, padding, align), want, 1e-4, 1e-4)
+
+
+def test_a_region_far_beyond_its_picture_is_refused_not_sampled_for_ever():
+    picture, number = np.ones((1, 1, 4, 4), np.float32), np.zeros(1, np.int64)
+    attributes = {"mode": "avg", "size": (2, 2), "samples": 0, "scale": 1.0, "shift": 0.5}
+    with pytest.raises(ValueError, match="regions of at most 1048576 samples along a side, got 1e"):
+        roi_align(np, [picture, np.array([[0, 0, 1e30, 1e30]], np.float32), number], attributes)

@@ -31,7 +31,11 @@ def findings(name, folder, first, count, seed=0):
     READERS[name][0](whole)
     command = [sys.executable, "-m", "tests.mutated.readers", name, str(folder), str(first), str(count), str(seed)]
     environment = {**os.environ, "ROLLER_CACHE_DIR": str(folder / "cache")}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, env=environment)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=900, env=environment)
+    except subprocess.TimeoutExpired as late:
+        last = (late.stdout or b"").decode().splitlines()[-1:]
+        return [f"{name}: a file was not read within the time of all: {last}"], Counter()
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     found, counts = [], Counter()
     for begun, ended in zip(lines[::2], [*lines[1::2], None], strict=False):
@@ -43,8 +47,8 @@ def findings(name, folder, first, count, seed=0):
         code_was_read = ended["outcome"] == "read" and begun["file"].endswith(CODE)
         if ended["outcome"] not in ("same", "read", "refused") or ended["ran"] or code_was_read:
             found.append(f"{where}: {ended}")
-    if not found and done.returncode:
-        found.append(f"{name}: {done.stderr[-600:]}")
+    if not found and (done.returncode or sum(counts.values()) != count):
+        found.append(f"{name}: {sum(counts.values())} of {count} files, exit {done.returncode}: {done.stderr[-600:]}")
     return found, counts
 
 

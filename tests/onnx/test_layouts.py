@@ -309,7 +309,7 @@ def test_a_kernel_in_blocks_that_no_candidate_computes_does_not_fail_the_model(m
 
     monkeypatch.setattr(compiling, "laid_out", lambda *_: laid)
     monkeypatch.setattr(tasks.Build, "run", refuse)
-    with pytest.warns(RollerWarning, match=r"kernels? in blocks .* no luck\. The model is compiled with the lay"):
+    with pytest.warns(RollerWarning, match=r"kernels? in blocks .* no luck\. The model is compiled without them"):
         session = roller.compile_model(model, batch=2, top_k=1, cache=False, progress=False)
     x = np.random.default_rng(3).standard_normal((2, 32, 8, 8), dtype=np.float32)
     want = evaluate_program(declared, [x])["y"]

@@ -8,6 +8,7 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions
+from roller.onnx import ranges
 from tests.onnx.models import info, model_of
 
 X = np.array([[1.5, np.nan, 3.0, -np.inf, np.nan, 9.0], [0.5, -4.0, np.inf, 7.0, -0.25, 7.0]], np.float32)
@@ -87,6 +88,19 @@ def test_sizes_that_vary(small_cache):
     for rows in (1, 2, 5):
         x = np.resize(X, (rows, 6))
         np.testing.assert_array_equal(session.run(None, {"x": x})[0], np.maximum(x, 0).max(axis=1))
+
+
+def test_a_model_with_ranges_is_compiled_as_the_option_says(small_cache, monkeypatch):
+    seen = []
+    kept = ranges.compile_open
+    monkeypatch.setattr(ranges, "compile_open", lambda sources, *a, **k: seen.append(sources) or kept(sources, *a, **k))
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    model = model_of(nodes, [info("x", shape=("n", 6))], [info("y", shape=("n", 6))], {}, opset=17)
+    for propagate_nan in (True, False):
+        options = roller.ConstructOptions(propagate_nan=propagate_nan)
+        roller.compile_model(model, shapes={"x": (("n", 1, 8), 6)}, options=options, deterministic=True)
+        ((open_expr, _),) = seen.pop().values()
+        assert open_expr.at({"n": 3}).propagate_nan is propagate_nan
 
 
 def test_quantised_nan_is_the_least_number(small_cache):

@@ -284,6 +284,8 @@ def test_tiles_of_a_processors_fragment_are_priced_as_construction_prices_them(f
         )
         with pytest.raises(TileError, match=r"one that computes matmul .* along .'k', 'j', 'i'"):
             roller.predict(expr, spec, tiles, fragment=f"{name}:k,j,i")
+        with pytest.raises(TileError, match="in 'l1', which follows from the other layers, got"):
+            roller.predict(expr, spec, {**tiles, "l1": {**tiles["l1"], "k": 2 * tiles["register"]["k"]}}, fragment=name)
         odd = {**tiles, "register": {**tiles["register"], "i": 3, "j": 3}}
         with pytest.raises(TileError, match="whole fragments"):
             roller.predict(expr, spec, odd, fragment=name)

@@ -117,6 +117,22 @@ def _values(tensors: list[Any], reference: Callable[..., np.ndarray]) -> TensorE
     return expr
 
 
+def test_a_long_chain_is_read_or_refused_in_words() -> None:
+    def chain(length: int) -> list[Any]:
+        x = last = te.placeholder((8,), name="X")
+        for _ in range(length):
+            last = _doubled(last)
+        return [x, last]
+
+    assert len(read(chain(120)).stages) == 1
+    with pytest.raises(ExprError, match=r"nested in one another less deeply.* Split the computation"):
+        read(chain(700))
+
+
+def _doubled(tensor: Any) -> Any:
+    return te.compute((8,), lambda i: tensor[i] * 2.0)
+
+
 def test_epilogue_chain_becomes_one_stage() -> None:
     x, w, b = _p("X", 1, 4, 6, 6), _p("W", 5, 4, 3, 3), _p("B", 5, 1, 1)
     y = topi.nn.relu(topi.add(topi.nn.conv2d(x, w, 1, 1, 1), b))

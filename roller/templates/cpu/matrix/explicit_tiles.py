@@ -49,8 +49,8 @@ def matrix_batch(
         where = f" along {along}" if along is not None else ""
         raise TileError(
             f"fragment: expected one that computes {geometry.expr.name} over {geometry.names}, got '{fragment.name}'"
-            f"{where}. Check that it sums products of int8 or uint8 in int32, and that the processor has no faster "
-            "fragment of the kind, or name tiles over the grouped axes."
+            f"{where}. Check the dtypes of operands and accumulator ({fragment.operand}, {fragment.accumulator}), that "
+            "no faster fragment of its kind is there, or name tiles over the grouped axes."
         )
     found = []
     for axes in ways:
@@ -63,8 +63,9 @@ def matrix_batch(
             found.append(replace(made, fragment=fragment, matrix_axes=axes))
     if found:
         return min(found, key=lambda batch: float(price(batch, spec, {})["seconds"][0]))
+    outer = [layer.name for layer in spec.memory_layers if layer.tiled][-1]
     raise TileError(
         f"tiles: expected whole fragments of {fragment.m} x {fragment.n} x {fragment.k} along "
         f"{' or '.join(map(str, ways))}, {fragment.k} of the last one in 'register', and multiples of 'register' in "
-        f"'l2', got {rows} over {geometry.names}. Round them."
+        f"'{outer}', got {rows} over {geometry.names}. Round them."
     )
