@@ -32,9 +32,10 @@ def _cropped_circle(node: torch.fx.Node) -> bool:
 
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name, without those that are left out."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    """Return the arguments of an operator by name, those that are left out by their defaults."""
+    known = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in known if a.has_default_value()}
+    return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
 
 
 #: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
