@@ -77,14 +77,26 @@ def refuse(graph: torch.fx.Graph) -> None:
         rule = LEFT.get(name)
         if rule is not None and rule[0](node):
             raise RefusedGraphError(f"operator '{name}' is not exported as PyTorch computes it: {rule[1]}.")
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
+        if _draws(node):
             raise RefusedGraphError(f"operator '{name}' draws random numbers, which kernels do not.")
         if any(_is_complex(v) for v in (node, *node.all_input_nodes)):
             raise RefusedGraphError(f"operator '{name}' has complex numbers, and kernels are for real ones.")
 
 
+def is_random(program: torch.export.ExportedProgram) -> bool:
+    """Whether a traced graph, its branches included, draws random numbers."""
+    import torch
+
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return any(n.op == "call_function" and _draws(n) for graph in graphs for n in graph.nodes)
+
+
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an operator that may draw random numbers does: a dropout does in training, with a probability."""
+    """Whether an operator draws random numbers: a dropout does in training, with a probability."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
     given = _given(node)
     chance = given.get("dropout_p", given.get("p"))
     if given.get("train", given.get("training", True)) is False:
