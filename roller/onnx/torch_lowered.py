@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     import torch
 
@@ -49,6 +51,22 @@ def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
     if not dtype.is_floating_point:
         return None
     return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))  # type: ignore[return-value]
+
+
+def _number(value: float, x: torch.Tensor) -> Any:
+    """Return a factor of a tensor that keeps its digits: the exporter rounds those of numbers to float32."""
+    import torch
+
+    if x.dtype != torch.double:
+        return value
+    found = torch.full((), 0.0, dtype=x.dtype)
+    for _ in range(3):  # a double is the sum of three floats
+        found, value = found + (part := _float32(value)), value - part
+    return found
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
 
 
 def remainder(x: Any, y: Any) -> Any:
@@ -170,6 +188,12 @@ def scatter_reduce(
     return total / count if x.is_floating_point() else torch.floor_divide(total, count)
 
 
+def _of_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
+    """Return a size for each axis, where one may stand for all."""
+    found = [sizes] if isinstance(sizes, int) else list(sizes)
+    return found * axes if len(found) == 1 else found
+
+
 def avg_pool(axes: int) -> Callable[..., Any]:
     """Return what computes an average pooling along so many axes with a divisor of its own."""
     import torch
@@ -182,8 +206,8 @@ def avg_pool(axes: int) -> Callable[..., Any]:
     ) -> Any:  # fmt: skip
         if divisor_override is None or ceil_mode:
             return NotImplemented
-        taps = math.prod(kernel) if len(kernel) == axes else kernel[0] ** axes  # one size stands for all axes
-        return pool(x, kernel, stride or kernel, padding) * (taps / divisor_override)
+        windows, steps, pads = (_of_axes(v, axes) for v in (kernel, stride or kernel, padding))
+        return pool(x, windows, steps, pads) * _number(math.prod(windows) / divisor_override, x)
 
     return pooled
 
@@ -195,11 +219,12 @@ def attention(
     """Return ``scaled_dot_product_attention`` without dropout: a row whose keys are all masked is 0."""
     import torch
 
-    if attn_mask is None and query.dim() == 4 and not enable_gqa:
+    if attn_mask is None and query.dim() == 4 and query.dtype != torch.double and not enable_gqa:
         return NotImplemented
     if enable_gqa:
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
-    scores = query * (query.shape[-1] ** -0.5 if scale is None else scale) @ key.transpose(-2, -1)
+    factor = _number(query.shape[-1] ** -0.5 if scale is None else scale, query)
+    scores = query * factor @ key.transpose(-2, -1)
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
     if attn_mask is not None and attn_mask.dtype == torch.bool:
@@ -215,4 +240,4 @@ def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training:
     """Return ``torch.rrelu`` in inference."""
     import torch
 
-    return NotImplemented if training else torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
+    return NotImplemented if training else torch.where(x > 0, x, x * _number((lower + upper) / 2, x))
