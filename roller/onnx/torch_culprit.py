@@ -20,7 +20,9 @@ _COMPUTES = ("call_function", "call_method", "call_module")
 Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
-def differing_operator(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False) -> str:
+def differing_operator(
+    graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
+) -> str:
     """Return words that name the operator, or all that it may be.
 
     Parameters

@@ -35,7 +35,13 @@ Run = Callable[..., Sequence[Any]]
 
 
 def difference(
-    found: Sequence[Any], expected: Sequence[Any], eager: Run, arguments: Sequence[Any], *, pointwise: bool, random: bool = False
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    eager: Run,
+    arguments: Sequence[Any],
+    *,
+    pointwise: bool,
+    random: bool = False,
 ) -> str | None:
     r"""Return how results differ from PyTorch's beyond rounding; ``None`` where they do not.
 
@@ -168,7 +174,8 @@ def _wrong(
     settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
     other = ~_same_class(a, b) & (_same_class(b, r) | ~_same_class(a, r)) & settled
     if other.any():
-        return f"differs in {int(other.sum())} of {counted(count, 'element')}, which are infinite or NaN in only one of the two"
+        which = "which are infinite or NaN in only one of the two"
+        return f"differs in {int(other.sum())} of {counted(count, 'element')}, {which}"
     closer = judge.double()
     error = (b - closer).abs()
     for s in noisy:

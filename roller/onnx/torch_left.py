@@ -68,8 +68,6 @@ def refuse(graph: torch.fx.Graph) -> None:
     RefusedGraphError
         With the name of the operator.
     """
-    import torch
-
     for node in graph.nodes:
         if node.op != "call_function":
             continue

@@ -76,7 +76,10 @@ def test_a_graph_that_is_compiled_anew_to_name_an_operator_is_told_first(capsys,
     def like(found, *_, **__):
         return "result 0 differs" if len(found) else None
 
-    monkeypatch.setattr(torch_backend, "differing_operator", lambda g, a, compiled, random: str(len(compiled(g, a)(*a))))
+    def named(graph, arguments, compiled, random):
+        return str(len(compiled(graph, arguments)(*arguments)))
+
+    monkeypatch.setattr(torch_backend, "differing_operator", named)
     monkeypatch.setattr("roller.onnx.torch_compare.difference", like)
     with pytest.warns(RuntimeWarning, match=r"results of its first call differ from PyTorch's: result 0 differs \(1\)"):
         run(deterministic=True)
