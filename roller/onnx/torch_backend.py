@@ -25,9 +25,9 @@ from roller.core.display import cut
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
+from roller.onnx.differing_operator import differing_operator
 from roller.onnx.torch_call import GraphCall
 from roller.onnx.torch_compare import FirstCall
-from roller.onnx.torch_culprit import differing_operator
 from roller.onnx.torch_export import Exported, export, is_weight, placeholders
 from roller.onnx.torch_frozen import FrozenGraph
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.onnx.torch_checked import checked
+from roller.onnx.torch_decompositions import decompositions
 from roller.onnx.torch_fast_paths import spell_out
 from roller.onnx.torch_judge import is_pointwise
-from roller.onnx.torch_left import RefusedGraphError, is_random, refuse
-from roller.onnx.torch_lowered import decompositions
+from roller.onnx.torch_refusals import RefusedGraphError, is_random, refuse
+from roller.onnx.torch_value_checks import checked
 
 if TYPE_CHECKING:
     import onnx

@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip i
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
 from roller.errors import LaunchError  # noqa: E402
+from roller.onnx.differing_operator import differing_operator  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
 from roller.onnx.torch_call import GraphCall, laid_out  # noqa: E402
 from roller.onnx.torch_compare import FirstCall  # noqa: E402
-from roller.onnx.torch_culprit import differing_operator  # noqa: E402
 from roller.onnx.torch_judge import difference  # noqa: E402
 from tests.offenders import every  # noqa: E402
 

@@ -39,7 +39,7 @@ def _given(node: torch.fx.Node) -> dict[str, Any]:
 
 
 #: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
-#: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_lowered` instead.
+#: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_decompositions` instead.
 LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),

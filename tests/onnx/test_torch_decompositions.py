@@ -8,12 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
-from roller.onnx import torch_checked  # noqa: E402
-from roller.onnx import torch_lowered as lowered  # noqa: E402
+from roller.onnx import torch_decompositions as lowered  # noqa: E402
+from roller.onnx import torch_value_checks  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
-from roller.onnx.torch_checked import checked  # noqa: E402
 from roller.onnx.torch_judge import difference  # noqa: E402
-from roller.onnx.torch_left import RefusedGraphError, refuse  # noqa: E402
+from roller.onnx.torch_refusals import RefusedGraphError, refuse  # noqa: E402
+from roller.onnx.torch_value_checks import checked  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -122,10 +122,10 @@ CHECKS = {
 
 def flag_of(graph, arguments):
     """Return what the rule of a graph's one checked operator says of arguments that PyTorch itself would raise for."""
-    (node,) = (n for n in graph.nodes if torch_checked._name(n.target) in torch_checked._RULES)
+    (node,) = (n for n in graph.nodes if torch_value_checks._name(n.target) in torch_value_checks._RULES)
     names = [n.name for n in graph.nodes if n.op == "placeholder"]
     given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[names.index(n.name)])
-    return torch_checked._RULES[torch_checked._name(node.target)](*given)
+    return torch_value_checks._RULES[torch_value_checks._name(node.target)](*given)
 
 
 @pytest.mark.slow
