@@ -72,6 +72,7 @@ def test_exporters_are_quiet_whatever_their_levels_and_get_them_back():
         logs[1].setLevel(before[1])
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_compiled_anew_to_name_an_operator_is_told_first(capsys, monkeypatch):
     def like(found, *_, **__):
         return "result 0 differs" if len(found) else None
