@@ -25,9 +25,9 @@ from roller.core.display import cut
 from roller.errors import RollerError, counted, did_you_mean, shown
 from roller.model.session import Session
 from roller.onnx.compile import compile_model
+from roller.onnx.differing_operator import differing_operator
 from roller.onnx.torch_call import GraphCall
 from roller.onnx.torch_compare import FirstCall
-from roller.onnx.torch_culprit import differing_operator
 from roller.onnx.torch_export import Exported, export, is_weight, placeholders
 from roller.onnx.torch_frozen import FrozenGraph
 
@@ -107,14 +107,23 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
     chosen = dict(options)
     freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
 
-    def left(why: str, arguments: Sequence[Any]) -> Graph:
+    def compiled_anew(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
+        _tell(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
+        return _called(export(exposed, arguments), chosen, {}, None)
+
+    def left(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
+        if arguments is None:
+            return _eager(graph, why)
         with _compiling:
-            where = differing_operator(graph, arguments, lambda g, a: _called(export(g, a), chosen, {}, None))
-        return _eager(graph, f"its first call is not as in PyTorch: {why} ({where})")
+            where = differing_operator(graph, arguments, compiled_anew, random=random)
+        return _eager(graph, f"{why} ({where})")
 
     def called(exported: Exported, weights: Mapping[int, np.ndarray]) -> Graph:
         call = _called(exported, chosen, weights, graph.forward)
-        return FirstCall(graph, call, exported.pointwise, left) if compare else call
+        if not compare:
+            return call
+        random = exported.random
+        return FirstCall(graph, call, exported.pointwise, lambda why, a: left(why, a, random), random=random)
 
     def make() -> Graph:
         _tell(graph, examples, chosen.get("progress"))
@@ -130,7 +139,7 @@ def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Map
     return _or_eager(graph, make)
 
 
-def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any) -> None:
+def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
     """Say that a graph is compiled, which may take minutes and comes in the middle of a call.
 
     To whoever listens to the logger ``roller``, else on standard error; not where ``progress`` or the logger's level
@@ -141,7 +150,7 @@ def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any) -
     varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
     shapes = ", ".join("x".join(map(str, v.shape)) or "scalar" for v in varying if hasattr(v, "shape"))
     nodes = counted(len(graph.graph.nodes), "node")
-    text = f"compiling a graph of {nodes} for inputs of {cut(shapes or 'no shape', 80)}"
+    text = f"{why}compiling a graph of {nodes} for inputs of {cut(shapes or 'no shape', 80)}"
     if _LOG.hasHandlers():
         _LOG.info(text)
     elif sys.stderr is not None and logging.getLogger("roller").level <= logging.INFO:
@@ -220,7 +229,7 @@ class _PerShape:
     def _new(self, key: Any, arguments: tuple[Any, ...]) -> Graph:
         with _compiling:
             if key not in self._made:
-                if any(isinstance(made, FirstCall) and made.differs for made in self._made.values()):
+                if any(getattr(made, "differs", False) for made in self._made.values()):
                     return self._graph.forward  # which has been said
                 if len(self._made) >= MOST_SHAPES:
                     return self._rest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -76,7 +77,7 @@ class GraphCall:
         checks: Sequence[int] = (),
         eager: Callable[..., Any] | None = None,
     ) -> None:
-        self._checks, self._eager = tuple(checks), eager
+        self._checks, self._eager, self._told = tuple(checks), eager, False
         self.session, self._positions, self._held = session, tuple(positions), tuple(held)
         self._results = tuple(map(self._result, outputs, dtypes, strides))
         wanted = [Wanted(p, s.shape, s.dtype) for p, s in zip(positions, session.feeds.inputs, strict=True)]
@@ -90,10 +91,14 @@ class GraphCall:
         """Run the graph; PyTorch runs it where values are such that it raises, and says so in its own words."""
         try:
             return self.alone(*arguments)
-        except LaunchError:
+        except LaunchError as why:
             if self._eager is None:
                 raise
-            return tuple(self._eager(*arguments))
+            results = tuple(self._eager(*arguments))
+            if not self._told:  # PyTorch does not raise
+                self._told = True
+                warnings.warn(f"roller: a call runs in PyTorch instead: {why}", RuntimeWarning, stacklevel=2)
+            return results
 
     def alone(self, *arguments: Any) -> tuple[Any, ...]:
         """Run the graph without PyTorch.
@@ -117,7 +122,12 @@ class GraphCall:
     def like(self, results: Sequence[Any], theirs: Sequence[Any]) -> tuple[Any, ...]:
         """Return results laid out as PyTorch's are, and lay out those of further calls so."""
         strides = [None if t is None else tuple(t.stride()) for t in theirs]
-        self._results = tuple(r and (*r[:3], stride) for r, stride in zip(self._results, strides, strict=True))
+        sized = [r is not None and self.session.feeds.outputs[r[0]] is not None for r in self._results]
+        # Strides of a result whose shape only a run knows are of this call alone.
+        self._results = tuple(
+            (*r[:3], stride) if r is not None and known else r
+            for r, stride, known in zip(self._results, strides, sized, strict=True)
+        )
         return tuple(r if s is None else laid_out(r, s) for r, s in zip(results, strides, strict=True))
 
     def _result(self, number: int | None, dtype: torch.dtype | None, stride: tuple[int, ...] | None) -> _Result | None:

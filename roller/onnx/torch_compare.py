@@ -1,4 +1,4 @@
-"""The first call of a compiled graph beside PyTorch: where results differ, the graph is PyTorch's from then on."""
+"""The first call of a compiled graph beside PyTorch: where results differ, PyTorch runs the graph from then on."""
 
 from __future__ import annotations
 
@@ -29,16 +29,24 @@ class FirstCall:
         In PyTorch.
     call
         Compiled.
-    pointwise
+    pointwise, random
         As of :func:`roller.onnx.torch_judge.difference`.
     left
-        Takes what differs and the arguments; returns the graph in PyTorch, with a warning.
+        Takes why the graph is left to PyTorch and the arguments, ``None`` where no operator is to be looked for;
+        returns the graph in PyTorch, with a warning.
     """
 
     def __init__(
-        self, graph: torch.fx.GraphModule, call: GraphCall, pointwise: bool, left: Callable[[str, Sequence[Any]], Graph]
+        self,
+        graph: torch.fx.GraphModule,
+        call: GraphCall,
+        pointwise: bool,
+        left: Callable[[str, Sequence[Any] | None], Graph],
+        *,
+        random: bool = False,
     ) -> None:
         self._graph, self._call, self._pointwise, self._left = graph, call, pointwise, left
+        self._random = random
         self._lock = threading.RLock()
         self._run: Graph | None = None
 
@@ -67,51 +75,71 @@ class FirstCall:
                 found = self._call.alone(*arguments)
             except Exception as why:  # noqa: BLE001 - PyTorch may raise its own, which the caller shall see
                 failure = why
-            before = _written(self._graph, arguments)
-            drawn = _random_state()
+            unwritten: _Unwritten | None = None
+            try:
+                unwritten = _Unwritten(self._graph, arguments, self._random)
+            except Exception as why:  # noqa: BLE001 - as above
+                failure = failure or why
             expected = self._graph(*arguments)
-            why_not = self._why_not(found, failure, expected, before, drawn, arguments)
+            searched: Sequence[Any] | None = arguments
+            try:
+                why_not = self._why_not(found, failure, expected, unwritten, arguments)
+                if why_not is None:
+                    found = self._call.like(found, expected)
+            except Exception as why:  # noqa: BLE001 - PyTorch has a result, and no fault of ours takes it away
+                why_not, searched = f"its first call could not be compared ({type(why).__name__})", None
             if why_not is not None:
-                self._run = self._left(why_not, arguments)
+                self._run = self._left(why_not, searched)
                 return expected
-            found = self._call.like(found, expected)
             self._run = self._call
             return found
 
     def _why_not(
-        self, found: Any, failure: Exception | None, expected: Any, before: Any, drawn: Any, arguments: Sequence[Any]
+        self,
+        found: Any,
+        failure: Exception | None,
+        expected: Any,
+        unwritten: _Unwritten | None,
+        arguments: Sequence[Any],
     ) -> str | None:
+        if failure is not None or unwritten is None:
+            return f"its first call raises {type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
+        if unwritten.drawn():
+            return "its first call draws random numbers, which kernels do not"
+        if unwritten.written():
+            return "its first call writes into its arguments or buffers, which kernels do not"
+        unlike = difference(
+            found, expected, self._graph.forward, arguments, pointwise=self._pointwise, random=self._random
+        )
+        return unlike and f"results of its first call differ from PyTorch's: {unlike}"
+
+
+class _Unwritten:
+    """What a call may write: the state of random numbers, where the graph draws any, and tensors.
+
+    A tensor is known by its version, or by a copy where PyTorch counts none.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:
         import torch
 
-        if failure is not None:
-            return f"it raises {type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
-        if not torch.equal(drawn, _random_state()):
-            return "it draws random numbers, which kernels do not"
-        if _changed(before, _written(self._graph, arguments)):
-            return "it writes into its arguments or buffers, which kernels do not"
-        return difference(found, expected, self._graph.forward, arguments, pointwise=self._pointwise)
+        self._state = torch.get_rng_state() if random else None
+        self._tensors = [
+            *(a for a in arguments if isinstance(a, torch.Tensor)), *graph.parameters(), *graph.buffers()
+        ]  # fmt: skip
+        self._before = [t.clone() if t.is_inference() else t._version for t in self._tensors]
 
+    def drawn(self) -> bool:
+        import torch
 
-def _random_state() -> torch.Tensor:
-    import torch
+        return self._state is not None and not torch.equal(self._state, torch.get_rng_state())
 
-    return torch.get_rng_state()
+    def written(self) -> bool:
+        import torch
 
+        def same(before: torch.Tensor | int, now: torch.Tensor) -> bool:
+            if not isinstance(before, torch.Tensor):
+                return before == now._version
+            return before.shape == now.shape and torch.allclose(before, now, 0, 0, equal_nan=True)
 
-def _written(graph: torch.fx.GraphModule, arguments: Sequence[Any]) -> list[Any]:
-    """Return what tells whether tensors have been written: their versions, copies where PyTorch counts none."""
-    import torch
-
-    tensors = [*(a for a in arguments if isinstance(a, torch.Tensor)), *graph.parameters(), *graph.buffers()]
-    return [t.clone() if t.is_inference() else t._version for t in tensors]
-
-
-def _changed(before: Sequence[Any], after: Sequence[Any]) -> bool:
-    import torch
-
-    def same(one: Any, other: Any) -> bool:
-        if not isinstance(one, torch.Tensor):
-            return bool(one == other)
-        return torch.allclose(one, other, 0, 0, equal_nan=True)
-
-    return not all(map(same, before, after))
+        return not all(map(same, self._before, self._tensors))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.onnx.torch_checked import checked
+from roller.onnx.torch_decompositions import decompositions
 from roller.onnx.torch_fast_paths import spell_out
 from roller.onnx.torch_judge import is_pointwise
-from roller.onnx.torch_left import RefusedGraphError, refuse
-from roller.onnx.torch_lowered import decompositions
+from roller.onnx.torch_refusals import RefusedGraphError, is_random, refuse
+from roller.onnx.torch_value_checks import checked
 
 if TYPE_CHECKING:
     import onnx
@@ -67,6 +67,8 @@ class Exported:
         Whether every element of the results comes of elements, with no sum among them.
     checks
         Numbers of outputs that are true where PyTorch raises.
+    random
+        Whether the graph draws random numbers, in a branch.
     """
 
     model: onnx.ModelProto
@@ -78,6 +80,7 @@ class Exported:
     strides: tuple[tuple[int, ...] | None, ...]
     pointwise: bool
     checks: tuple[int, ...] = ()
+    random: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -107,6 +110,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
         with _quiet(*_EXPORTERS), torch._guards.tracing(None):
             traced = torch.export.export(module, tuple(given), strict=False)
             refuse(traced.graph)
+            random = is_random(traced)
             pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
             watched, checks = checked(traced) or (None, 0)
             if watched is not None:
@@ -130,7 +134,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
     order = _order(outputs - checks, results)
     dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
     return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
-                    tuple(range(outputs - checks, outputs)))  # fmt: skip
+                    tuple(range(outputs - checks, outputs)), random)  # fmt: skip
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:

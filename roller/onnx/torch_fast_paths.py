@@ -43,20 +43,20 @@ def spell_out(graph: torch.fx.Graph) -> None:
             node.op, node.target = "call_function", methods[node.target]
 
 
-def divided(x: Any, y: Any, *, rounding_mode: str | None = None, **options: Any) -> torch.Tensor:
+def divided(input: Any, other: Any, *, rounding_mode: str | None = None, **options: Any) -> torch.Tensor:
     """Return what ``torch.div`` gives; quotients of whole numbers, rounded, by arithmetic on whole numbers."""
     import torch
 
     if rounding_mode is None:
-        return torch.div(x, y, **options)
-    kind = torch.result_type(x, y)
+        return torch.div(input, other, **options)
+    kind = torch.result_type(input, other)
     if options or kind.is_floating_point or kind.is_complex or kind == torch.bool:
-        return torch.div(x, y, rounding_mode=rounding_mode, **options)
-    below: torch.Tensor = torch.floor_divide(x, y)
+        return torch.div(input, other, rounding_mode=rounding_mode, **options)
+    below: torch.Tensor = torch.floor_divide(input, other)
     if rounding_mode == "floor":
         return below
     # Towards zero: one more where something is left of a negative quotient, which is all that flooring changes.
-    one_more: torch.Tensor = (below < 0) & (below * y != x)
+    one_more: torch.Tensor = (below < 0) & (below * other != input)
     return below + one_more.to(below.dtype)
 
 
@@ -84,9 +84,9 @@ def signed(input: Any, **options: Any) -> torch.Tensor:
     return found
 
 
-def divided_in_place(x: torch.Tensor, y: Any, **options: Any) -> torch.Tensor:
+def divided_in_place(input: torch.Tensor, other: Any, **options: Any) -> torch.Tensor:
     """Return what ``torch.Tensor.div_`` gives."""
-    return x.copy_(divided(x, y, **options))
+    return input.copy_(divided(input, other, **options))
 
 
 def attention(

@@ -77,6 +77,12 @@ class FrozenGraph:
             found = self._packed(weights)
         return found.run(*arguments)
 
+    @property
+    def differs(self) -> bool:
+        """Whether PyTorch runs the graph for a set of weights, since results differed."""
+        # Without the lock: who holds it may wait for the one that whoever asks holds.
+        return any(getattr(found.run, "differs", False) for found in list(self._sets.values()))
+
     def _packed(self, weights: tuple[torch.Tensor, ...]) -> _Set:
         key = tuple(map(id, weights))
         with self._lock:

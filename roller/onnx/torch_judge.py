@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from roller.errors import counted
@@ -18,10 +17,9 @@ _UNITS_OF_SUMS = 64
 
 
 class _Slack(NamedTuple):
-    """What is rounding in a dtype: how many units of the last place noise has, ...
+    """Tolerances of a dtype, in units in the last place.
 
-    ... how many times PyTorch's own error and how many units of the last place ours may be, and up to how many nobody
-    is asked.
+    Size of the noise, factor on PyTorch's own error, what is allowed beyond it, and below which results count as equal.
     """
 
     noise: int
@@ -37,7 +35,13 @@ Run = Callable[..., Sequence[Any]]
 
 
 def difference(
-    found: Sequence[Any], expected: Sequence[Any], eager: Run, arguments: Sequence[Any], *, pointwise: bool
+    found: Sequence[Any],
+    expected: Sequence[Any],
+    eager: Run,
+    arguments: Sequence[Any],
+    *,
+    pointwise: bool,
+    random: bool = False,
 ) -> str | None:
     r"""Return how results differ from PyTorch's beyond rounding; ``None`` where they do not.
 
@@ -51,6 +55,8 @@ def difference(
         Of the graph; they are not written.
     pointwise
         Whether every element comes of elements, so that no sum can be formed in another order.
+    random
+        Whether the graph draws random numbers: PyTorch's state of them, which all threads share, is restored then.
 
     Returns
     -------
@@ -76,8 +82,9 @@ def difference(
             doubtful.append(number)
     if not doubtful:
         return None
-    judge = _attempt(eager, arguments, _in_double())
-    noisy = [s for k in range(_SAMPLES) if (s := _attempt(eager, arguments, _with_noise(k))) is not None]
+    judge = _attempt(eager, arguments, _in_double(), random)
+    attempts = (_attempt(eager, arguments, _with_noise(k), random) for k in range(_SAMPLES))
+    noisy = [s for s in attempts if s is not None]
     for number in doubtful:
         exact = None if judge is None else _like(judge[number], expected[number])
         samples = [t for s in noisy if (t := _like(s[number], expected[number])) is not None]
@@ -92,7 +99,7 @@ def _other_shape(mine: Any, theirs: Any) -> str | None:
     import torch
 
     if not isinstance(mine, torch.Tensor) or not isinstance(theirs, torch.Tensor):
-        return None if mine is None and theirs is None else "is no tensor in one of them"
+        return None if mine is None and theirs is None else "is a tensor in only one of the two"
     for of in ("dtype", "shape"):
         one, other = getattr(mine, of), getattr(theirs, of)
         if one != other:
@@ -167,7 +174,8 @@ def _wrong(
     settled = torch.stack([_same_class(s, b) for s in noisy]).all(0) if noisy else torch.ones_like(a, dtype=torch.bool)
     other = ~_same_class(a, b) & (_same_class(b, r) | ~_same_class(a, r)) & settled
     if other.any():
-        return f"differs in {int(other.sum())} of {counted(count, 'element')}, which are infinite or no numbers in one"
+        which = "which are infinite or NaN in only one of the two"
+        return f"differs in {int(other.sum())} of {counted(count, 'element')}, {which}"
     closer = judge.double()
     error = (b - closer).abs()
     for s in noisy:
@@ -184,24 +192,16 @@ def _wrong(
     return f"differs in {int(bad.sum())} of {counted(count, 'element')}, by up to {most}"
 
 
-def _attempt(eager: Run, arguments: Sequence[Any], mode: Any) -> Sequence[Any] | None:
-    """Return results of PyTorch under a mode, of copies of the arguments; ``None`` where it takes them not."""
+def _attempt(eager: Run, arguments: Sequence[Any], mode: Any, random: bool) -> Sequence[Any] | None:
+    """Return results of PyTorch under a mode, of copies of the arguments; ``None`` if PyTorch raises."""
     import torch
 
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     try:
-        with torch.no_grad(), _random_kept(), mode:
+        with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random), mode:
             return eager(*copies)
     except Exception:  # noqa: BLE001 - an operator may have no float64, and raises what it likes
         return None
-
-
-@contextmanager
-def _random_kept() -> Iterator[None]:
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        yield
 
 
 def _mode(run: Callable[[Any, Any, Any], Any]) -> Any:

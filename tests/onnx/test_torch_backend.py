@@ -255,3 +255,18 @@ def test_options_that_do_not_exist_are_refused(arguments, message):
 
     with pytest.raises(RollerError, match=message):
         roller_backend(None, [], **arguments)
+
+
+def test_quotients_take_their_arguments_by_name():
+    x, y = torch.tensor([7, -7]), torch.tensor([2, 2])
+    whole = {"rounding_mode": "trunc"}
+    graph = torch.fx.symbolic_trace(
+        lambda x, y: (torch.div(input=x, other=y), x.div(other=y), torch.div(input=x, other=y, **whole),
+                      x.clone().div_(other=y, **whole))
+    )  # fmt: skip
+    expected = graph(x, y)
+    torch_fast_paths.spell_out(graph.graph)
+    graph.recompile()
+    assert "divided" in graph.code
+    for found, wanted in zip(graph(x, y), expected, strict=True):
+        assert torch.equal(found, wanted)

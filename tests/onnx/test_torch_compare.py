@@ -9,10 +9,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
+from roller.errors import LaunchError  # noqa: E402
+from roller.onnx.differing_operator import differing_operator  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
-from roller.onnx.torch_call import laid_out  # noqa: E402
+from roller.onnx.torch_call import GraphCall, laid_out  # noqa: E402
 from roller.onnx.torch_compare import FirstCall  # noqa: E402
-from roller.onnx.torch_culprit import differing_operator  # noqa: E402
 from roller.onnx.torch_judge import difference  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
@@ -77,7 +78,7 @@ def test_shapes_and_dtypes_are_compared():
     x = torch.ones(2, 3)
     assert judged(x[0], lambda x: x, x) == "result 0 has shape (3,) instead of (2, 3)"
     assert judged(x.double(), lambda x: x, x) == "result 0 has dtype torch.float64 instead of torch.float32"
-    assert judged(None, lambda x: x, x) == "result 0 is no tensor in one of them"
+    assert judged(None, lambda x: x, x) == "result 0 is a tensor in only one of the two"
     assert difference([], [x], lambda x: [x], [x], pointwise=True) == "it returns 0 results instead of 1"
 
 
@@ -121,7 +122,7 @@ class Call:
         return results
 
 
-def first_call(f, *results):
+def first_call(f, *results, random=False):
     told = []
     graph, call = torch.fx.symbolic_trace(f), Call(*results)
 
@@ -129,7 +130,7 @@ def first_call(f, *results):
         told.append(why)
         return graph.forward
 
-    return FirstCall(graph, call, True, left), call, told
+    return FirstCall(graph, call, True, left, random=random), call, told
 
 
 def test_a_graph_that_agrees_is_compared_once():
@@ -143,7 +144,8 @@ def test_a_graph_that_differs_is_left_to_pytorch_from_its_first_result_on():
     run, call, told = first_call(lambda x: (x + 1,), torch.tensor([3.0]))
     assert run(torch.tensor([1.0]))[0].tolist() == [2] and run(torch.tensor([4.0]))[0].tolist() == [5]
     assert call.calls == 1 and run.differs
-    assert told == ["result 0 differs in 1 of 1 element, by up to 1, where rounding explains 1.53e-05"]
+    unlike = "result 0 differs in 1 of 1 element, by up to 1, where rounding explains 1.53e-05"
+    assert told == [f"results of its first call differ from PyTorch's: {unlike}"]
 
 
 def test_what_pytorch_writes_is_written_once():
@@ -152,19 +154,96 @@ def test_what_pytorch_writes_is_written_once():
     assert (
         run(x)[0] is x
         and x.tolist() == [2]
-        and told == ["it writes into its arguments or buffers, which kernels do not"]
+        and told == ["its first call writes into its arguments or buffers, which kernels do not"]
     )
     with torch.inference_mode():  # PyTorch counts no writes here
         run, _, told = first_call(lambda x: (x.mul_(2),), torch.tensor([2.0]))
-        assert run(torch.tensor([1.0]))[0].tolist() == [2] and told[0].startswith("it writes")
+        assert run(torch.tensor([1.0]))[0].tolist() == [2] and told[0].startswith("its first call writes")
 
 
 def test_what_pytorch_draws_is_drawn_once():
-    run, _, told = first_call(lambda x: (x + torch.rand_like(x),), torch.zeros(2))
+    run, _, told = first_call(lambda x: (x + torch.rand_like(x),), torch.zeros(2), random=True)
     torch.manual_seed(3)
     found, after = run(torch.zeros(2))[0], torch.rand(1)
     torch.manual_seed(3)
     assert torch.equal(found, torch.rand(2)) and torch.equal(after, torch.rand(1)) and "random" in told[0]
+
+
+def test_what_others_draw_meanwhile_is_theirs():
+    def f(x):
+        torch.rand(1)  # as another thread would
+        return (x + 1,)
+
+    graph = torch.fx.symbolic_trace(lambda x: (x + 1,))
+    graph.forward = f
+    told = []
+    run = FirstCall(graph, Call(torch.tensor([2.0001])), True, lambda why, _: told.append(why) or f)
+    torch.manual_seed(3)
+    run(torch.tensor([1.0]))  # is judged, in a call of PyTorch in float64 and four with noise
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    torch.rand(6)
+    assert torch.equal(after, torch.rand(1)) and "random" not in told[0]
+
+
+def test_what_cannot_be_compared_is_left_to_pytorch_with_its_result():
+    run, call, told = first_call(lambda x: (x + 1,), torch.tensor([2.0]))
+    call.like = lambda *_: {}["no such"]
+    assert run(torch.tensor([1.0]))[0].tolist() == [2] and run(torch.tensor([4.0]))[0].tolist() == [5]
+    assert told == ["its first call could not be compared (KeyError)"] and call.calls == 1 and run.differs
+
+
+class Slots:
+    """A session whose first result has a shape that only a run knows."""
+
+    class feeds:
+        inputs, outputs = (), (None, np.zeros((2, 3), np.float32))
+
+    def __init__(self, run):
+        self.run = run
+
+
+def graph_call(run, eager=None, checks=()):
+    call = GraphCall(Slots(run), (), (), (0, 1), (torch.int64, torch.float32), (None, None), checks, eager)
+    call._places = None
+    return call
+
+
+def test_strides_of_a_shape_that_only_a_run_knows_are_those_of_one_call():
+    counts = iter([3, 5])
+    Slots.plan = type("Plan", (), {"program": type("Program", (), {"inputs": ()})})
+
+    def run(*_):
+        n = next(counts)
+        return [np.arange(2 * n).reshape(n, 2), np.ones((2, 3), np.float32)]
+
+    call = graph_call(run)
+    theirs = torch.arange(6).reshape(2, 3).t(), torch.ones(3, 2).t()
+    found = call.like((torch.arange(6).reshape(3, 2), torch.ones(2, 3)), theirs)
+    assert [t.stride() for t in found] == [(1, 3), (1, 2)]
+    for n in (3, 5):
+        whole, other = call()
+        assert whole.tolist() == np.arange(2 * n).reshape(n, 2).tolist() and other.stride() == (1, 2)
+
+
+def test_a_call_that_pytorch_runs_without_raising_is_told_once():
+    def refused(*_):
+        raise LaunchError("no memory.")
+
+    Slots.plan = type("Plan", (), {"program": type("Program", (), {"inputs": ()})})
+    call = graph_call(refused, lambda *_: (torch.ones(1),))
+    with pytest.warns(RuntimeWarning, match="a call runs in PyTorch instead: no memory"):
+        assert call()[0].tolist() == [1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert call()[0].tolist() == [1]
+
+    def raises(*_):
+        raise IndexError("as PyTorch says")
+
+    with warnings.catch_warnings(), pytest.raises(IndexError, match="as PyTorch says"):
+        warnings.simplefilter("error")
+        graph_call(refused, raises)()
 
 
 def test_what_pytorch_raises_is_raised_and_the_next_call_is_the_first_again():
@@ -176,7 +255,7 @@ def test_what_pytorch_raises_is_raised_and_the_next_call_is_the_first_again():
 
 def test_what_only_ours_raises_leaves_the_graph_to_pytorch():
     run, _, told = first_call(lambda x: (x + 1,), ValueError("no such axis\nand more"))
-    assert run(torch.tensor([4.0]))[0].tolist() == [5] and told == ["it raises ValueError: no such axis"]
+    assert run(torch.tensor([4.0]))[0].tolist() == [5] and told == ["its first call raises ValueError: no such axis"]
 
 
 def test_an_operator_is_named_where_it_is_the_only_one_or_there_are_too_many():

@@ -70,3 +70,20 @@ def test_exporters_are_quiet_whatever_their_levels_and_get_them_back():
         assert logs[1].level == logging.INFO and [log.level for log in logs[2:]] == before[2:]
     finally:
         logs[1].setLevel(before[1])
+
+
+@pytest.mark.slow
+def test_a_graph_that_is_compiled_anew_to_name_an_operator_is_told_first(capsys, monkeypatch):
+    def like(found, *_, **__):
+        return "result 0 differs" if len(found) else None
+
+    def named(graph, arguments, compiled, random):
+        return str(len(compiled(graph, arguments)(*arguments)))
+
+    monkeypatch.setattr(torch_backend, "differing_operator", named)
+    monkeypatch.setattr("roller.onnx.torch_compare.difference", like)
+    with pytest.warns(RuntimeWarning, match=r"results of its first call differ from PyTorch's: result 0 differs \(1\)"):
+        run(deterministic=True)
+    first, again = capsys.readouterr().err.splitlines()
+    assert first.startswith("roller: compiling a graph of ")
+    assert again.startswith("roller: looking for the operator that differs: compiling a graph of ")

@@ -231,3 +231,13 @@ def test_places_are_those_of_tensors_that_can_be_read_where_they_are():
     raw = torch.zeros(25, dtype=torch.uint8)[1:]
     assert found(torch.frombuffer(raw.numpy(), dtype=torch.float32).view(2, 3)) is None, "misaligned"
     assert found("no tensor") is None and found(np.zeros((2, 3), np.float32)) is None
+
+
+def test_packed_graphs_say_whether_results_differed():
+    first = type("First", (), {"differs": False, "__call__": lambda self, *_: (torch.ones(1),)})()
+    frozen, weight = torch_frozen.FrozenGraph([0], lambda _: first), torch.ones(2)
+    assert not frozen.differs
+    frozen(weight)
+    assert not frozen.differs
+    first.differs = True
+    assert frozen.differs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,9 @@ def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int]
     watched = [n for n in traced.graph.nodes if n.op == "call_function" and _asks(n)]
     if not watched:
         return None
-    names, inner = {n.name for n in watched}, traced.module(check_guards=False)
+    # Guards are checked by releases that take the argument.
+    unguarded = {"check_guards": False} if "check_guards" in inspect.signature(traced.module).parameters else {}
+    names, inner = {n.name for n in watched}, traced.module(**unguarded)
 
     class Watching(torch.fx.Interpreter):
         def __init__(self, module: torch.nn.Module, raised: list[torch.Tensor]) -> None:

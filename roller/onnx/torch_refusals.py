@@ -32,13 +32,14 @@ def _cropped_circle(node: torch.fx.Node) -> bool:
 
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operator by name, without those that are left out."""
-    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    return {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    """Return the arguments of an operator by name, those that are left out by their defaults."""
+    known = node.target._schema.arguments  # type: ignore[union-attr]
+    given = {a.name: a.default_value for a in known if a.has_default_value()}
+    return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
 
 
 #: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
-#: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_lowered` instead.
+#: them; what is simple and common is decomposed in :mod:`roller.onnx.torch_decompositions` instead.
 LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(
         ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
@@ -67,8 +68,6 @@ def refuse(graph: torch.fx.Graph) -> None:
     RefusedGraphError
         With the name of the operator.
     """
-    import torch
-
     for node in graph.nodes:
         if node.op != "call_function":
             continue
@@ -76,14 +75,26 @@ def refuse(graph: torch.fx.Graph) -> None:
         rule = LEFT.get(name)
         if rule is not None and rule[0](node):
             raise RefusedGraphError(f"operator '{name}' is not exported as PyTorch computes it: {rule[1]}.")
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) and _draws(node):
+        if _draws(node):
             raise RefusedGraphError(f"operator '{name}' draws random numbers, which kernels do not.")
         if any(_is_complex(v) for v in (node, *node.all_input_nodes)):
             raise RefusedGraphError(f"operator '{name}' has complex numbers, and kernels are for real ones.")
 
 
+def is_random(program: torch.export.ExportedProgram) -> bool:
+    """Whether a traced graph, its branches included, draws random numbers."""
+    import torch
+
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return any(n.op == "call_function" and _draws(n) for graph in graphs for n in graph.nodes)
+
+
 def _draws(node: torch.fx.Node) -> bool:
-    """Whether an operator that may draw random numbers does: a dropout does in training, with a probability."""
+    """Whether an operator draws random numbers: a dropout does in training, with a probability."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
     given = _given(node)
     chance = given.get("dropout_p", given.get("p"))
     if given.get("train", given.get("training", True)) is False:

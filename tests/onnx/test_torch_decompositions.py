@@ -8,11 +8,12 @@ import pytest
 torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
 pytest.importorskip("onnxscript", reason="torch.onnx.export needs onnxscript: pip install 'roller[torch]'")
 
-from roller.onnx import torch_lowered as lowered  # noqa: E402
+from roller.onnx import torch_decompositions as lowered  # noqa: E402
+from roller.onnx import torch_value_checks  # noqa: E402
 from roller.onnx.torch_backend import roller_backend  # noqa: E402
-from roller.onnx.torch_checked import checked  # noqa: E402
 from roller.onnx.torch_judge import difference  # noqa: E402
-from roller.onnx.torch_left import RefusedGraphError, refuse  # noqa: E402
+from roller.onnx.torch_refusals import RefusedGraphError, refuse  # noqa: E402
+from roller.onnx.torch_value_checks import checked  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -27,6 +28,17 @@ MEANS = [
     (torch.arange(15).reshape(3, 5), 1, INDEX, torch.arange(15).reshape(3, 5) - 9, "mean"),
     (torch.arange(15.0).reshape(3, 5), 1, INDEX, SOURCE, "amax"),
 ]
+
+POOL = lowered.avg_pool(2)
+HEADS = torch.rand(3, 2, 4, 6, generator=torch.Generator().manual_seed(1)) - 0.5
+KEPT = torch.ones(4, 4, dtype=torch.bool).tril() & (torch.arange(4) != 1)[:, None]  # none in row 1
+BIAS = torch.zeros(4, 4).masked_fill(~KEPT, -math.inf)
+ATTENTION = {
+    "causal": ((*HEADS,), {"is_causal": True}),
+    "truths": ((*HEADS[:, None], KEPT), {}),
+    "bias and scale": ((*HEADS[:, None], BIAS), {"scale": 0.3}),
+    "groups": ((HEADS[0][None], HEADS[1, None, :1], HEADS[2, None, :1]), {"enable_gqa": True}),
+}
 
 SAME = {
     "remainder": (lowered.remainder, torch.remainder, X, Y),
@@ -47,7 +59,28 @@ SAME = {
         for k, case in enumerate(MEANS)
         for self in (True, False)
     },
-    "avg_pool1d": (lowered.avg_pool, torch.ops.aten.avg_pool2d, SOURCE[None], [2, 2], [1, 2], [1, 0], False, True, 3),
+    "avg_pool2d": (POOL, torch.ops.aten.avg_pool2d, SOURCE[None], [2, 2], [1, 2], [1, 0], False, True, 3),
+    "avg_pool2d of one size": (POOL, torch.ops.aten.avg_pool2d, SOURCE[None], [2], [], [0], False, True, 3),
+    "avg_pool3d of one size": (
+        lowered.avg_pool(3),
+        torch.ops.aten.avg_pool3d,
+        SOURCE.expand(1, 3, 3, 5),
+        [2],
+        [],
+        [0],
+        False,
+        True,
+        3,
+    ),
+    "rrelu": (lowered.rrelu, torch.rrelu, AROUND, 0.1, 0.4),
+    **{
+        f"attention {name}": (
+            lambda *a, more=more: lowered.attention(*a, **more),
+            lambda *a, more=more: torch.nn.functional.scaled_dot_product_attention(*a, **more),
+            *arguments,
+        )
+        for name, (arguments, more) in ATTENTION.items()
+    },
 }
 
 
@@ -62,7 +95,8 @@ def test_what_the_exporter_does_right_is_left_to_it():
     ints = torch.arange(4)
     assert lowered.remainder(ints, 2) is NotImplemented and lowered.floor_divide(ints, ints) is NotImplemented
     assert lowered.gather(SOURCE, 1, torch.zeros(3, 9, dtype=torch.long)) is NotImplemented
-    assert lowered.avg_pool(SOURCE[None], [2, 2]) is NotImplemented
+    assert lowered.avg_pool(2)(SOURCE[None], [2, 2]) is NotImplemented
+    assert lowered.attention(*HEADS[:, None]) is NotImplemented
     scatter = lowered.decompositions()[torch.ops.aten.scatter.src]
     assert scatter(SOURCE, 1, INDEX, SOURCE[:, :2]) is NotImplemented
     assert torch.equal(scatter(SOURCE, 1, INDEX, SOURCE * 2), SOURCE.scatter(1, INDEX, SOURCE * 2))
@@ -86,6 +120,14 @@ CHECKS = {
 }  # fmt: skip
 
 
+def flag_of(graph, arguments):
+    """Return what the rule of a graph's one checked operator says of arguments that PyTorch itself would raise for."""
+    (node,) = (n for n in graph.nodes if torch_value_checks._name(n.target) in torch_value_checks._RULES)
+    names = [n.name for n in graph.nodes if n.op == "placeholder"]
+    given = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: arguments[names.index(n.name)])
+    return torch_value_checks._RULES[torch_value_checks._name(node.target)](*given)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(CHECKS))
 def test_values_that_pytorch_raises_for_are_told(name):
@@ -98,9 +140,10 @@ def test_values_that_pytorch_raises_for_are_told(name):
     for arguments in wrong:
         with pytest.raises((RuntimeError, IndexError)):
             f(*arguments)
-        program = torch.export.export(module, first, strict=False)
-        *_, flag = program.graph.output_node().args[0]
-        assert flag.meta["val"].dtype == torch.bool
+        assert flag_of(exported(f, *first).graph, arguments)
+    program = torch.export.export(module, first, strict=False)
+    *_, flag = program.graph.output_node().args[0]
+    assert flag.meta["val"].dtype == torch.bool
 
 
 @pytest.mark.slow
@@ -131,10 +174,17 @@ def test_complex_and_random_numbers_are_refused_by_name():
     with pytest.raises(RefusedGraphError, match="'pad' is not exported"):
         refuse(exported(lambda x: torch.nn.functional.pad(x, (2, -1), "circular"), x).graph)
     refuse(exported(lambda x: torch.nn.functional.dropout(x, 0.5, False), x).graph)
+    attend = torch.nn.functional.scaled_dot_product_attention
+    refuse(exported(lambda q: attend(q, q, q), x).graph)
+    refuse(exported(torch.nn.functional.rrelu, x).graph)
+    with pytest.raises(RefusedGraphError, match="'scaled_dot_product_attention' draws random"):
+        refuse(exported(lambda q: attend(q, q, q, dropout_p=0.5), x).graph)
+    with pytest.raises(RefusedGraphError, match="'rrelu' draws random"):
+        refuse(exported(lambda x: torch.nn.functional.rrelu(x, training=True), x).graph)
 
 
-def compiled(f):
-    options = {"progress": False, "top_k": 1, "deterministic": True}
+def compiled(f, **options):
+    options = {"progress": False, "top_k": 1, "deterministic": True, **options}
     return torch.compile(f, backend=roller_backend, dynamic=False, options=options)
 
 
@@ -167,3 +217,34 @@ def test_compiled_graphs_compute_and_raise_as_pytorch_does():
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             fast(*given, whole * torch.tensor([1, 0]))
         torch.testing.assert_close(fast(*given, whole * 3)[-1], torch.tensor([3, -4]))
+
+
+@pytest.mark.slow
+def test_compiled_attention_computes_what_pytorch_does():
+    attend = torch.nn.functional.scaled_dot_product_attention
+    arguments = tuple(HEADS[:, None])
+    for f, more in (
+        (attend, ()),
+        (lambda q, k, v: attend(q, k, v, is_causal=True), ()),
+        (lambda q, k, v, mask: attend(q, k, v, attn_mask=mask), (KEPT,)),
+        (lambda q, k, v, mask: attend(q, k, v, attn_mask=mask, scale=0.3), (BIAS,)),
+        (lambda q, k, v: torch.nn.functional.rrelu(q), ()),
+        (lambda q, k, v: attend(q.double(), k.double(), v.double(), is_causal=True, scale=0.3)[0], ()),
+        (lambda q, k, v, mask: attend(q.double(), k.double(), v.double(), mask), (KEPT,)),
+        (lambda q, k, v: torch.nn.functional.rrelu(q.double()), ()),
+        (lambda q, k, v: torch.nn.functional.avg_pool2d(q.double(), [2], divisor_override=3), ()),
+    ):
+        torch._dynamo.reset()
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error", RuntimeWarning)
+            torch.testing.assert_close(compiled(f, compare=False)(*arguments, *more), f(*arguments, *more))
+
+
+@pytest.mark.slow
+def test_releases_whose_modules_check_no_guards_are_taken():
+    traced = exported(lambda x, y: x // y, PLACES, PLACES + 1)
+    made = traced.module
+    traced.module = lambda: made()
+    module, _ = checked(traced)
+    whole, raised = module(PLACES, PLACES + 1)
+    assert whole.tolist() == [0, 0] and not raised

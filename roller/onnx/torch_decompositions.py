@@ -1,4 +1,4 @@
-"""What PyTorch's exporter decomposes into something else than PyTorch computes, decomposed anew; and what is left.
+"""Decompositions for operators that PyTorch's exporter decomposes inexactly.
 
 ``python -m benchmarks.torch_audit`` finds what belongs here: it holds every operator of PyTorch's own database to it.
 """
@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 if TYPE_CHECKING:
     import torch
@@ -34,9 +36,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         aten.scatter.src: _scattered(aten.scatter.src),
         aten.scatter_add.default: _scattered(aten.scatter_add.default),
         aten.gather.default: gather,
-        aten.avg_pool1d.default: avg_pool,
-        aten.avg_pool2d.default: avg_pool,
-        aten.avg_pool3d.default: avg_pool,
+        aten.avg_pool2d.default: avg_pool(2),
+        aten.avg_pool3d.default: avg_pool(3),
+        aten.scaled_dot_product_attention.default: attention,
+        aten.rrelu.default: rrelu,
     }
 
 
@@ -48,6 +51,22 @@ def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
     if not dtype.is_floating_point:
         return None
     return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))  # type: ignore[return-value]
+
+
+def _number(value: float, x: torch.Tensor) -> Any:
+    """Return a factor of a tensor that keeps its digits: the exporter rounds those of numbers to float32."""
+    import torch
+
+    if x.dtype != torch.double:
+        return value
+    found = torch.full((), 0.0, dtype=x.dtype)
+    for _ in range(3):  # a double is the sum of three floats
+        found, value = found + (part := _float32(value)), value - part
+    return found
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
 
 
 def remainder(x: Any, y: Any) -> Any:
@@ -169,17 +188,56 @@ def scatter_reduce(
     return total / count if x.is_floating_point() else torch.floor_divide(total, count)
 
 
-def avg_pool(
-    x: torch.Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-    count_include_pad: bool = True, divisor_override: int | None = None,
-) -> Any:  # fmt: skip
-    """Return an average pooling with a divisor of its own."""
+def _of_axes(sizes: int | Sequence[int], axes: int) -> list[int]:
+    """Return a size for each axis, where one may stand for all."""
+    found = [sizes] if isinstance(sizes, int) else list(sizes)
+    return found * axes if len(found) == 1 else found
+
+
+def avg_pool(axes: int) -> Callable[..., Any]:
+    """Return what computes an average pooling along so many axes with a divisor of its own."""
     import torch
 
-    if divisor_override is None or ceil_mode:
+    pool: Callable[..., Any] = torch.nn.functional.avg_pool3d if axes == 3 else torch.nn.functional.avg_pool2d
+
+    def pooled(
+        x: torch.Tensor, kernel: Sequence[int], stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Any:  # fmt: skip
+        if divisor_override is None or ceil_mode:
+            return NotImplemented
+        windows, steps, pads = (_of_axes(v, axes) for v in (kernel, stride or kernel, padding))
+        return pool(x, windows, steps, pads) * _number(math.prod(windows) / divisor_override, x)
+
+    return pooled
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """Return ``scaled_dot_product_attention`` without dropout: a row whose keys are all masked is 0."""
+    import torch
+
+    if attn_mask is None and query.dim() == 4 and query.dtype != torch.double and not enable_gqa:
         return NotImplemented
-    pool = torch.nn.functional.avg_pool3d if len(kernel) == 3 else torch.nn.functional.avg_pool2d
-    taps = 1
-    for n in kernel:
-        taps *= n
-    return pool(x, kernel, stride or kernel, padding) * (taps / divisor_override)
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    factor = _number(query.shape[-1] ** -0.5 if scale is None else scale, query)
+    scores = query * factor @ key.transpose(-2, -1)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = torch.where(attn_mask, scores, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    masked = scores.amax(-1, keepdim=True) == -math.inf
+    shares = torch.softmax(torch.where(masked, 0.0, scores), -1)
+    return torch.where(masked, 0.0, shares) @ value
+
+
+def rrelu(x: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, _: Any = None) -> Any:
+    """Return ``torch.rrelu`` in inference."""
+    import torch
+
+    return NotImplemented if training else torch.where(x > 0, x, x * _number((lower + upper) / 2, x))

@@ -20,7 +20,9 @@ _COMPUTES = ("call_function", "call_method", "call_module")
 Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
-def differing_operator(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile) -> str:
+def differing_operator(
+    graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
+) -> str:
     """Return words that name the operator, or all that it may be.
 
     Parameters
@@ -31,12 +33,14 @@ def differing_operator(graph: torch.fx.GraphModule, arguments: Sequence[Any], co
         With which it does.
     compiled
         Compiles a graph for such arguments.
+    random
+        Whether the graph draws random numbers.
     """
     nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
     names = [_name(graph, n) for n in nodes]
     if 1 < len(nodes) <= MOST_OPERATORS:
         try:
-            found = _first(graph, arguments, compiled)
+            found = _first(graph, arguments, compiled, random)
         except Exception:  # noqa: BLE001 - with all results it may be refused; the names are left
             found = None
         if found is not None:
@@ -52,7 +56,7 @@ def _name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile) -> str | None:
+def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool) -> str | None:
     """Return the first operator, in the order they run, whose result differs."""
     import torch
 
@@ -65,7 +69,7 @@ def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Comp
                 values[node.name] = value.clone()
             return value
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
         Kept(graph).run(*[a.clone() if isinstance(a, torch.Tensor) else a for a in arguments])
     exposed = copy.copy(graph)
     exposed.graph = copy.deepcopy(graph.graph)
@@ -85,7 +89,7 @@ def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Comp
         def eager(*given: Any, at: str = node.name) -> Sequence[Any]:
             return [_until(graph, at, given)]
 
-        if difference([mine], [theirs], eager, arguments, pointwise=True):
+        if difference([mine], [theirs], eager, arguments, pointwise=True, random=random):
             return _name(graph, node)
     return None
 
