@@ -52,8 +52,13 @@ def in_llvm(node: str) -> Callable[[Any], Any]:
     return lowered
 
 
-def with_functions(body: Any) -> Any:
-    """Return a statement with the text of the functions that :func:`in_llvm` has it call."""
+def with_functions(module: Any) -> Any:
+    """Return a module with the text of the functions that :func:`in_llvm` has it call."""
+    functions = {v: f.with_body(_with_functions(f.body)) for v, f in module.functions.items()}
+    return tvm.IRModule(functions, attrs=module.attrs)
+
+
+def _with_functions(body: Any) -> Any:
     names: dict[str, str] = {}
 
     def called(call: Any) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from roller.te.compat import Call, compute_op, dtype_of, pure_operator, structural_map, te, tirx, tvm, tvm_ffi
-from roller.te.extrema import EXTREMA, in_c, in_llvm, with_functions
+from roller.te.extrema import EXTREMA, in_c, in_llvm
 
 #: Nodes that become opaque, and what they compute.
 _NODES: dict[str, Callable[[Any, Any], Any]] = {
@@ -171,10 +171,7 @@ def finished(passes: Any, module: Any, *, language: str) -> Any:
         (tirx.IfThenElse, lambda s: tirx.IfThenElse(condition(s.condition), s.then_case, s.else_case)),
         (Call, branch),
     ]
-    done = _mapped(passes(_mapped(module, holding)), [(Call, shown)])
-    if language != "llvm":
-        return done
-    return tvm.IRModule({v: f.with_body(with_functions(f.body)) for v, f in done.functions.items()}, attrs=done.attrs)
+    return _mapped(passes(_mapped(module, holding)), [(Call, shown)])
 
 
 def function_of(tensors: Sequence[Any]) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import subprocess
 from collections.abc import Mapping
@@ -14,10 +13,13 @@ from roller.core.processor import used_by
 from roller.core.scratch import scratch_folder
 from roller.errors import BuildError
 from roller.te.compat import build_here, llvm_features, tirx, tvm
+from roller.te.extrema import with_functions
 from roller.te.opaque_floats import finished, opaque
 from roller.templates.cpu.emit.nest import Stmt
 
 ENTRY = "main"
+#: What floating point becomes nodes for.
+_LLVM = "llvm"
 #: Function that packs constants into panels.
 PACK = "pack"
 #: Passes that find nothing to do in code that was written loop by loop, and look long for it: buffers are as large as
@@ -76,12 +78,16 @@ def build_library(
             config = {"tirx.disable_assert": not checked}
             with tvm.transform.PassContext(config=config, disabled_pass=list(_NEEDLESS)):
                 hidden = opaque(module, propagate_nan=propagate_nan)
-                runtime_module = build_here(hidden, target, functools.partial(finished, language="llvm"))
+                runtime_module = build_here(hidden, target, _finished)
             runtime_module.write_to_file(str(object_file))
         except Exception as err:  # TVM raises many types; one refused program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
         link(object_file, library)
         return library.read_bytes()
+
+
+def _finished(passes: Any, module: Any) -> Any:
+    return with_functions(finished(passes, module, language=_LLVM))
 
 
 def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
