@@ -72,8 +72,8 @@ def read(source: Any, name: str = "") -> TensorExpr:
         return _read(source, name)
     except RecursionError:
         raise ExprError(
-            "te reader: expected operations nested in one another less deeply: element-wise ones are inlined into their "
-            "readers, hundreds in a row are too many. Split the computation into several expressions."
+            "te reader: expected operations nested in one another less deeply: element-wise ones are inlined into "
+            "their readers, hundreds in a row are too many. Split the computation into several expressions."
         ) from None
 
 
