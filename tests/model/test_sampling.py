@@ -41,10 +41,14 @@ def test_a_volume(align):
             np.testing.assert_array_equal(sampled(VOLUME, grid, mode, padding, align).ravel(), np.float32(want))
 
 
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
+
+
 @every("mode", MODES)
 @every("padding", PADDINGS)
-def test_as_pytorch(mode, padding):
-    torch = pytest.importorskip("torch", reason="PyTorch is an optional extra: pip install 'roller[torch]'")
+def test_as_pytorch(mode, padding, torch):
     places = np.array(list(itertools.product((*ODD, 0.3, -1.4, 2.2, 5.0), repeat=2)), np.float32).reshape(1, 7, 7, 2)
     data = np.arange(1, 49, dtype=np.float32).reshape(1, 2, 4, 6)
     theirs = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
