@@ -230,7 +230,8 @@ class _PerShape:
         with _compiling:
             if key not in self._made:
                 if any(getattr(made, "differs", False) for made in self._made.values()):
-                    return self._graph.forward  # which has been said
+                    eager: Graph = self._graph.forward
+                    return eager  # a warning has said so
                 if len(self._made) >= MOST_SHAPES:
                     return self._rest
                 self._made[key] = _compiled(self._graph, arguments, self._options)

@@ -139,7 +139,7 @@ class _Unwritten:
 
         def same(before: torch.Tensor | int, now: torch.Tensor) -> bool:
             if not isinstance(before, torch.Tensor):
-                return before == now._version
-            return before.shape == now.shape and torch.allclose(before, now, 0, 0, equal_nan=True)
+                return bool(before == now._version)
+            return before.shape == now.shape and bool(torch.allclose(before, now, 0, 0, equal_nan=True))
 
         return not all(map(same, self._before, self._tensors))

@@ -50,7 +50,7 @@ def _floats(x: Any, y: Any) -> tuple[Any, Any] | None:
     dtype = torch.result_type(x, y)
     if not dtype.is_floating_point:
         return None
-    return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))  # type: ignore[return-value]
+    return tuple(v.to(dtype) if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype) for v in (x, y))
 
 
 def _number(value: float, x: torch.Tensor) -> Any:

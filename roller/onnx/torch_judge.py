@@ -125,7 +125,7 @@ def _exact(tensor: torch.Tensor) -> bool:
 def _epsilon(dtype: torch.dtype) -> float:
     import torch
 
-    return torch.finfo(dtype).eps
+    return float(torch.finfo(dtype).eps)
 
 
 def _slack(dtype: torch.dtype) -> _Slack:
@@ -137,7 +137,7 @@ def _equal(mine: torch.Tensor, theirs: torch.Tensor, pointwise: bool) -> bool:
     import torch
 
     if _exact(theirs):
-        return torch.equal(mine, theirs)
+        return bool(torch.equal(mine, theirs))
     unit, a, b = _epsilon(theirs.dtype), mine.double(), theirs.double()
     allowed = _slack(theirs.dtype).unasked * unit * b.abs()
     if not pointwise and unit < 1e-5:

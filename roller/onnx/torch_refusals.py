@@ -33,7 +33,7 @@ def _cropped_circle(node: torch.fx.Node) -> bool:
 
 def _given(node: torch.fx.Node) -> dict[str, Any]:
     """Return the arguments of an operator by name, those that are left out by their defaults."""
-    known = node.target._schema.arguments  # type: ignore[union-attr]
+    known = node.target._schema.arguments
     given = {a.name: a.default_value for a in known if a.has_default_value()}
     return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
 
