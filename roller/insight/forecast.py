@@ -297,6 +297,4 @@ def _exchange(trace: Trace, ring: Ring, pricer: Pricer) -> Exchange:
     """Return what so many devices reduce: each bucket is written once, with the division, and once read back."""
     found = buckets(trace)
     copies = [pricer.kernels.stream(b.size_bytes, b.size_bytes, len(b.names)).seconds for b in found]
-    last, step = max((b.ready for b in found), default=-1), trace.steady()
-    update = next((n for n, o in enumerate(step) if n > last and o.phase != "backward"), len(step))
-    return Exchange(found, ring, copies, update)
+    return Exchange(found, ring, copies)

@@ -25,14 +25,11 @@ class Exchange:
         What reduces them.
     copy_s
         Per bucket the time of copying it in, and once more back, on the device.
-    update
-        Index of the first operator that needs what was reduced.
     """
 
     buckets: Sequence[Bucket]
     ring: Ring
     copy_s: Sequence[float]
-    update: int
 
 
 @dataclass(frozen=True)
@@ -62,22 +59,18 @@ def run_lanes(prices: Sequence[Price], host_op_s: float, exchange: Exchange | No
 
     The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
     one before has ended. A bucket is copied and reduced as soon as its last gradient is there and the bucket before is
-    through; the update waits for all of them.
+    through; the operator that it holds up waits for it.
     """
-    buckets = () if exchange is None else exchange.buckets
     due: dict[int, list[int]] = defaultdict(list)
-    for number, bucket in enumerate(buckets):
+    back: dict[int, float] = defaultdict(float)
+    for number, bucket in enumerate(() if exchange is None else exchange.buckets):
         due[bucket.ready].append(number)
+        back[bucket.update] += exchange.copy_s[number]  # type: ignore[union-attr]
     host = device = issued = links = busy = exposed = 0.0
-
-    def updating(device_s: float) -> tuple[float, float]:
-        """Return when the device has every gradient back, and how long it waits for them."""
-        back = 0.0 if exchange is None else sum(exchange.copy_s)
-        return max(device_s, links) + back, max(0.0, links - device_s)
-
     for index, price in enumerate(prices):
-        if exchange is not None and index == exchange.update:
-            device, exposed = updating(device)
+        if index in back:
+            exposed += max(0.0, links - device)
+            device = max(device, links) + back[index]
         step = host_op_s * max(1, price.kernels) if price.kernels else min(host_op_s, HOST_VIEW_S)
         host, issued = host + step, issued + step
         if price.kernels:
@@ -89,8 +82,9 @@ def run_lanes(prices: Sequence[Price], host_op_s: float, exchange: Exchange | No
                 device += exchange.copy_s[number]
                 taken = exchange.ring.all_reduce_s(exchange.buckets[number].size_bytes)
                 links, busy = max(links, device) + taken, busy + taken
-    if exchange is not None and exchange.update >= len(prices):
-        device, exposed = updating(device)
+    if len(prices) in back:
+        exposed += max(0.0, links - device)
+        device = max(device, links) + back[len(prices)]
     return Lanes(max(host, device), issued, busy, exposed)
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple
 
 from roller.errors import RollerError, SpecError, shown
 from roller.hardware import DeviceSpec
@@ -18,13 +20,35 @@ from roller.insight.records import Alloc, Storage, Trace
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
 
-@dataclass(frozen=True)
-class Bucket:
-    """Gradients that are reduced together: ``size_bytes`` of ``names``, whole behind operator ``ready``."""
+class Reduction(NamedTuple):
+    """The gradient of one parameter that devices reduce.
+
+    Parameters
+    ----------
+    name, module
+        Of the parameter, and the path of the module whose backward wrote it last.
+    size_bytes
+        Of the whole gradient.
+    ready
+        Operator of the step that writes it last before it is read.
+    update
+        Operator that the reduction holds up: the first one after that backward; the count of operators if none follows.
+    """
+
+    name: str
+    module: str
+    size_bytes: int
+    ready: int
+    update: int
+
+
+class Bucket(NamedTuple):
+    """Gradients that are reduced together: whole after operator ``ready``, needed by operator ``update``."""
 
     size_bytes: int
     ready: int
     names: tuple[str, ...]
+    update: int
 
 
 @dataclass(frozen=True)
@@ -75,37 +99,79 @@ class Ring:
         return 2 * hops / self.devices * size_bytes / self.bytes_per_s + 2 * hops * self.latency_s
 
 
+def reductions(trace: Trace) -> list[Reduction]:
+    """Return what devices reduce in the last step, in the order in which gradients appear.
+
+    A gradient that several backward passes add to is reduced once, when it is whole, as ``no_sync`` has it. One that is
+    read and written anew, as where two optimizers take turns, is reduced each time. Operators are those of
+    :meth:`~roller.insight.records.Trace.steady`.
+    """
+    step, found = trace.steady(), list[Reduction]()
+    written: dict[int, tuple[int, str]] = {}
+
+    def end(storage: int) -> None:
+        index, module = written.pop(storage)
+        update = next((n for n in range(index + 1, len(step)) if step[n].phase != "backward"), len(step))
+        size_bytes = trace.allocations[storage].size_bytes
+        found.append(Reduction(trace.storages[storage].name, module, size_bytes, index, update))
+
+    for index, operator in enumerate(step):
+        if operator.phase != "backward":
+            for storage in {t.storage for t in (*operator.inputs, *operator.outputs)} & written.keys():
+                end(storage)
+            continue
+        for tensor in operator.outputs:
+            held = trace.storages.get(tensor.storage)
+            if held is not None and held.kind == "gradient" and held.name:
+                written[tensor.storage] = (index, operator.module)
+    for storage in list(written):
+        end(storage)
+    return sorted(found, key=lambda r: (r.ready, -r.size_bytes))
+
+
 def buckets(
     trace: Trace, *, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> tuple[Bucket, ...]:
     """Return the buckets of the last step's gradients, as they are filled once PyTorch knows their order.
 
-    A bucket is full as soon as it holds its capacity; a gradient is whole behind the last operator of backward that
-    writes it. ``ready`` counts operators of :meth:`Trace.steady`.
+    A bucket is full as soon as it holds its capacity. Gradients that hold up different operators, those of different
+    backward passes, never share one.
+
+    Raises
+    ------
+    RollerError
+        The step has a backward pass, but leaves no gradient of a parameter: what devices share is unknown.
     """
-    last: dict[int, tuple[int, int]] = {}
-    for index, operator in enumerate(trace.steady()):
-        if operator.phase == "backward":
-            for tensor in operator.outputs:
-                held = trace.storages.get(tensor.storage)
-                if held is not None and held.kind == "gradient" and held.name:
-                    last[tensor.storage] = (index, trace.allocations[tensor.storage].size_bytes)
+    whole = sorted(reductions(trace), key=lambda r: r.update)
+    if not whole and any(o.phase == "backward" for o in trace.steady()):
+        raise RollerError(
+            "devices: expected a step that leaves gradients of the model's parameters, which devices reduce, got one "
+            "whose backward pass leaves none. Ask for one device, or let a parameter of the model learn."
+        )
     found: list[Bucket] = []
-    names: list[str] = []
-    filled, ready = 0, 0
-    ordered = sorted(last.items(), key=lambda item: item[1])
-    for position, (storage, (index, size)) in enumerate(ordered):
-        names.append(trace.storages[storage].name)
-        filled, ready = filled + size, index
-        if filled >= (cap_bytes if found else first_bytes) or position == len(ordered) - 1:
-            found.append(Bucket(filled, ready, tuple(names)))
-            names, filled = [], 0
+    for update, own in groupby(whole, key=lambda r: r.update):
+        gradients, full = list(own), 0
+        names: list[str] = []
+        filled = 0
+        for position, gradient in enumerate(gradients):
+            names.append(gradient.name)
+            filled += gradient.size_bytes
+            if filled >= (cap_bytes if full else first_bytes) or position == len(gradients) - 1:
+                found.append(Bucket(filled, gradient.ready, tuple(names), update))
+                names, filled, full = [], 0, full + 1
     return tuple(found)
 
 
 def with_buckets(trace: Trace, found: Sequence[Bucket]) -> Trace:
-    """Return a trace that holds the buckets from its begin, beside the gradients, as PyTorch does by default."""
-    first = 1 + max(trace.storages, default=0)
-    held = {first + n: Storage("gradient", f"bucket {n}", b.size_bytes) for n, b in enumerate(found)}
+    """Return a trace that holds the buckets from its begin, beside the gradients, as PyTorch does by default.
+
+    Buckets whose gradients were reduced before in the same step are the same memory.
+    """
+    first, seen = 1 + max(trace.storages, default=0), set[str]()
+    held: dict[int, Storage] = {}
+    for number, bucket in enumerate(found):
+        if not seen.issuperset(bucket.names):
+            held[first + number] = Storage("gradient", f"bucket {number}", bucket.size_bytes)
+        seen.update(bucket.names)
     events = (*(Alloc(n, s.size_bytes, -1) for n, s in held.items()), *trace.events)
     return replace(trace, storages={**trace.storages, **held}, events=events)

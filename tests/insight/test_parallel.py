@@ -55,13 +55,44 @@ def price(seconds, kernels=1):
 def test_lanes_solved_by_hand():
     prices = [price(1.0), price(1.0), price(1.0)]
     ring = Ring(2, 1.0)  # S bytes take S seconds
-    found = run_lanes(prices, 0.0, Exchange([Bucket(3, 0, ("a",)), Bucket(1, 1, ("b",))], ring, [0.0, 0.0], 2))
+    two = [Bucket(3, 0, ("a",), 2), Bucket(1, 1, ("b",), 2)]
+    found = run_lanes(prices, 0.0, Exchange(two, ring, [0.0, 0.0]))
     # The first runs from 1 to 4, the second, ready at 2, from 4 to 5; the update starts at 5.
     assert (found.end_s, found.links_s, found.exposed_s) == pytest.approx((6.0, 4.0, 3.0))
-    with_copies = run_lanes(prices, 0.0, Exchange([Bucket(3, 0, ("a",)), Bucket(1, 1, ("b",))], ring, [0.5, 0.25], 2))
+    with_copies = run_lanes(prices, 0.0, Exchange(two, ring, [0.5, 0.25]))
     # Copy in from 1 to 1.5, ring to 4.5; second gradient at 2.5, in at 2.75, ring to 5.5; back 0.75; update 1.
     assert with_copies.end_s == pytest.approx(5.5 + 0.75 + 1.0)
     assert run_lanes(prices, 0.0).end_s == pytest.approx(3.0)
+
+
+def test_each_update_waits_for_its_own_buckets():
+    # Backward, its update, another backward, its update: as where two optimizers take turns.
+    taking_turns = [Bucket(3, 0, ("a",), 1), Bucket(1, 2, ("b",), 3)]
+    found = run_lanes([price(1.0)] * 4, 0.0, Exchange(taking_turns, Ring(2, 1.0), [0.5, 0.25]))
+    # 1, in 1.5, ring to 4.5, back 5, update 6, backward 7, in 7.25, ring to 8.25, back 8.5, update 9.5
+    assert (found.end_s, found.links_s, found.exposed_s) == pytest.approx((9.5, 4.0, 3.0 + 1.0))
+    last = run_lanes([price(1.0)], 0.0, Exchange([Bucket(3, 0, ("a",), 1)], Ring(2, 1.0), [0.5]))
+    assert last.end_s == pytest.approx(1.0 + 0.5 + 3.0 + 0.5)
+
+
+def test_a_gradient_that_is_read_and_written_anew_is_reduced_again():
+    made = step(2 * MIB, 3 * MIB)
+    first, second, update = made.operators
+    again = Trace((first, update, second, first, update), made.events, made.storages, (0, 5), {})
+    read = Operator(0, "aten.add_.Tensor", "optimizer", first.inputs, ())
+    turns = Trace((first, read, second, first, update), made.events, made.storages, (0, 5), {})
+    assert [(b.names, b.ready, b.update) for b in buckets(again)] == [(("w1",), 2, 4), (("w0",), 3, 4)]
+    assert [(b.names, b.ready, b.update) for b in buckets(turns)] == [(("w0",), 0, 1), (("w1",), 2, 4), (("w0",), 3, 4)]
+    held = with_buckets(turns, buckets(turns)).storages
+    assert sum(s.size_bytes for s in held.values()) - sum(s.size_bytes for s in made.storages.values()) == 5 * MIB
+
+
+def test_a_backward_that_leaves_no_gradient_is_refused_on_several_devices():
+    made = step(MIB)
+    nameless = Trace(made.operators, made.events, {0: Storage("temporary", "", MIB)}, made.iterations, {"batch": 8})
+    assert forecast(nameless, "a100").iteration_s > 0
+    with pytest.raises(RollerError, match=r"leaves none\. Ask for one device"):
+        forecast(nameless, "a100", devices=2)
 
 
 def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -136,6 +137,7 @@ class Session:
         self.recorder = Recorder(self.places, self.values, name=target.type)
         self.device = Device(target, self.places)
         self.iterations: list[int] = []
+        self._hooked: dict[int, torch.Tensor] = {}
 
     def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
         """Give names to all that exists before the first step."""
@@ -143,6 +145,10 @@ class Session:
         self.parameters.update(model.named_parameters())
         for name, held in self.parameters.items():
             self.recorder.name(held, "parameter", name)
+            if held.requires_grad and id(held) not in self._hooked:
+                # A step may drop its gradients before it ends, so each is named as soon as it is there.
+                held.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+                self._hooked[id(held)] = held
         for name, buffer in model.named_buffers():
             self.recorder.name(buffer, "buffer", name)
         for tensor in _leaves((inputs, targets)):
@@ -174,6 +180,10 @@ class Session:
         yield
         self._gradients()
         gc.collect()
+
+    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            self.recorder.name(parameter.grad, "gradient", name)
 
     def _gradients(self) -> None:
         for name, parameter in self.parameters.items():

@@ -170,12 +170,20 @@ class Gradient(NamedTuple):
         Of the profile.
     layer
         Of the parameter; ``""`` where the profile does not say.
+    update
+        Task that needs it reduced; ``None`` where only the phases of the profile tell, or nothing follows.
     """
 
     size_bytes: int
     task: int
     iteration: int = 0
     layer: str = ""
+    update: int | None = None
+
+    def moved(self, tasks: int, iterations: int = 0) -> Gradient:
+        """Return the gradient in a graph that has so many tasks, and steps, ahead of these."""
+        update = None if self.update is None else self.update + tasks
+        return self._replace(task=self.task + tasks, iteration=self.iteration + iterations, update=update)
 
 
 @dataclass(frozen=True)

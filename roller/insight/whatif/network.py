@@ -6,6 +6,7 @@ S bytes, n devices, B bytes a second of a link in one direction, a seconds of a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from roller.errors import RollerError, shown
 from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
@@ -102,12 +103,32 @@ def sliceable_bytes(graph: Graph, slice_bytes: float) -> float:
     return size
 
 
+class Bucket(NamedTuple):
+    """Gradients that are reduced together.
+
+    Parameters
+    ----------
+    size_bytes, gradients
+        Of all of them, and how many.
+    task
+        Behind the end of which the last of them is there.
+    update
+        Task that needs them; ``None`` where only the phases of the profile tell.
+    """
+
+    size_bytes: int
+    gradients: int
+    task: int
+    update: int | None = None
+
+
 def buckets(
     graph: Graph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
-) -> Mapping[int, Sequence[tuple[int, int, int]]]:
-    """Return for each step its buckets: bytes, gradients, and the task behind which the last of them is there.
+) -> Mapping[int, Sequence[Bucket]]:
+    """Return for each step its buckets.
 
-    Gradients fill buckets in the order in which they appear; one is full as soon as it holds its capacity.
+    Gradients fill buckets in the order in which they appear; one is full as soon as it holds its capacity. Those that
+    different tasks need never share one.
 
     Raises
     ------
@@ -115,15 +136,16 @@ def buckets(
         The profile does not tell the sizes of its gradients.
     """
     parameter_bytes(graph)  # refuses a profile without sizes
-    steps: dict[int, list[Gradient]] = {}
+    groups: dict[tuple[int, int | None], list[Gradient]] = {}
     for gradient in graph.gradients:
-        steps.setdefault(gradient.iteration, []).append(gradient)
-    found: dict[int, list[tuple[int, int, int]]] = {}
-    for iteration, own in steps.items():
-        full, filled, count = found.setdefault(iteration, []), 0, 0
+        groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
+    found: dict[int, list[Bucket]] = {}
+    for (iteration, update), own in groups.items():
+        full, filled, count = list[Bucket](), 0, 0
         for position, gradient in enumerate(own):
             filled, count = filled + gradient.size_bytes, count + 1
             if filled >= (cap_bytes if full else first_bytes) or position == len(own) - 1:
-                full.append((filled, count, gradient.task))
+                full.append(Bucket(filled, count, gradient.task, update))
                 filled = count = 0
+        found.setdefault(iteration, []).extend(full)
     return found

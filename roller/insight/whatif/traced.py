@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import HOST_OP_S, forecast
 from roller.insight.lanes import HOST_VIEW_S
+from roller.insight.parallel import reductions
 from roller.insight.price.operators import Price
 from roller.insight.records import Operator, Trace
 from roller.insight.whatif.graph import Dependency, Gradient, Graph, Kind, Lane, Phase, Place, Task
@@ -61,7 +63,7 @@ def from_trace(
     steps.end()
     graph = Graph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
-        f"step on {spec.name}", _gradients(trace, steps.kernel_of), steps.operators, spec,
+        f"step on {spec.name}", _gradients(trace, steps), steps.operators, spec,
     )  # fmt: skip
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
@@ -134,19 +136,14 @@ class _Steps:
         return number
 
 
-def _gradients(trace: Trace, kernel_of: Sequence[int | None]) -> tuple[Gradient, ...]:
-    """Return the gradients of parameters, each behind the last operator of backward that writes it."""
-    last: dict[int, tuple[int, str]] = {}
-    for index, operator in enumerate(trace.steady()):
-        if operator.phase == "backward":
-            for tensor in operator.outputs:
-                held = trace.storages.get(tensor.storage)
-                if held is not None and held.kind == "gradient" and held.name:
-                    last[tensor.storage] = (index, operator.module)
-    ordered = sorted(last.items(), key=lambda item: item[1][0])
+def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
+    """Return the gradients of parameters, each behind the last kernel of the backward that writes it."""
+    work = [task.id for task in steps.tasks if task.kind == ("kernel" if steps.has_device else "cpu")]
     found = []
-    for storage, (index, module) in ordered:
-        kernel = kernel_of[index]
-        if kernel is not None:
-            found.append(Gradient(trace.allocations[storage].size_bytes, kernel, 0, module))
+    for gradient in reductions(trace):
+        kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[gradient.update - 1]
+        if kernel is not None and before is not None:
+            following = bisect_right(work, before)
+            update = work[following] if following < len(work) else None
+            found.append(Gradient(gradient.size_bytes, kernel, 0, gradient.module, update))
     return tuple(found)

@@ -40,7 +40,7 @@ def unrolled(graph: Graph, times: int) -> Graph:
                         measured_end_us=t.measured_end_us + shift)
             )  # fmt: skip
         dependencies += [replace(d, source=base + d.source, target=base + d.target) for d in graph.dependencies]
-        gradients += [g._replace(task=base + g.task, iteration=g.iteration + step) for g in graph.gradients]
+        gradients += [g.moved(base, step) for g in graph.gradients]
         if copy:
             for lane, first in firsts.items():
                 because: Because = "stream" if lane.kind == "stream" else "thread"

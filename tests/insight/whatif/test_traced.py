@@ -77,7 +77,7 @@ def test_buckets_are_those_that_pytorch_makes():
     tensors = [torch.empty(n, device="meta") for n in sizes]
     found, _ = _compute_bucket_assignment_by_size(tensors, [1 << 20, 25 << 20])
     graph = Graph([], [], {}, 0.0, 0.0, gradients=[Gradient(4 * n, at) for at, n in enumerate(sizes)])
-    assert [(sum(4 * sizes[n] for n in own), len(own), own[-1]) for own in found] == buckets(graph)[0]
+    assert [(sum(4 * sizes[n] for n in own), len(own), own[-1], None) for own in found] == buckets(graph)[0]
 
 
 def test_a_processor_computes_on_the_thread_that_issues():

@@ -110,7 +110,7 @@ def test_ddp_reduces_buckets_behind_their_gradients_and_before_the_update():
     two = DDP(2, bandwidth=10e9, latency_us=5.0, first_bytes=1 << 20)
     # 2 MB fill the first bucket behind conv2 (at 8+363+300 = 671 us): 2*(1/2)*2e6/1e10 = 200 us and 10 us of hops;
     # 1 MB the second behind conv1, whose kernel then ends at 671+1+30+1+60+1+150 (and two empty copies) : 100 + 10 us
-    assert buckets(graph, 1 << 20)[0] == [(2_000_000, 1, 9), (1_000_000, 1, 15)]
+    assert buckets(graph, 1 << 20)[0] == [(2_000_000, 1, 9, None), (1_000_000, 1, 15, None)]
     reduced = two(free)
     run = simulate(reduced)
     times = {t.name: [] for t in reduced.tasks}

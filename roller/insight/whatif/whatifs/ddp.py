@@ -50,14 +50,14 @@ class DDP(WhatIf):
         updates, prices, new = by_iteration(graph, work(graph, "update")), Prices(graph), list[New]()
         steps = buckets(graph, self.first_bytes, self.bucket_bytes) if self.devices > 1 else {}
         for iteration, filled in steps.items():
-            first = updates.get(iteration, ())[:1]
-            for position, (size, count, task) in enumerate(filled):
+            previous: tuple[int, ...] = ()
+            for size, count, task, update in filled:
                 time = self.interference * ring_us(size, self.devices, bandwidth, latency_us)
                 copy, number = prices.stream("bucket", size, size, count), len(graph.tasks) + len(new)
                 new.append(New("bucket", "kernel", copy.value, behind=task, provenance=copy.provenance))
-                previous = (number - (2 if first else 1),) if position else ()
                 new.append(New("all-reduce", "collective", time, lane=CHANNEL, after=(number, *previous),
                                size_bytes=size, place=graph.tasks[task].place))  # fmt: skip
-                if first:
-                    new.append(replace(new[-2], name="unbucket", behind=None, ahead=first[0], after=(number + 1,)))
+                previous = (number + 1,)
+                for first in updates.get(iteration, ())[:1] if update is None else (update,):
+                    new.append(replace(new[-2], name="unbucket", behind=None, ahead=first, after=previous))
         return insert(graph, *new)
