@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -56,6 +56,8 @@ class Places:
         self.names = names
         self.phase: Phase = "forward"
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        #: Is called with an optimizer that is about to update its parameters.
+        self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self._stack: list[str] = []
         self._node: Place | None = None
         self._foreign: dict[str, bool] = {}
@@ -150,6 +152,7 @@ class Places:
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.phase = "optimizer"
         self.optimizers[id(optimizer)] = optimizer
+        self.before_update(optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer

@@ -133,6 +133,7 @@ class Session:
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.places = Places(self.names)
+        self.places.before_update = self._adopt_learning
         self.values = Values(share_nonzero, self._where, processor.RULES if target.type == "cpu" else None)
         self.recorder = Recorder(self.places, self.values, name=target.type)
         self.device = Device(target, self.places)
@@ -144,11 +145,7 @@ class Session:
         self.names.update({id(module): path for path, module in model.named_modules()})
         self.parameters.update(model.named_parameters())
         for name, held in self.parameters.items():
-            self.recorder.name(held, "parameter", name)
-            if held.requires_grad and id(held) not in self._hooked:
-                # A step may drop its gradients before it ends, so each is named as soon as it is there.
-                held.register_post_accumulate_grad_hook(partial(self._accumulated, name))
-                self._hooked[id(held)] = held
+            self._adopt_parameter(name, held)
         for name, buffer in model.named_buffers():
             self.recorder.name(buffer, "buffer", name)
         for tensor in _leaves((inputs, targets)):
@@ -180,6 +177,22 @@ class Session:
         yield
         self._gradients()
         gc.collect()
+
+    def _adopt_parameter(self, name: str, parameter: torch.Tensor) -> None:
+        self.recorder.name(parameter, "parameter", name)
+        if parameter.requires_grad and id(parameter) not in self._hooked:
+            # A step may drop its gradients before it ends, so each is named as soon as it is there.
+            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            self._hooked[id(parameter)] = parameter
+
+    def _adopt_learning(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give names to what an optimizer updates, in the model or not (a discriminator, adapters added later)."""
+        names = {id(p): name for name, p in self.parameters.items()}
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if id(parameter) not in self._hooked:
+                name = names.get(id(parameter), f"parameter {len(self._hooked)} of {type(optimizer).__name__}")
+                self._adopt_parameter(name, parameter)
+                self._accumulated(name, parameter)
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:

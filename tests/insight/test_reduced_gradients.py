@@ -1,0 +1,72 @@
+"""Which gradients devices reduce: those of all parameters that learn, wherever made and however updated."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from roller.errors import RollerError
+from roller.insight.parallel import buckets
+from roller.insight.tracing.api import trace_entry
+
+HEAD = """import torch
+from torch import nn
+def model_provider(): return nn.Sequential(nn.Linear(8, 8, bias=False), nn.ReLU(), nn.Linear(8, 8, bias=False))
+def input_provider(batch_size=4): return torch.zeros(batch_size, 8)
+def iteration_provider(model):
+"""
+#: Two models take turns; one of them is made beside the model.
+TURNS = """
+    judge = nn.Linear(8, 1, bias=False).cuda()
+    ours, its = torch.optim.Adam(model.parameters()), torch.optim.SGD(judge.parameters(), lr=.1)
+    def step(x):
+        made = model(torch.randn_like(x))
+        (judge(x) - judge(made.detach())).mean().backward(); its.step(); its.zero_grad()
+        judge(made).mean().backward(); ours.step(); ours.zero_grad(); its.zero_grad()
+    return step
+"""
+#: Small layers that learn are added to a model that does not.
+ADAPTED = """
+    model.requires_grad_(False)
+    model.down, model.up = nn.Linear(8, 2, bias=False, device="cuda"), nn.Linear(2, 8, bias=False, device="cuda")
+    optimizer = torch.optim.AdamW([*model.down.parameters(), *model.up.parameters()])
+    def step(x):
+        (model[2](model[1](model[0](x))) + model.up(model.down(x))).mean().backward()
+        optimizer.step(); optimizer.zero_grad()
+    return step
+"""
+#: Updates by hand leave no gradient at a parameter, so nothing could reduce one.
+BY_HAND = """
+    def step(x):
+        gradients = torch.autograd.grad(model(x).mean(), list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients): parameter.sub_(gradient)
+    return step
+"""
+
+
+def traced(folder, body):
+    path = folder / "entry.py"
+    path.write_text(HEAD + body)
+    return trace_entry(path)
+
+
+def test_two_models_that_take_turns_each_reduce_their_gradients(tmp_path):
+    found = buckets(traced(tmp_path, TURNS))
+    # The judge's gradient, then both models' (backward through the judge leaves it one, too, which is dropped).
+    assert [b.size_bytes for b in found] == [32, 2 * 256 + 32]
+    assert found[0].ready < found[0].update < found[1].ready < found[1].update
+    assert found[0].names[0] in found[1].names
+
+
+def test_adapters_that_are_added_to_a_frozen_model_are_all_that_is_reduced(tmp_path):
+    (one,) = buckets(traced(tmp_path, ADAPTED))
+    assert one.size_bytes == 2 * 64 and len(one.names) == 2
+
+
+def test_a_step_that_updates_by_hand_is_refused_on_several_devices(tmp_path):
+    step = traced(tmp_path, BY_HAND)
+    assert step.forecast("a100").iteration_s > 0
+    with pytest.raises(RollerError, match=r"leaves none\. Ask for one device"):
+        step.forecast("a100", devices=2)
