@@ -175,7 +175,7 @@ def test_results_of_unknown_shape_are_listed_with_exit_code_2(cli, tmp_path):
     )
     with pytest.warns(RollerWarning, match="NonZero|where"):
         code, out, _ = cli("compile-model", path, "--fallback", "onnxruntime", "--out", tmp_path / "m")
-    assert code == 0 and "0 kernels in 1 step:" in out
+    assert code == 0 and "0 kernels in 1 step. " in out  # nothing runs of which a time could be predicted
     code, out, _ = cli("run-model", tmp_path / "m", "--repeats", "1", "--json")
     assert code == 0 and json.loads(out)["outputs"][0]["name"] == "y"
 
