@@ -149,17 +149,31 @@ def buckets(
             "whose backward pass leaves none. Ask for one device, or let a parameter of the model learn."
         )
     found: list[Bucket] = []
-    for update, own in groupby(whole, key=lambda r: r.update):
-        gradients, full = list(own), 0
-        names: list[str] = []
-        filled = 0
-        for position, gradient in enumerate(gradients):
-            names.append(gradient.name)
-            filled += gradient.size_bytes
-            if filled >= (cap_bytes if full else first_bytes) or position == len(gradients) - 1:
-                found.append(Bucket(filled, gradient.ready, tuple(names), update))
-                names, filled, full = [], 0, full + 1
+    for update, group in groupby(whole, key=lambda r: r.update):
+        own = list(group)
+        for part in filled([r.size_bytes for r in own], first_bytes, cap_bytes):
+            inside = own[part]
+            names = tuple(r.name for r in inside)
+            found.append(Bucket(sum(r.size_bytes for r in inside), inside[-1].ready, names, update))
     return tuple(found)
+
+
+def filled(sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES) -> list[slice]:
+    """Return the buckets that gradients of so many bytes fill in their order: one is full as soon as it has its capacity.
+
+    Examples
+    --------
+    >>> filled([3, 5, 2, 2, 9, 1], first_bytes=4, cap_bytes=4)
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
+    """
+    found: list[slice] = []
+    begin = held = 0
+    for position, size in enumerate(sizes):
+        held += size
+        if held >= (cap_bytes if found else first_bytes) or position == len(sizes) - 1:
+            found.append(slice(begin, position + 1))
+            begin, held = position + 1, 0
+    return found
 
 
 def with_buckets(trace: Trace, found: Sequence[Bucket]) -> Trace:

@@ -339,7 +339,7 @@ def join(graphs: Sequence[Graph]) -> Graph:
                 seen[task.name] += 1
             tasks.append(
                 replace(
-                    task, id=base + task.id, lane=replace(task.lane, rank=rank),
+                    task, id=base + task.id, lane=task.lane._replace(rank=rank),
                     measured_start_us=task.measured_start_us + shift, measured_end_us=task.measured_end_us + shift,
                 )
             )  # fmt: skip

@@ -32,8 +32,7 @@ DEVICE_KINDS = frozenset({"kernel", "copy", "set", "collective"})
 NETWORK_KINDS = frozenset({"collective", "send", "receive"})
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(NamedTuple):
     """What runs its tasks one after another.
 
     Parameters

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from roller.errors import RollerError, shown
-from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
+from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring, filled
 from roller.insight.whatif.graph import Gradient, Graph, Lane
 from roller.insight.whatif.pick import parameter_bytes
 
@@ -141,11 +141,8 @@ def buckets(
         groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
     found: dict[int, list[Bucket]] = {}
     for (iteration, update), own in groups.items():
-        full, filled, count = list[Bucket](), 0, 0
-        for position, gradient in enumerate(own):
-            filled, count = filled + gradient.size_bytes, count + 1
-            if filled >= (cap_bytes if full else first_bytes) or position == len(own) - 1:
-                full.append(Bucket(filled, count, gradient.task, update))
-                filled = count = 0
-        found.setdefault(iteration, []).extend(full)
+        for part in filled([g.size_bytes for g in own], first_bytes, cap_bytes):
+            inside = own[part]
+            whole = Bucket(sum(g.size_bytes for g in inside), len(inside), inside[-1].task, update)
+            found.setdefault(iteration, []).append(whole)
     return found
