@@ -1,9 +1,8 @@
-"""How long a traced step takes on a device that is not here, and whether it fits: two lanes over priced operators.
+"""How long a traced step takes on a device that is not here, and whether it fits: its graph, simulated.
 
-The host issues operators one after the other; the device runs their kernels in that order. An operator starts when both
-have come to it, so a step takes as long as the lane that ends last, and where that is the host's, the step is bound by
-launches. On a processor both are one: it issues an operator, and computes it before it issues the next. Everything here
-is predicted, at the clock that lasts, and no device is asked.
+The host issues operators one after the other; the device runs their kernels in that order. Where the host's lane ends
+last, the step is bound by launches. On a CPU both are one lane. Everything here is predicted, at the sustained clock;
+no device is asked.
 """
 
 from __future__ import annotations
@@ -13,22 +12,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from roller.core.cache_location import cache_folder
+from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.lanes import Exchange, Lanes, run_in_series, run_lanes
 from roller.insight.memory.batches import memory_on
 from roller.insight.memory.replay import Memory
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.parallel import Ring, buckets, with_buckets
 from roller.insight.price.kernels import Kernels
-from roller.insight.price.operators import Price, Pricer, check_policy
-from roller.insight.price.processor import ProcessorPricer
+from roller.insight.price.operators import Price
 from roller.insight.records import Operator, Trace
-
-#: Host time of one operator of an eager framework that launches. Assumed: it is that of a processor of 3 GHz;
-#: ``host_op_s`` says what was measured.
-HOST_OP_S = 6e-6
+from roller.insight.step_cost import HOST_OP_S, PricedStep, price_step
+from roller.insight.whatif.breakdown import exposed_us, thread_work_us
+from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.graph import Graph, Provenance
+from roller.insight.whatif.simulate import simulate
+from roller.insight.whatif.traced import graph_of
 
 #: Share of a step from which on waiting for links is told.
 NOTABLE = 0.1
@@ -186,6 +185,7 @@ class Forecast:
         }
 
 
+@held_back()
 def forecast(
     trace: Trace,
     device: str | DeviceSpec,
@@ -235,66 +235,41 @@ def forecast(
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
-    if not spec.traits.discrete:
-        priced, lanes = _on_processor(trace, spec, policy, host_op_s, kernels, devices)
-    elif spec.traits.blocks:
-        priced, lanes, trace = _on_gpu(trace, spec, policy, host_op_s, kernels, devices)
-    else:
-        raise RollerError(
-            f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
-            f"allocator take elsewhere is not described yet; name one of those."
-        )
-    end_s, host_s = lanes.end_s, lanes.host_s
-    device_s = sum(p.seconds for _, p in priced)
-    unmapped = sum(p.seconds for _, p in priced if p.provenance == "bytes")
+    step = price_step(trace, spec, policy, kernels=kernels)
+    graph = graph_of(step, host_op_s)
+    if devices != 1:
+        graph, trace = _on_several(step, graph, devices)
+    run = simulate(graph)
+    end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6
+    device_s = sum(p.seconds for _, p in step.operators)
+    unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
-    below, above = (sum(getattr(p, n) for _, p in priced) - device_s for n in ("lower", "upper"))
+    below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, tuple(priced), tuple(trace.warnings), devices, lanes.links_s,
-        lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
+        unmapped / device_s if device_s else 0.0, step.operators, tuple(trace.warnings), devices,
+        sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_us(graph, run) / 1e6,
+        trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
     )  # fmt: skip
 
 
-def _on_gpu(
-    trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, kernels: Kernels | None, devices: int
-) -> tuple[list[tuple[Operator, Price]], Lanes, Trace]:
-    """Return the priced operators of the last step, when its lanes end, and the trace with what devices exchange."""
-    pricer = Pricer(spec.sustained, policy, kernels or Kernels(spec.sustained, policy, cache_folder() / "prices"))
-    priced = [(operator, pricer.price(operator)) for operator in trace.steady()]
-    pricer.kernels.save()
-    exchange = None
-    if devices != 1:
-        exchange = _exchange(trace, Ring.of(spec, devices), pricer)
-        trace = with_buckets(trace, exchange.buckets)
-    return priced, run_lanes([p for _, p in priced], host_op_s, exchange), trace
-
-
-def _on_processor(
-    trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, kernels: Kernels | None, devices: int
-) -> tuple[list[tuple[Operator, Price]], Lanes]:
-    """Return the priced operators of the last step, and when the processor that issues them ends.
-
-    Prices of libraries belong to a step, whose tensors are in a cache or not: no disk keeps them.
-    """
-    check_policy(policy)
-    if devices != 1:
+def _on_several(step: PricedStep, graph: Graph, devices: int) -> tuple[Graph, Trace]:
+    """Return the graph of one of several devices that share a batch, and the trace with the buckets in its memory."""
+    if not step.spec.traits.discrete:
         raise RollerError(
-            f"forecast: device: expected one processor, got {devices} of '{spec.name}', whose links are not described. "
-            f"Ask for one."
+            f"forecast: device: expected one processor, got {devices} of '{step.spec.name}', whose links are not "
+            f"described. Ask for one."
         )
-    if policy == "library":
-        prices = ProcessorPricer(spec.sustained).steady(trace)
-    else:
-        pricer = Pricer(spec.sustained, policy, kernels or Kernels(spec.sustained, policy, cache_folder() / "prices"))
-        prices = [pricer.price(operator) for operator in trace.steady()]
-        pricer.kernels.save()
-    return list(zip(trace.steady(), prices, strict=True)), run_in_series(prices, host_op_s)
+    ring, held = Ring.of(step.spec, devices), buckets(step.trace)
+    of_kernels, named = len(graph.gradients), sum(len(b.names) for b in held)
+    if of_kernels < named:
+        raise RollerError(
+            f"devices: expected gradients that kernels of the step compute, got {named - of_kernels} of {named} that "
+            f"none does, so nothing tells when devices can reduce them. Ask for one device."
+        )
 
+    def copy_us(size_bytes: int, gradients: int) -> tuple[float, Provenance]:
+        return 1e6 * step.kernels.stream(size_bytes, size_bytes, gradients).seconds, "predicted"
 
-def _exchange(trace: Trace, ring: Ring, pricer: Pricer) -> Exchange:
-    """Return what so many devices reduce: each bucket is written once, with the division, and once read back."""
-    found = buckets(trace)
-    copies = [pricer.kernels.stream(b.size_bytes, b.size_bytes, len(b.names)).seconds for b in found]
-    return Exchange(found, ring, copies)
+    return data_parallel(graph, ring, copy_us) if held else graph, with_buckets(step.trace, held)

@@ -108,12 +108,14 @@ def reductions(trace: Trace) -> list[Reduction]:
     """
     step, found = trace.steady(), list[Reduction]()
     written: dict[int, tuple[int, str]] = {}
+    after_backward = [len(step)] * len(step)
+    for index in range(len(step) - 2, -1, -1):
+        after_backward[index] = after_backward[index + 1] if step[index + 1].phase == "backward" else index + 1
 
     def end(storage: int) -> None:
         index, module = written.pop(storage)
-        update = next((n for n in range(index + 1, len(step)) if step[n].phase != "backward"), len(step))
         size_bytes = trace.allocations[storage].size_bytes
-        found.append(Reduction(trace.storages[storage].name, module, size_bytes, index, update))
+        found.append(Reduction(trace.storages[storage].name, module, size_bytes, index, after_backward[index]))
 
     for index, operator in enumerate(step):
         if operator.phase != "backward":
@@ -159,7 +161,7 @@ def buckets(
 
 
 def filled(sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES) -> list[slice]:
-    """Return the buckets that gradients of so many bytes fill in their order: one is full as soon as it has its capacity.
+    """Return the buckets that gradients of so many bytes fill in order: one is full as soon as it holds its capacity.
 
     Examples
     --------

@@ -91,6 +91,36 @@ class Operator:
     recomputed: bool = False
     iteration: int = 0
 
+    @cached_property
+    def signature(self) -> tuple[Any, ...]:
+        """Name, layouts, dtypes, aliases, arguments other than floats: operators of one signature cost the same."""
+        places: dict[int, int] = {}
+
+        def tensors(records: Sequence[TensorRecord]) -> tuple[Any, ...]:
+            return tuple(
+                (t.shape, t.stride, t.dtype, t.offset, places.setdefault(t.storage, len(places))) for t in records
+            )
+
+        arguments = tuple((k, _frozen(v)) for k, v in self.arguments.items() if not isinstance(v, float))
+        return self.name, tensors(self.inputs), tensors(self.outputs), arguments
+
+    @cached_property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every input."""
+        return tuple(t.shape for t in self.inputs)
+
+    @cached_property
+    def input_dtypes(self) -> tuple[str, ...]:
+        """Of every input."""
+        return tuple(t.dtype for t in self.inputs)
+
+
+def _frozen(value: Any) -> Any:
+    """Return an argument as something that can be looked up."""
+    if isinstance(value, dict):
+        return tuple(value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
 
 @dataclass(frozen=True)
 class Alloc:

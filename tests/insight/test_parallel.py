@@ -7,11 +7,16 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.forecast import forecast
-from roller.insight.lanes import Exchange, run_lanes
 from roller.insight.memory.batches import memory_on
-from roller.insight.parallel import Bucket, Ring, buckets, with_buckets
+from roller.insight.parallel import Ring, buckets, with_buckets
+from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price
 from roller.insight.records import Alloc, Operator, Storage, TensorRecord, Trace
+from roller.insight.step_cost import PricedStep
+from roller.insight.whatif.breakdown import exposed_us
+from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.simulate import simulate
+from roller.insight.whatif.traced import graph_of
 
 MIB = 1 << 20
 
@@ -21,10 +26,10 @@ def step(*sizes, batch=8):
     operators, events, storages = [], [], {}
     for index, size in enumerate(sizes):
         out = TensorRecord((size // 4,), (1,), "float32", index)
-        operators.append(Operator(index, "aten.mul.Tensor", "backward", (out,), (out,)))
+        operators.append(Operator(index, "aten.relu_.default", "backward", (out,), (out,)))
         events.append(Alloc(index, size, index))
         storages[index] = Storage("gradient", f"w{index}", size)
-    operators.append(Operator(len(sizes), "aten.mul_.Tensor", "optimizer", (out,), (out,)))
+    operators.append(Operator(len(sizes), "aten.mul_.Tensor", "optimizer", (out, out), (out,)))
     return Trace(tuple(operators), tuple(events), storages, (0, len(operators)), {"batch": batch})
 
 
@@ -48,31 +53,39 @@ def test_a_ring_moves_what_its_formula_says(devices):
     assert Ring(n, 1e9, 1e-6).all_reduce_s(8e6) == pytest.approx(2 * (n - 1) / n * 8e-3 + 2 * (n - 1) * 1e-6)
 
 
-def price(seconds, kernels=1):
-    return Price(seconds, seconds, seconds, "dram", kernels, "stream")
+def run_by_hand(trace, copies_s=(0.0, 0.0)):
+    """Two devices, kernels of 1 s, links of 4 bytes a second, a bucket for each gradient: a float's bytes take 1 s."""
+    priced = tuple((o, Price(1.0, 1.0, 1.0, "dram", 1, "stream")) for o in trace.steady())
+    step = PricedStep(trace, roller.load_spec("a100"), "library", priced, Kernels(roller.load_spec("a100"), "library"))
+    one, left = graph_of(step, 0.0), iter(copies_s)
+    assert simulate(one).makespan_us == pytest.approx(1e6 * len(priced))
+    two = data_parallel(
+        one, Ring(2, 4.0), lambda size, count: (1e6 * next(left), "predicted"), first_bytes=1, bucket_bytes=1
+    )
+    run = simulate(two)
+    links = sum(t.duration_us for t in two.tasks if t.kind == "collective")
+    return [us / 1e6 for us in (run.makespan_us, links, exposed_us(two, run))]
 
 
 def test_lanes_solved_by_hand():
-    prices = [price(1.0), price(1.0), price(1.0)]
-    ring = Ring(2, 1.0)  # S bytes take S seconds
-    two = [Bucket(3, 0, ("a",), 2), Bucket(1, 1, ("b",), 2)]
-    found = run_lanes(prices, 0.0, Exchange(two, ring, [0.0, 0.0]))
     # The first runs from 1 to 4, the second, ready at 2, from 4 to 5; the update starts at 5.
-    assert (found.end_s, found.links_s, found.exposed_s) == pytest.approx((6.0, 4.0, 3.0))
-    with_copies = run_lanes(prices, 0.0, Exchange(two, ring, [0.5, 0.25]))
-    # Copy in from 1 to 1.5, ring to 4.5; second gradient at 2.5, in at 2.75, ring to 5.5; back 0.75; update 1.
-    assert with_copies.end_s == pytest.approx(5.5 + 0.75 + 1.0)
-    assert run_lanes(prices, 0.0).end_s == pytest.approx(3.0)
+    assert run_by_hand(step(12, 4)) == pytest.approx([6.0, 4.0, 3.0])
+    # Copy in to 1.5, ring to 4.5, back from 4.5 to 5; second gradient at 2.5, in at 2.75, ring to 5.5, back to 5.75.
+    assert run_by_hand(step(12, 4), (0.5, 0.25)) == pytest.approx([6.75, 4.0, (4.5 - 2.75) + (5.5 - 5.0)])
 
 
 def test_each_update_waits_for_its_own_buckets():
     # Backward, its update, another backward, its update: as where two optimizers take turns.
-    taking_turns = [Bucket(3, 0, ("a",), 1), Bucket(1, 2, ("b",), 3)]
-    found = run_lanes([price(1.0)] * 4, 0.0, Exchange(taking_turns, Ring(2, 1.0), [0.5, 0.25]))
+    made = step(12, 4)
+    first, second, update = made.operators
+    its = Operator(1, "aten.mul_.Tensor", "optimizer", first.inputs, first.inputs)
+    turns = Trace((first, its, second, update), made.events, made.storages, (0, 4), {})
     # 1, in 1.5, ring to 4.5, back 5, update 6, backward 7, in 7.25, ring to 8.25, back 8.5, update 9.5
-    assert (found.end_s, found.links_s, found.exposed_s) == pytest.approx((9.5, 4.0, 3.0 + 1.0))
-    last = run_lanes([price(1.0)], 0.0, Exchange([Bucket(3, 0, ("a",), 1)], Ring(2, 1.0), [0.5]))
-    assert last.end_s == pytest.approx(1.0 + 0.5 + 3.0 + 0.5)
+    assert run_by_hand(turns, (0.5, 0.25)) == pytest.approx([9.5, 4.0, 3.0 + 1.0])
+    alone = Trace((first,), made.events, made.storages, (0, 1), {})
+    assert run_by_hand(alone, (0.5,)) == pytest.approx([1.0 + 0.5 + 3.0 + 0.5, 3.0, 3.0])
+    both = Trace((first, second), made.events, made.storages, (0, 2), {})
+    assert run_by_hand(both, (0.5, 0.25)) == pytest.approx([5.75, 4.0, (4.5 - 2.75) + (5.5 - 5.0)])
 
 
 def test_a_gradient_that_is_read_and_written_anew_is_reduced_again():
@@ -85,6 +98,14 @@ def test_a_gradient_that_is_read_and_written_anew_is_reduced_again():
     assert [(b.names, b.ready, b.update) for b in buckets(turns)] == [(("w0",), 0, 1), (("w1",), 2, 4), (("w0",), 3, 4)]
     held = with_buckets(turns, buckets(turns)).storages
     assert sum(s.size_bytes for s in held.values()) - sum(s.size_bytes for s in made.storages.values()) == 5 * MIB
+
+
+def test_gradients_that_no_kernel_computes_are_refused_on_several_devices():
+    made = step(MIB)
+    first, update = made.operators
+    viewed = Operator(0, "aten.view.default", "backward", first.inputs, first.inputs)
+    with pytest.raises(RollerError, match="got 1 of 1 that none does"):
+        forecast(Trace((viewed, update), made.events, made.storages, (0, 2), {"batch": 8}), "a100", devices=2)
 
 
 def test_a_backward_that_leaves_no_gradient_is_refused_on_several_devices():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.price.kernels import KernelPrice, Kernels
 from roller.insight.price.launches import Fused, Kernel, Launch, Stream, Wait
 from roller.insight.price.mapping import launches_of
-from roller.insight.records import Operator, TensorRecord
+from roller.insight.records import Operator
 
 #: Whose kernels run: a framework's libraries, or ours.
 Policy = Literal["library", "roller"]
@@ -92,7 +91,7 @@ class Pricer:
 
     def price(self, operator: Operator) -> Price:
         """Return the price of an operator."""
-        key = signature(operator)
+        key = operator.signature
         found = self._known.get(key)
         if found is None:
             found = self._known[key] = self._priced(*_launches(key, operator))
@@ -123,24 +122,6 @@ def _count(launch: Launch) -> int:
     if isinstance(launch, Kernel):
         return launch.count
     return 0 if isinstance(launch, Wait) else launch.launches
-
-
-def signature(operator: Operator) -> tuple[Any, ...]:
-    """Return what tells an operator from others of another price: name, layouts, dtypes, arguments, and aliases."""
-    places: dict[int, int] = {}
-
-    def tensors(records: Iterable[TensorRecord]) -> tuple[Any, ...]:
-        return tuple((t.shape, t.stride, t.dtype, t.offset, places.setdefault(t.storage, len(places))) for t in records)
-
-    arguments = tuple((k, _frozen(v)) for k, v in operator.arguments.items() if not isinstance(v, float))
-    return operator.name, tensors(operator.inputs), tensors(operator.outputs), arguments
-
-
-def _frozen(value: Any) -> Any:
-    """Return an argument as something that can be looked up."""
-    if isinstance(value, dict):
-        return tuple(value.items())
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 
 _LAUNCHES: dict[Any, tuple[tuple[Launch, ...], bool]] = {}

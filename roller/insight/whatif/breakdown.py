@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from roller.insight.whatif.graph import Graph, Lane, Task
+from roller.insight.whatif.graph import NETWORK_KINDS, Dependency, Graph, Lane, Task
 from roller.insight.whatif.simulate import Timeline
 
 
@@ -194,3 +194,34 @@ def parts(graph: Graph, timeline: Timeline, key: Callable[[Task], str]) -> tuple
         row[3] += critical.get(task.id, 0.0)
     found = [Part(name, int(n), cpu, device, path) for name, (n, cpu, device, path) in rows.items()]
     return tuple(sorted(found, key=lambda x: (-x.critical_us, -x.device_us, x.name)))
+
+
+def thread_work_us(graph: Graph) -> float:
+    """Return how long threads take to issue everything: their calls and the code between them, waits left out.
+
+    Operators that a thread computes itself, where there is no device, are left out, too.
+    """
+    calls = sum(t.duration_us for t in graph.tasks if t.lane.kind == "thread" and t.id not in graph.operators)
+    return calls + sum(d.lag_us for d in graph.dependencies if d.because == "thread")
+
+
+def exposed_us(graph: Graph, timeline: Timeline) -> float:
+    """Return how long device tasks wait for the network: past all else that they wait for."""
+    network = {t.id for t in graph.tasks if t.kind in NETWORK_KINDS}
+    waits: dict[int, list[Dependency]] = {}
+    for d in graph.dependencies:
+        if d.source in network and d.target not in network:
+            waits.setdefault(d.target, [])
+    if not waits:
+        return 0.0
+    for d in graph.dependencies:
+        if d.target in waits and d.source not in network and not d.to_end:
+            waits[d.target].append(d)
+    return sum(
+        max(0.0, timeline.start_us[n] - max((_event_us(d, timeline) for d in own), default=0.0))
+        for n, own in waits.items()
+    )
+
+
+def _event_us(d: Dependency, timeline: Timeline) -> float:
+    return (timeline.end_us if d.of_end else timeline.start_us)[d.source] + d.lag_us

@@ -16,9 +16,9 @@ from typing import Any, Literal, NamedTuple
 from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer
 from roller.insight.records import Operator, TensorRecord
+from roller.insight.step_cost import cached_pricer
 from roller.insight.whatif.dtypes import dtype_of, element_bytes
 from roller.insight.whatif.graph import Graph, Provenance, Task
 from roller.insight.whatif.pick import work
@@ -119,10 +119,7 @@ class Prices:
 
     def _pricer(self, device: DeviceSpec) -> Pricer:
         if device.name not in self._pricers:
-            from roller.core.cache_location import cache_folder
-
-            spec = device.sustained
-            self._pricers[device.name] = Pricer(spec, "library", Kernels(spec, "library", cache_folder() / "prices"))
+            self._pricers[device.name] = cached_pricer(device)
         return self._pricers[device.name]
 
 

@@ -8,14 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
-from roller.insight.forecast import HOST_OP_S, forecast
-from roller.insight.lanes import HOST_VIEW_S
 from roller.insight.parallel import reductions
 from roller.insight.price.operators import Price
 from roller.insight.records import Operator, Trace
-from roller.insight.whatif.graph import Dependency, Gradient, Graph, Kind, Lane, Phase, Place, Task
+from roller.insight.step_cost import HOST_OP_S, PricedStep, price_step
+from roller.insight.whatif.graph import Dependency, Gradient, Graph, Kind, Lane, Phase, Place, Provenance, Task
 from roller.insight.whatif.simulate import simulate
 
+#: Host time of an operator that only makes a view. Assumed, as that of one that launches.
+HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 _PHASES: Mapping[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "update"}
 
@@ -56,23 +57,39 @@ def from_trace(
     """
     from roller.arguments import target_of
 
-    spec = target_of(device)[0]
-    steps = _Steps(host_op_s, spec.traits.discrete)
-    for operator, price in forecast(trace, spec, policy=policy, host_op_s=host_op_s).operators:
-        steps.add(operator, price)
-    steps.end()
-    graph = Graph(
-        steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
-        f"step on {spec.name}", _gradients(trace, steps), steps.operators, spec,
-    )  # fmt: skip
+    graph = graph_of(price_step(trace, target_of(device)[0], policy), host_op_s)
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     return replace(graph, tasks=tasks)
 
 
+@held_back()
+def graph_of(step: PricedStep, host_op_s: float = HOST_OP_S) -> Graph:
+    """Return the graph of a priced step; nothing of it is measured yet.
+
+    The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
+    one before has ended. A CPU computes an operator before it issues the next.
+
+    Parameters
+    ----------
+    step
+        On a device.
+    host_op_s
+        Host time of one operator that launches, and of the launch of each of its kernels.
+    """
+    steps = _Steps(host_op_s, step.spec.traits.discrete)
+    for operator, price in step.operators:
+        steps.add(operator, price)
+    steps.end()
+    return Graph(
+        steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
+        f"step on {step.spec.name}", _gradients(step.trace, steps), steps.operators, step.spec,
+    )  # fmt: skip
+
+
 @dataclass
 class _Steps:
-    """Tasks while they grow, by the rules of :func:`roller.insight.lanes.run_lanes`."""
+    """Tasks while they grow."""
 
     host_op_s: float
     has_device: bool = True
@@ -85,24 +102,25 @@ class _Steps:
 
     def add(self, operator: Operator, price: Price) -> None:
         """Add an operator: views only take the host's time, which lies between calls."""
-        if price.kernels and not self.has_device:  # the thread issues it, and computes it before the next
-            self.behind_s += self.host_op_s
-            if not self.tasks:
-                self.end()
-            self.operators[self._task(_THREAD, operator.name, "cpu", price.seconds, operator, price)] = operator
-        elif price.kernels:
-            if not self.tasks:
-                self.end()
-            took = self.host_op_s * price.kernels
-            launch = self._task(_THREAD, "launch", "launch", took, operator, price)
-            kernel = self._task(_STREAM, operator.name, "kernel", price.seconds, operator, price)
-            self.dependencies.append(Dependency(launch, False, kernel, False, 1e6 * took, "launch"))
-            self.operators[kernel] = operator
-        else:
+        if not price.kernels:
             self.behind_s += min(self.host_op_s, HOST_VIEW_S)
+        else:
+            place = _place(operator)
+            if not self.has_device:  # the thread issues it, and computes it before the next
+                self.behind_s += self.host_op_s
+            if not self.tasks:
+                self.end()
+            if self.has_device:
+                took_us = 1e6 * self.host_op_s * price.kernels
+                launch = self._task(_THREAD, "launch", "launch", took_us, place)
+                task = self._task(_STREAM, operator.name, "kernel", 1e6 * price.seconds, place, price.resource)
+                self.dependencies.append(Dependency(launch, False, task, False, took_us, "launch"))
+            else:
+                task = self._task(_THREAD, operator.name, "cpu", 1e6 * price.seconds, place, price.resource)
+            self.operators[task] = operator
         self.kernel_of.append(self.last.get(_STREAM if self.has_device else _THREAD))
         if price.waits and _STREAM in self.last:
-            sync = self._task(_THREAD, "wait", "sync", 0.0, operator, price)
+            sync = self._task(_THREAD, "wait", "sync", 0.0, _place(operator), price.resource)
             self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
 
     def end(self) -> None:
@@ -114,26 +132,27 @@ class _Steps:
                 self.dependencies.append(Dependency(self.last[_THREAD], True, number, False, 0.0, "thread"))
             self.last[_THREAD], self.behind_s = number, 0.0
 
-    def _task(self, lane: Lane, name: str, kind: Kind, seconds: float, operator: Operator, price: Price) -> int:
-        number = len(self.tasks)
-        place = Place(
-            0, _PHASES.get(operator.phase, "other"), operator.module, operator.name,
-            tuple(t.shape for t in operator.inputs), tuple(t.dtype for t in operator.inputs),
-        )  # fmt: skip
-        on_device, priced = lane is _STREAM, kind != "launch"
+    def _task(self, lane: Lane, name: str, kind: Kind, took_us: float, place: Place, resource: str = "") -> int:
+        number, on_device, before = len(self.tasks), lane is _STREAM, self.last.get(lane)
+        source: Provenance = "assumed" if kind == "launch" else "predicted"
         self.tasks.append(
-            Task(number, name, kind, lane, 1e6 * seconds, 0.0, 0.0, provenance="predicted" if priced else "assumed",
-                 place=place, resource=price.resource if priced else "")
-        )  # fmt: skip
-        if lane in self.last:
-            lag = 0.0 if on_device else 1e6 * self.behind_s
-            self.dependencies.append(
-                Dependency(self.last[lane], True, number, False, lag, "stream" if on_device else "thread")
-            )
+            Task(number, name, kind, lane, took_us, 0.0, 0.0, provenance=source, place=place, resource=resource)
+        )
+        if before is not None and on_device:
+            self.dependencies.append(Dependency(before, True, number, False, 0.0, "stream"))
+        elif before is not None:
+            self.dependencies.append(Dependency(before, True, number, False, 1e6 * self.behind_s, "thread"))
         if not on_device:
             self.behind_s = 0.0
         self.last[lane] = number
         return number
+
+
+def _place(operator: Operator) -> Place:
+    return Place(
+        0, _PHASES.get(operator.phase, "other"), operator.module, operator.name, operator.input_shapes,
+        operator.input_dtypes,
+    )  # fmt: skip
 
 
 def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:

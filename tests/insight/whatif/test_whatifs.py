@@ -394,7 +394,7 @@ def joined_ranks():
     from dataclasses import replace
 
     one = training(data_us=50.0)
-    other = [replace(t, id=t.id + len(one.tasks), lane=replace(t.lane, rank=1)) for t in one.tasks]
+    other = [replace(t, id=t.id + len(one.tasks), lane=t.lane._replace(rank=1)) for t in one.tasks]
     return replace(one, tasks=[*one.tasks, *other])
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
 from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.whatif.data_parallel import data_parallel
 from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import CHANNEL, buckets, link, ring_us
-from roller.insight.whatif.pick import by_iteration, work
+from roller.insight.whatif.network import link
 from roller.insight.whatif.prices import Prices
 
 _ASSUMED = (
@@ -47,17 +46,9 @@ class DDP(WhatIf):
     def change(self, graph: Graph) -> Graph:
         """Return the graph of one of the devices; nothing is added where there is one alone."""
         bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
-        updates, prices, new = by_iteration(graph, work(graph, "update")), Prices(graph), list[New]()
-        steps = buckets(graph, self.first_bytes, self.bucket_bytes) if self.devices > 1 else {}
-        for iteration, filled in steps.items():
-            previous: tuple[int, ...] = ()
-            for size, count, task, update in filled:
-                time = self.interference * ring_us(size, self.devices, bandwidth, latency_us)
-                copy, number = prices.stream("bucket", size, size, count), len(graph.tasks) + len(new)
-                new.append(New("bucket", "kernel", copy.value, behind=task, provenance=copy.provenance))
-                new.append(New("all-reduce", "collective", time, lane=CHANNEL, after=(number, *previous),
-                               size_bytes=size, place=graph.tasks[task].place))  # fmt: skip
-                previous = (number + 1,)
-                for first in updates.get(iteration, ())[:1] if update is None else (update,):
-                    new.append(replace(new[-2], name="unbucket", behind=None, ahead=first, after=previous))
-        return insert(graph, *new)
+        prices = Prices(graph)
+        ring = Ring(self.devices, bandwidth, latency_us / 1e6)
+        return data_parallel(
+            graph, ring, lambda size, count: prices.stream("bucket", size, size, count),
+            first_bytes=self.first_bytes, bucket_bytes=self.bucket_bytes, interference=self.interference,
+        )  # fmt: skip

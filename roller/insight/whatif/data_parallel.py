@@ -1,0 +1,74 @@
+"""A step on several devices: gradients in buckets, each reduced around a ring while backward goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
+from roller.insight.whatif.graph import Graph, Provenance
+from roller.insight.whatif.insertion import New, insert
+from roller.insight.whatif.network import CHANNEL, buckets
+from roller.insight.whatif.pick import by_iteration, work
+
+
+def data_parallel(
+    graph: Graph,
+    ring: Ring,
+    copy_us: Callable[[int, int], tuple[float, Provenance]],
+    *,
+    first_bytes: int = FIRST_BUCKET_BYTES,
+    bucket_bytes: int = BUCKET_BYTES,
+    interference: float = 1.0,
+) -> Graph:
+    """Return the graph of one of several devices that share a batch, as ``DistributedDataParallel`` does it.
+
+    A bucket is copied as soon as its last gradient is there, and reduced when the one before is. What needs the
+    gradients comes after each bucket was copied back, which waits for its own reduction alone.
+
+    Parameters
+    ----------
+    graph
+        Of a step of one device.
+    ring
+        The devices.
+    copy_us
+        Time of copying so many bytes of so many gradients, and where it is from.
+    first_bytes, bucket_bytes
+        Capacity of the first bucket, and of the others.
+    interference
+        Factor on a reduction.
+
+    Raises
+    ------
+    RollerError
+        The graph does not tell the sizes of its gradients.
+    """
+    updates, new = by_iteration(graph, work(graph, "update")), list[New]()
+
+    def add(one: New) -> int:
+        new.append(one)
+        return len(graph.tasks) + len(new) - 1
+
+    for iteration, own in (buckets(graph, first_bytes, bucket_bytes) if ring.devices > 1 else {}).items():
+        last: int | None = None
+        unread: list[tuple[New, int]] = []
+        for bucket in own:
+            taken_us, provenance = copy_us(bucket.size_bytes, bucket.gradients)
+            copy = New("bucket", "kernel", taken_us, behind=bucket.task, provenance=provenance)
+            copied = add(copy)
+            last = add(New(
+                "all-reduce", "collective", interference * 1e6 * ring.all_reduce_s(bucket.size_bytes), lane=CHANNEL,
+                after=(copied, *(() if last is None else (last,))), size_bytes=bucket.size_bytes,
+                place=graph.tasks[bucket.task].place,
+            ))  # fmt: skip
+            back = replace(copy, name="unbucket", behind=None, after=(last,))
+            reader = next(iter(updates.get(iteration, ())), None) if bucket.update is None else bucket.update
+            if reader is None:
+                unread.append((back, copied))
+            else:
+                add(replace(back, ahead=reader))
+        behind = unread[-1][1] if unread else 0
+        for back, _ in unread:  # nothing follows: they end the step
+            behind = add(replace(back, behind=behind))
+    return insert(graph, *new)
