@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from roller.hardware import DeviceSpec
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.heap import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.records import Alloc, Free, Operator, Phase, Storage, Trace
+from roller.insight.records import Alloc, Free, Phase, Storage, Trace
 
 #: Operators that call cuBLAS, which takes its workspace through the allocator: once per handle, which each thread has.
 _CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation"})
@@ -144,7 +145,7 @@ def with_workspaces(trace: Trace, library: Library) -> list[Alloc | Free]:
     """
     calls: dict[bool, int] = {}
     for operator in trace.operators:
-        if _calls_cublas(operator):
+        if _is_of_cublas(operator.name):
             calls.setdefault(_is_backward(operator.phase), operator.index)
     if not calls or not library.workspace_bytes:
         return list(trace.events)
@@ -158,8 +159,9 @@ def with_workspaces(trace: Trace, library: Library) -> list[Alloc | Free]:
     return [*found, *(Alloc(number, library.workspace_bytes, index) for index, number in waiting)]
 
 
-def _calls_cublas(operator: Operator) -> bool:
-    return operator.name.split(".")[1] in _CUBLAS if operator.name.count(".") >= 1 else False
+@cache
+def _is_of_cublas(name: str) -> bool:
+    return name.split(".")[1] in _CUBLAS if "." in name else False
 
 
 def _is_backward(phase: Phase) -> bool:
