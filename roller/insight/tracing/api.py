@@ -44,7 +44,7 @@ def trace(
     accumulate: int = 1,
     scale_loss: bool = True,
     channels_last: bool = False,
-    share_nonzero: float = 1.0,
+    share_nonzero: float | None = None,
     batch_axis: int = 0,
 ) -> TracedStep:
     """Return what a model's training steps, or inferences, would run on a device, with all memory they ask for.
@@ -86,7 +86,8 @@ def trace(
     channels_last
         Images and filters with channels innermost.
     share_nonzero
-        Share of a mask that is taken as true where a shape depends on its values.
+        Share of a mask that is taken as true where a shape depends on its values; by default what the values of the
+        inputs say, and all of it where they do not.
     batch_axis
         Axis of inputs and targets that holds the samples: what ``at`` changes for another batch.
 

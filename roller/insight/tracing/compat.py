@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "TorchDispatchMode", "TorchFunctionMode", "argument_names", "backward_functions", "plain", "unguarded", "written",
+    "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "plain", "takes_device",
+    "unguarded", "written",
 ]  # fmt: skip
 
 #: Ask, in a Python function of PyTorch, whether a mode or a subclass takes the call over.
@@ -66,3 +67,16 @@ def written(overload: Any) -> tuple[str, ...]:
         for argument in overload._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+@cache
+def aliased(overload: Any) -> bool:
+    """Whether an overload gives nothing but views of its arguments."""
+    returns = overload._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+@cache
+def takes_device(overload: Any) -> bool:
+    """Whether an overload may be told where its result is to be."""
+    return any(argument.name == "device" for argument in overload._schema.arguments)

@@ -11,9 +11,12 @@ import importlib.util
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+
+import torch
 
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
@@ -21,7 +24,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
 from roller.insight.tracing import model as models
-from roller.insight.tracing import steps
+from roller.insight.tracing import steps, wrappers
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.run import Session, errors
 
@@ -40,17 +43,21 @@ def trace_entry(
     """Return the trace of the steps an entry file describes: :func:`roller.insight.tracing.api.trace_entry`."""
     module = _loaded(Path(path))
     first = Change(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
-    return Again(lambda change: _once(module, path, change, iterations), first)(Change())
+    lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
+    return Again(lambda change: _once(module, path, change, iterations, lasting), first)(Change())
 
 
-def _once(module: ModuleType, path: str | Path, change: Change, iterations: int) -> Trace:
+def _once(
+    module: ModuleType, path: str | Path, change: Change, iterations: int, lasting: weakref.WeakSet[torch.nn.Module]
+) -> Trace:
     session = Session(Target(capability_of(change.device)))
+    for sentence in module._roller_said:
+        session.values.note(sentence)
     precision = PRECISIONS[change.amp or "fp32"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with session.recording(), errors("model_provider failed", session.places):
-            model = models.built(module.model_provider)
-            model = models.on_device(model)
+            model = session.taken(models.built(module.model_provider, session.values.note), lasting)
             again = models.checkpointed(model, change.checkpoint or False, session.places)
             session.adopt(model)
         with session.recording(), steps.mixed_precision(precision) as around:
@@ -62,6 +69,7 @@ def _once(module: ModuleType, path: str | Path, change: Change, iterations: int)
             for _ in range(iterations):
                 with session.iteration(), errors("a step failed", session.places), around():
                     step(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+        models.unchecked(model, again)
     return session.trace(
         {
             "mode": "entry", "entry": str(path), "batch": change.batch, "amp": precision, "checkpoint": list(again),
@@ -96,10 +104,13 @@ def _loaded(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
-        with errors("the entry file could not be loaded", Session(Target()).places):
+        session = Session(Target())
+        compiles = wrappers.eager(session.values.note, session.places.foreign)
+        with errors("the entry file could not be loaded", session.places), compiles:
             spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(path.parent))
+    module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]
     names = [name for name in vars(module) if callable(getattr(module, name))]
     for name in _PROVIDERS:
         if not callable(getattr(module, name, None)):

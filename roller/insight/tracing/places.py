@@ -73,6 +73,8 @@ class Places:
 
     def remember(self, result: Any) -> None:
         """Give the new nodes of the autograd graph behind a result the place of now."""
+        if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
+            return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
         place = None

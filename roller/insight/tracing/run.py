@@ -6,9 +6,10 @@ import gc
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -16,10 +17,11 @@ from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
-from roller.insight.tracing import kinds, processor, steps
+from roller.insight.tracing import kinds, processor, steps, wrappers
 from roller.insight.tracing import model as models
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.device import Device, answers
+from roller.insight.tracing.host import Building
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.recorder import Recorder
 from roller.insight.tracing.values import Values
@@ -43,7 +45,7 @@ class Request:
     accumulate: int = 1
     scale_loss: bool = True
     channels_last: bool = False
-    share_nonzero: float = 1.0
+    share_nonzero: float | None = None
     batch_axis: int = 0
 
 
@@ -71,8 +73,8 @@ def _once(request: Request) -> Trace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = Session(target, request.share_nonzero)
-        with errors("the model could not be built", session.places):
-            original = models.built(request.model)
+        with errors("the model could not be built", session.places), session.building():
+            original = models.built(request.model, session.values.note)
         with errors("the model could not be copied", session.places):
             copied = models.on_device(original)
             if request.channels_last:
@@ -127,15 +129,32 @@ class Session:
         Share of a mask that is taken as true.
     """
 
-    def __init__(self, target: Target, share_nonzero: float = 1.0) -> None:
+    def __init__(self, target: Target, share_nonzero: float | None = None) -> None:
         self.target = target
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.places = Places(self.names)
-        self.values = Values(share_nonzero, self._where, processor.RULES if target.type == "cpu" else None)
+        hosted = target.type != "cpu"
+        self.values = Values(share_nonzero, self._where, None if hosted else processor.RULES, hosted=hosted)
         self.recorder = Recorder(self.places, self.values, name=target.type)
-        self.device = Device(target, self.places)
+        self.device = Device(target, self.places, self.values)
         self.iterations: list[int] = []
+
+    def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
+        """Move a model to the device, as a trainer does; one that outlives the trace is copied.
+
+        Parameters
+        ----------
+        model
+            On the host, on the device, or in parts on both.
+        lasting
+            Models that another trace will find; this one is one of them from now on.
+        """
+        if not self.values.hosted or model in lasting:
+            return models.on_device(model)
+        lasting.add(model)
+        with self.recorder.quiet():
+            return model.to(torch.device("cuda", 0))
 
     def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
         """Give names to all that exists before the first step."""
@@ -149,6 +168,18 @@ class Session:
             self.recorder.name(tensor, "input")
 
     @contextmanager
+    def building(self) -> Iterator[None]:
+        """Run what makes a model on the host, and write nothing down."""
+        with ExitStack() as stack:
+            stack.enter_context(wrappers.eager(self.values.note))
+            if self.values.hosted:
+                stack.enter_context(answers(self.device))
+            stack.enter_context(Building())
+            if self.values.hosted:
+                stack.enter_context(self.device)
+            yield
+
+    @contextmanager
     def recording(self) -> Iterator[None]:
         """Write down all that runs."""
         # What lived before is set aside, so that the collections between steps look at what the steps made alone.
@@ -157,7 +188,10 @@ class Session:
         if ours:
             gc.freeze()
         try:
-            with self.places.watching(), answers(self.device), self.recorder, self.device:
+            with (
+                self.places.watching(), wrappers.eager(self.values.note), answers(self.device), self.recorder,
+                self.device,
+            ):  # fmt: skip
                 yield
         finally:
             if ours:
@@ -225,9 +259,10 @@ def _check(request: Request) -> None:
             raise ModelError(
                 f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."
             )
-    if not isinstance(request.share_nonzero, (int, float)) or not 0 <= request.share_nonzero <= 1:
+    share = request.share_nonzero
+    if share is not None and (not isinstance(share, (int, float)) or not 0 <= share <= 1):
         raise ModelError(
-            f"trace: share_nonzero: expected a number from 0 to 1, got {shown(request.share_nonzero)}. Mend it."
+            f"trace: share_nonzero: expected a number from 0 to 1, got {shown(share)}. Mend it."
         )
     if request.attention not in ("auto", "flash", "efficient", "cudnn", "math"):
         raise ModelError(
@@ -253,6 +288,9 @@ def errors(what: str, places: Places) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not places.foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
+        wrapped = wrappers.blamed(error, line)
+        if wrapped is not None:
+            raise wrapped from None
         text = str(error).strip().splitlines()
         if text and "does not support bfloat16" in text[0]:  # what autocast says below compute capability 8.0
             raise ModelError(
