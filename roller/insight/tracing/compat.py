@@ -10,17 +10,24 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "plain", "takes_device",
-    "unguarded", "written",
+    "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
+    "device_constructors", "plain", "takes_device", "unguarded", "written",
 ]  # fmt: skip
 
 #: Ask, in a Python function of PyTorch, whether a mode or a subclass takes the call over.
 _GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 #: Replaced while a trace is made, so that it knows when backward begins and ends.
 backward_functions = ((torch.autograd, "backward"), (torch.autograd, "grad"))
+
+
+def default_device() -> torch.device | None:
+    """Return what ``torch.set_default_device`` was told; ``None`` for nothing."""
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return None if context is None else context.device
 
 
 def plain() -> AbstractContextManager[Any]:

@@ -7,6 +7,7 @@ autocast) is chosen here by the device's rule.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,14 +18,16 @@ from unittest.mock import patch
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from roller.insight.tracing import host, processor
+from roller.insight.tracing import cuda_stubs, host, processor
 from roller.insight.tracing.autocast import Autocast
 from roller.insight.tracing.choices import REPLACED, Target, clip_gradients
-from roller.insight.tracing.compat import TorchFunctionMode, plain, unguarded
+from roller.insight.tracing.compat import TorchFunctionMode, default_device, device_constructors, plain, unguarded
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.values import Values
 
 _META = torch.device("meta")
+#: Functions that make a tensor and take the default device.
+_CONSTRUCTORS = frozenset(f.__name__ for f in device_constructors())
 
 
 class Device(TorchFunctionMode):
@@ -81,6 +84,8 @@ class Device(TorchFunctionMode):
             return self._moved(func, name, args, kwargs)
         if name == "pin_memory":  # of the host, and there in any case
             return args[0] if args[0].is_meta else args[0].clone()
+        if name == "record_stream":
+            return None
         if name == "is_pinned":
             return not args[0].is_meta
         replaced = self._replaced.get(name)
@@ -120,6 +125,8 @@ class Device(TorchFunctionMode):
             kwargs["device"] = _META
         if self.host and name in processor.FACTORIES and kwargs.get("device") is None:
             kwargs["device"] = _META
+        if kwargs.get("device") is None and self._default() and name in _CONSTRUCTORS:
+            kwargs["device"] = _META
         if kwargs.get("pin_memory"):
             kwargs["pin_memory"] = False
         strings = name in ("to", "Generator")
@@ -128,6 +135,11 @@ class Device(TorchFunctionMode):
                 _META if (strings or isinstance(arg, torch.device)) and self._is_ours(arg) else arg for arg in args
             )
         return args
+
+    def _default(self) -> bool:
+        """Whether what names no device is made on ours, as ``torch.set_default_device`` has it."""
+        device = default_device()
+        return device is not None and self._is_ours(device)
 
     def _is_ours(self, device: Any) -> bool:
         """Whether a device that a call names is ours: a GPU's name always is, the host's where that is traced for."""
@@ -141,32 +153,27 @@ class Device(TorchFunctionMode):
 @contextmanager
 def answers(device: Device) -> Iterator[None]:
     """Answer the questions of ``torch.cuda`` as the device would, and collect what autocast has cast."""
-    replies: Mapping[str, Any] = {
-        "is_available": lambda: not device.host,
-        "device_count": lambda: 0 if device.host else 1,
-        "current_device": lambda: 0,
-        "synchronize": lambda *_, **__: None,
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda *_, **__: None,
-        "is_bf16_supported": lambda *_, **__: device.target.capability >= (8, 0),
-        "get_device_capability": lambda *_, **__: device.target.capability,
-        "is_current_stream_capturing": lambda: False,
-        "manual_seed": lambda *_: None,
-        "manual_seed_all": lambda *_: None,
-    }
+    replies = cuda_stubs.replies(device.host, lambda: device.target.capability, device.values.note)
+    homes = [(torch.cuda, replies), (torch.cuda.nvtx, cuda_stubs.nvtx_replies())]
+    if hasattr(torch, "accelerator"):  # from PyTorch 2.6 on
+        homes.append((torch.accelerator, cuda_stubs.accelerator_replies(device.host)))
     clear = torch.clear_autocast_cache
 
     def cleared() -> None:
         device.autocast.forget()
         clear()
 
+    # What torch._dynamo finds in torch.cuda as it is loaded stays with it, so it must not find these answers.
+    importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
     with ExitStack() as stack:
         if not device.host:  # parameters that come to the device stay who they are, as on a GPU
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
             torch.__future__.set_swap_module_params_on_conversion(True)
-        for name, reply in replies.items():
-            stack.enter_context(patch.object(torch.cuda, name, reply))
+        for place, said in homes:
+            for name, reply in said.items():
+                if hasattr(place, name):
+                    stack.enter_context(patch.object(place, name, reply))
         for home in () if device.host else (torch.nn.utils, torch.nn.utils.clip_grad):
             stack.enter_context(patch.object(home, "clip_grad_norm_", clip_gradients))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", cleared))

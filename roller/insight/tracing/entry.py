@@ -12,7 +12,8 @@ import inspect
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +27,8 @@ from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capabilit
 from roller.insight.tracing import model as models
 from roller.insight.tracing import steps, wrappers
 from roller.insight.tracing.choices import Target
+from roller.insight.tracing.compat import default_device, plain
+from roller.insight.tracing.inputs import called, moved
 from roller.insight.tracing.run import Session, errors
 
 _PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
@@ -54,7 +57,7 @@ def _once(
     for sentence in module._roller_said:
         session.values.note(sentence)
     precision = PRECISIONS[change.amp or "fp32"]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _defaults(module):
         warnings.simplefilter("ignore")
         with session.recording(), errors("model_provider failed", session.places):
             model = session.taken(models.built(module.model_provider, session.values.note), lasting)
@@ -62,13 +65,16 @@ def _once(
             session.adopt(model)
         with session.recording(), steps.mixed_precision(precision) as around:
             with errors("input_provider failed", session.places):
-                inputs = models.moved(module.input_provider(batch_size=change.batch))
+                inputs = module.input_provider(batch_size=change.batch)
+                with session.recorder.quiet(), plain():
+                    inputs = moved(inputs, copies=False)
                 session.adopt(model, inputs)
             with errors("iteration_provider failed", session.places):
                 step = module.iteration_provider(model)
+                session.adopt(model)  # with what was added to it
             for _ in range(iterations):
                 with session.iteration(), errors("a step failed", session.places), around():
-                    step(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+                    called(step, inputs)
         models.unchecked(model, again)
     return session.trace(
         {
@@ -76,6 +82,22 @@ def _once(
             "device": getattr(change.device, "name", change.device),
         }
     )  # fmt: skip
+
+
+@contextmanager
+def _defaults(module: ModuleType) -> Iterator[None]:
+    """Run under the default dtype and device that an entry file has set, and set none for others."""
+    before = (torch.get_default_dtype(), default_device())
+    dtype, device = getattr(module, "_roller_defaults", before)
+    try:
+        torch.set_default_dtype(dtype)
+        if device != before[1]:
+            torch.set_default_device(device)
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        if default_device() != before[1]:
+            torch.set_default_device(before[1])
 
 
 def batch_of(module: ModuleType) -> int:
@@ -106,8 +128,9 @@ def _loaded(path: Path) -> ModuleType:
     try:
         session = Session(Target())
         compiles = wrappers.eager(session.values.note, session.places.foreign)
-        with errors("the entry file could not be loaded", session.places), compiles:
+        with errors("the entry file could not be loaded", session.places), compiles, _defaults(module):
             spec.loader.exec_module(module)
+            module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:
         sys.path.remove(str(path.parent))
     module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]

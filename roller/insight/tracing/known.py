@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from roller.insight.tracing import host
-from roller.insight.tracing.compat import argument_names, takes_device, written
+from roller.insight.tracing.compat import argument_names, plain, takes_device, written
 
 #: Elements of a tensor whose values are followed.
 MOST_FOLLOWED = 1 << 18
@@ -49,6 +49,13 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
     empty = torch.empty(0, dtype=tensor.dtype, device="cpu")
     empty.set_(twin, tensor.storage_offset(), tensor.shape, tensor.stride()).copy_(value)
     own.__dict__[_KNOWN] = twin
+
+
+def unknow(tensor: torch.Tensor) -> None:
+    """Say that the values of a tensor of the device are not known."""
+    with plain():
+        if tensor.layout is torch.strided:
+            tensor.untyped_storage().__dict__.pop(_KNOWN, None)
 
 
 def forget(func: Any, args: Any, kwargs: Any) -> None:

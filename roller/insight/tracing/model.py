@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from roller.errors import ModelError, shown
-from roller.insight.tracing import known
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.wrappers import plain_model
 
@@ -45,22 +44,6 @@ def on_device(model: torch.nn.Module) -> torch.nn.Module:
     for module in copied.modules():
         module._compiled_call_impl = None
     return copied
-
-
-def moved(value: Any, device: str = "meta") -> Any:
-    """Return tensors, in tuples, lists and mappings, on the device."""
-    if isinstance(value, torch.Tensor):
-        twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        values = known.value_of(value)
-        if values is not None and value.numel() <= known.MOST_FOLLOWED:
-            known.know(twin, values.detach())
-        return twin.requires_grad_(value.requires_grad)
-    if isinstance(value, Mapping):
-        return {key: moved(v, device) for key, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        parts = [moved(v, device) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
 
 
 def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], places: Places) -> tuple[str, ...]:

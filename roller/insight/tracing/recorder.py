@@ -77,6 +77,9 @@ class Recorder(TorchDispatchMode):
 
     def number(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> int:
         """Return the number of a tensor's storage; the first time it is seen, it is allocated."""
+        if tensor.layout is torch.sparse_coo:  # two tensors: what it holds, and where
+            self.number(tensor._indices(), kind, name)
+            return self.number(tensor._values(), kind, name)
         storage = tensor.untyped_storage()
         known = storage.__dict__.get(_MARK)
         if known is not None and known[0] is self.storages:

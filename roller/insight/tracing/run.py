@@ -17,11 +17,12 @@ from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
-from roller.insight.tracing import kinds, processor, steps, wrappers
+from roller.insight.tracing import kinds, known, processor, steps, wrappers
 from roller.insight.tracing import model as models
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.device import Device, answers
 from roller.insight.tracing.host import Building
+from roller.insight.tracing.inputs import arguments, channels_last, leaves, moved, resized
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.recorder import Recorder
 from roller.insight.tracing.values import Values
@@ -86,12 +87,12 @@ def _traced(request: Request, session: Session, original: torch.nn.Module, copie
     learns = request.optimizer is not None or request.loss is not None
     amp = steps.amp_dtype(request.amp)
     copied.train(learns)
-    inputs, targets = models.moved(request.inputs), models.moved(request.targets)
+    inputs, targets = moved(request.inputs), moved(request.targets)
     if request.channels_last:
-        inputs = _channels_last(inputs)
+        inputs = channels_last(inputs)
     again = models.checkpointed(copied, request.checkpoint, session.places) if learns else ()
     session.adopt(copied, inputs, targets)
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(inputs)
     call = lambda: copied(*args, **kwargs)  # noqa: E731
     with session.recording():
         with errors("the optimizer could not be made", session.places):
@@ -161,10 +162,12 @@ class Session:
         self.names.update({id(module): path for path, module in model.named_modules()})
         self.parameters.update(model.named_parameters())
         for name, held in self.parameters.items():
-            self.recorder.name(held, "parameter", name)
+            if not torch.nn.parameter.is_lazy(held):
+                self.recorder.name(held, "parameter", name)
+                known.unknow(held)  # it is trained, so no branch can depend on what it starts as
         for name, buffer in model.named_buffers():
             self.recorder.name(buffer, "buffer", name)
-        for tensor in _leaves((inputs, targets)):
+        for tensor in leaves((inputs, targets)):
             self.recorder.name(tensor, "input")
 
     @contextmanager
@@ -216,7 +219,7 @@ class Session:
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for optimizer in self.places.optimizers.values():
             for key, state in optimizer.state.items():
-                for tensor in _leaves(state):
+                for tensor in leaves(state):
                     self.recorder.name(tensor, "optimizer_state", names.get(id(key), ""))
 
     def trace(self, options: Mapping[str, Any]) -> Trace:
@@ -269,7 +272,7 @@ def _check(request: Request) -> None:
             f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "
             f"Choose one of them."
         )
-    tensors = list(_leaves(request.inputs))
+    tensors = list(leaves(request.inputs))
     if any(tensor.numel() == 0 for tensor in tensors):
         raise ModelError(
             f"trace: inputs: expected at least one sample, got a tensor of shape "
@@ -304,50 +307,7 @@ def errors(what: str, places: Places) -> Iterator[None]:
         ) from None
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
-
-
 def _batch(request: Request) -> int | None:
     """Return the size of the batch: that of the first tensor that has its axis."""
-    sizes = (t.shape[request.batch_axis] for t in _leaves(request.inputs) if t.dim() > request.batch_axis)
+    sizes = (t.shape[request.batch_axis] for t in leaves(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)
-
-
-def resized(value: Any, old: int, new: int, axis: int = 0) -> Any:
-    """Return tensors, in tuples, lists and mappings, with ``new`` for ``old`` samples on an axis; values are lost."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() <= axis or value.shape[axis] != old:
-            return value
-        shape = [new if n == axis else size for n, size in enumerate(value.shape)]
-        order = sorted(range(value.dim()), key=lambda n: (-value.stride()[n], n))
-        twin = torch.empty([shape[n] for n in order], dtype=value.dtype, device="meta")
-        twin = twin.permute([order.index(n) for n in range(value.dim())])
-        return twin.requires_grad_(value.requires_grad)
-    if isinstance(value, Mapping):
-        return {key: resized(v, old, new, axis) for key, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        parts = [resized(v, old, new, axis) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def _channels_last(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
-    if isinstance(value, Mapping):
-        return {key: _channels_last(v) for key, v in value.items()}
-    return type(value)(map(_channels_last, value)) if isinstance(value, (tuple, list)) else value
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _leaves(part)
