@@ -15,6 +15,7 @@ from roller.cli.training import (
     MIB,
     AmpOption,
     BatchesOption,
+    CallsOption,
     CheckpointOption,
     DevicesOption,
     EntryArgument,
@@ -51,6 +52,7 @@ def memory_command(
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
+    calls: CallsOption = None,
     allocator: AllocatorOption = "",
     top: TopOption = 8,
     snapshot: SnapshotOption = None,
@@ -74,7 +76,7 @@ def memory_command(
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
     if snapshot is not None:
         check_writable(snapshot)
-    step = step_of(file)
+    step = step_of(file, calls)
     rows: list[Row] = []
     failed: list[ModelError] = []
     with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done:

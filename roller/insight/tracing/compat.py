@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
     "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
-    "device_constructors", "plain", "takes_device", "unguarded", "written",
+    "device_constructors", "plain", "takes_device", "unguarded", "writes_by_name", "written",
 ]  # fmt: skip
 
 #: Ask, in a Python function of PyTorch, whether a mode or a subclass takes the call over.
@@ -87,3 +87,9 @@ def aliased(overload: Any) -> bool:
 def takes_device(overload: Any) -> bool:
     """Whether an overload may be told where its result is to be."""
     return any(argument.name == "device" for argument in overload._schema.arguments)
+
+
+def writes_by_name(name: str) -> bool:
+    """Whether an overload, as a trace names it, writes into its first argument: PyTorch marks it at the end."""
+    parts = name.split(".")
+    return len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__")

@@ -41,17 +41,17 @@ def trace_entry(
     device: str | DeviceSpec | None = None,
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
-    iterations: int = 2,
+    calls: int | None = None,
 ) -> TracedStep:
     """Return the trace of the steps an entry file describes: :func:`roller.insight.tracing.api.trace_entry`."""
     module = _loaded(Path(path))
     first = Change(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
-    return Again(lambda change: _once(module, path, change, iterations, lasting), first)(Change())
+    return Again(lambda change: _once(module, path, change, calls, lasting), first)(Change())
 
 
 def _once(
-    module: ModuleType, path: str | Path, change: Change, iterations: int, lasting: weakref.WeakSet[torch.nn.Module]
+    module: ModuleType, path: str | Path, change: Change, calls: int | None, lasting: weakref.WeakSet[torch.nn.Module]
 ) -> Trace:
     session = Session(Target(capability_of(change.device)))
     for sentence in module._roller_said:
@@ -72,9 +72,12 @@ def _once(
             with errors("iteration_provider failed", session.places):
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
-            for _ in range(iterations):
-                with session.iteration(), errors("a step failed", session.places), around():
+
+            def body() -> None:
+                with around():
                     called(step, inputs)
+
+            session.repeat(body, calls)
         models.unchecked(model, again)
     return session.trace(
         {

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -56,6 +58,8 @@ class Places:
         self.names = names
         self.phase: Phase = "forward"
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self.stepped: set[int] = set()
         self._stack: list[str] = []
         self._node: Place | None = None
         self._foreign: dict[str, bool] = {}
@@ -108,11 +112,18 @@ class Places:
             register_optimizer_step_pre_hook(self._step),
             register_optimizer_step_post_hook(self._stepped),
         ]
+        made = torch.optim.Optimizer.__init__
+
+        def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self.made.add(optimizer)
+
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
             setattr(home, name, self._watched(function))
         try:
-            yield
+            with patch.object(torch.optim.Optimizer, "__init__", make):
+                yield
         finally:
             for home, name, function in kept:
                 setattr(home, name, function)
@@ -155,6 +166,7 @@ class Places:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
+        self.stepped.add(id(optimizer))
 
     def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
         while frame is not None:

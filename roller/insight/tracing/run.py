@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import traceback
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
 from roller.insight.tracing import kinds, known, processor, steps, wrappers
 from roller.insight.tracing import model as models
+from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, said, traced_cycle
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.device import Device, answers
 from roller.insight.tracing.host import Building
@@ -41,7 +43,7 @@ class Request:
     checkpoint: bool | str | Sequence[str] = False
     device: str | DeviceSpec | None = None
     attention: str = "auto"
-    iterations: int = 2
+    calls: int | None = None
     keep_gradients: bool = False
     accumulate: int = 1
     scale_loss: bool = True
@@ -105,9 +107,7 @@ def _traced(request: Request, session: Session, original: torch.nn.Module, copie
             body = steps.training(copied, call, optimizer, step)
         else:
             body = steps.inference(call, amp)
-        for _ in range(request.iterations):
-            with session.iteration(), errors("a step failed", session.places):
-                body()
+        session.repeat(body, request.calls)
     return session.trace(
         {
             "mode": "training" if learns else "inference", "batch": _batch(request), "amp": request.amp,
@@ -139,7 +139,8 @@ class Session:
         self.values = Values(share_nonzero, self._where, None if hosted else processor.RULES, hosted=hosted)
         self.recorder = Recorder(self.places, self.values, name=target.type)
         self.device = Device(target, self.places, self.values)
-        self.iterations: list[int] = []
+        self.calls: list[Call] = []
+        self._optimizers: dict[int, int] = {}
 
     def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
         """Move a model to the device, as a trainer does; one that outlives the trace is copied.
@@ -202,15 +203,26 @@ class Session:
             if collected:
                 gc.enable()
 
-    @contextmanager
-    def iteration(self) -> Iterator[None]:
-        """Mark one step."""
-        self.recorder.iteration = len(self.iterations)
-        self.iterations.append(len(self.recorder.operators))
-        self.places.phase = "other"
-        yield
-        self._gradients()
-        gc.collect()
+    def repeat(self, body: Callable[[], Any], count: int | None = None) -> None:
+        """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
+        while len(self.calls) < count if count else not is_enough(self.calls, self._numbers()):
+            first = len(self.recorder.operators)
+            self.recorder.iteration = len(self.calls)
+            self.places.phase = "other"
+            self.places.stepped.clear()
+            with errors("a step failed", self.places):
+                body()
+            self._gradients()
+            gc.collect()
+            run = self.recorder.operators[first:]
+            self.calls.append(Call(first, forward_of(run), frozenset(map(self._number, self.places.stepped))))
+
+    def _number(self, key: int) -> int:
+        return self._optimizers.setdefault(key, len(self._optimizers))
+
+    def _numbers(self) -> frozenset[int]:
+        """Return the numbers of all optimizers there are."""
+        return frozenset(self._number(id(optimizer)) for optimizer in self.places.made)
 
     def _gradients(self) -> None:
         for name, parameter in self.parameters.items():
@@ -226,14 +238,24 @@ class Session:
         """Return what was written down."""
         recorder = self.recorder
         recorder.close()
+        cycle, ends = traced_cycle(self.calls, self._numbers()), boundaries(self.calls)
+        names = {self._number(id(optimizer)): type(optimizer).__name__ for optimizer in self.places.made}
+        for sentence in said(self.calls, cycle, names, self._numbers()):
+            self.values.note(sentence)
+        starts = [0, *ends[:-1]]
+        for operator in recorder.operators[self.calls[0].first :]:
+            step = bisect_right(starts, operator.iteration) - 1
+            object.__setattr__(operator, "iteration", step)
         libraries = _libraries(self.target, recorder)
         return Trace(
             tuple(recorder.operators),
             tuple(recorder.events),
             kinds.settled(recorder.operators, recorder.events, recorder.storages),
-            (*self.iterations, len(recorder.operators)),
+            (*(self.calls[n].first for n in starts), len(recorder.operators)),
             {
                 **options,
+                "accumulate": options.get("accumulate", 1) * cycle.accumulate,
+                "unlike_steps": cycle.steps,
                 "capability": list(self.target.sm),
                 "capability_matters": self.target.matters,
                 "libraries": libraries,
@@ -256,8 +278,10 @@ def _libraries(target: Target, recorder: Recorder) -> list[str]:
 
 
 def _check(request: Request) -> None:
-    for name, least in (("iterations", 1), ("accumulate", 1), ("batch_axis", 0)):
+    for name, least in (("calls", 1), ("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
+        if name == "calls" and value is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ModelError(
                 f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."
