@@ -17,6 +17,7 @@ from roller.cli.training import (
     MIB,
     AmpOption,
     BatchesOption,
+    CallsOption,
     CheckpointOption,
     DevicesOption,
     amps_of,
@@ -50,6 +51,7 @@ class Asked:
     checkpoints: list[bool]
     policy: str | None
     shapes: dict[str, tuple[int, ...]]
+    calls: int | None = None
 
 
 def forecast_command(
@@ -59,6 +61,7 @@ def forecast_command(
     policy: PolicyOption = None,
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
+    calls: CallsOption = None,
     shapes: ShapeOption = None,
     top: TopOption = 0,
     as_json: JsonOption = False,
@@ -70,7 +73,7 @@ def forecast_command(
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes),
+        shapes_of(shapes), calls,
     )  # fmt: skip
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
@@ -97,7 +100,7 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
     need_torch()
-    first = step_of(file)
+    first = step_of(file, asked.calls)
     for batch in asked.batches:
         for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
             for spec, count in asked.devices:
@@ -110,6 +113,8 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
 def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
     from roller.insight.onnx_models import forecast_onnx
 
+    if asked.calls is not None:
+        raise UsageError(f"{file.name}: expected no --calls for a model, which is no step. Drop it.")
     if any(count > 1 for _, count in asked.devices) or asked.amps != ["fp32"] or asked.checkpoints != [False]:
         raise UsageError(
             f"{file.name}: expected single devices, and no --amp or --checkpoint, for a model, got others. "

@@ -15,6 +15,7 @@ from roller.cli.training import (
     MIB,
     AmpOption,
     BatchesOption,
+    CallsOption,
     CheckpointOption,
     DevicesOption,
     EntryArgument,
@@ -51,6 +52,7 @@ def memory_command(
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
+    calls: CallsOption = None,
     allocator: AllocatorOption = "",
     top: TopOption = 8,
     snapshot: SnapshotOption = None,
@@ -74,7 +76,7 @@ def memory_command(
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
     if snapshot is not None:
         check_writable(snapshot)
-    step = step_of(file)
+    step = step_of(file, calls)
     rows: list[Row] = []
     failed: list[ModelError] = []
     with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done:
@@ -103,7 +105,7 @@ def memory_command(
     for row in rows:
         if row.memory is not None and top:
             screen.print(_holders(row, top))
-        for line in row.advice(step, conf):
+        for line in (*row.advice(step, conf), *row.notes):
             if line not in said:
                 said[line] = None
                 screen.say(line)
@@ -113,10 +115,12 @@ class Row:
     """The memory of a step on a device, at one batch and in one way of training."""
 
     def __init__(
-        self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = ""
-    ) -> None:
+        self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         self.spec, self.device, self.batch = spec, spec.name, batch
         self.amp, self.checkpoint, self.memory, self.said = amp, checkpoint, memory, said
+        self.notes = notes
 
     @classmethod
     def of(
@@ -129,10 +133,12 @@ class Row:
                 found = step.max_batch(spec, amp=amp, checkpoint=checkpoint, settings=conf)
             except NoCandidateError as error:
                 return cls(spec, 0, amp, checkpoint, None, str(error))
-            return cls(spec, found.batch, amp, checkpoint, found.memory, f"batch {found.batch + 1} does not fit")
+            notes = step.at(batch=found.batch, device=spec, amp=amp, checkpoint=checkpoint).warnings
+            said = f"batch {found.batch + 1} does not fit"
+            return cls(spec, found.batch, amp, checkpoint, found.memory, said, notes)
         size = int(batch or step.options["batch"])
-        memory = step.memory(spec, batch=size, amp=amp, checkpoint=checkpoint, settings=conf)
-        return cls(spec, size, amp, checkpoint, memory)
+        traced = step.at(batch=size, device=spec, amp=amp, checkpoint=checkpoint)
+        return cls(spec, size, amp, checkpoint, traced.memory(spec, settings=conf), notes=traced.warnings)
 
     def advice(self, step: TracedStep, conf: AllocatorSettings) -> list[str]:
         """Return what makes a step fit that does not: each tried."""
@@ -167,6 +173,7 @@ class Row:
         base = {
             "device": self.device, "batch": self.batch, "amp": self.amp, "checkpoint": self.checkpoint,
             "kind": "predicted", "fits": memory is not None and memory.fits, "said": self.said,
+            "notes": list(self.notes),
         }  # fmt: skip
         if memory is None:
             return base

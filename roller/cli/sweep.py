@@ -13,6 +13,7 @@ from roller.cli.progress import counted_steps
 from roller.cli.training import (
     AmpOption,
     BatchesOption,
+    CallsOption,
     CheckpointOption,
     DevicesOption,
     EntryArgument,
@@ -48,6 +49,7 @@ def sweep_command(
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
+    calls: CallsOption = None,
     policy: PolicyOption = "library",
     prices: PricesOption = None,
     csv: CsvOption = None,
@@ -70,7 +72,7 @@ def sweep_command(
             check_writable(path)
     if picture is not None:
         sweeps.check_picture(picture)
-    step = step_of(file)
+    step = step_of(file, calls)
     with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done:
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done

@@ -37,6 +37,13 @@ CheckpointOption = Annotated[
         "--checkpoint", metavar="WORDS", help="Blocks that run again in backward: no, yes, or no,yes for both."
     ),
 ]
+CallsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--calls", min=1, metavar="N",
+        help="Calls of the step to trace; by default until all optimizers have stepped and shapes repeat.",
+    ),
+]  # fmt: skip
 EntryArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions.")]
 
 
@@ -107,11 +114,11 @@ def checkpoints_of(text: str) -> list[bool]:
     return [word == "yes" for word in words_of("--checkpoint", text, ("no", "yes"))]
 
 
-def step_of(file: Path) -> TracedStep:
+def step_of(file: Path, calls: int | None = None) -> TracedStep:
     """Return the step of an entry file, as the file has it: what each row changes is traced then."""
     from roller.insight.tracing.api import trace_entry
 
-    return trace_entry(file)
+    return trace_entry(file, calls=calls)
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:

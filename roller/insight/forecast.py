@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from roller.core.cyclic import held_back
@@ -90,6 +90,8 @@ class Forecast:
         What their links work in a step, and what of it the devices wait for.
     amp, checkpoint
         Precision, and the modules that run again in backward, as the trace says.
+    samples
+        Samples of a step on each device: its batch, as often as gradients are accumulated.
     """
 
     device: str
@@ -110,6 +112,7 @@ class Forecast:
     exposed_s: float = 0.0
     amp: str | None = None
     checkpoint: tuple[str, ...] = ()
+    samples: float = 0.0
 
     @property
     def bound(self) -> str:
@@ -121,7 +124,8 @@ class Forecast:
     @property
     def throughput(self) -> float:
         """Samples per second of all devices; 0 where the batch is unknown, or the step does not fit."""
-        return self.devices * self.batch / self.iteration_s if self.memory.fits and self.iteration_s else 0.0
+        fits = self.memory.fits and self.iteration_s
+        return self.devices * (self.samples or self.batch) / self.iteration_s if fits else 0.0
 
     def by_operator(self) -> list[Share]:
         """Return the operators by name, the most expensive first."""
@@ -145,7 +149,7 @@ class Forecast:
                 seconds[name] += price.seconds
                 calls[name] += 1
                 bound[name][price.resource] += price.seconds
-        whole = self.device_s or 1.0
+        whole = sum(price.seconds for _, price in self.operators) or 1.0
         rows = [Share(n, calls[n], s, s / whole, max(bound[n], key=lambda r: bound[n][r])) for n, s in seconds.items()]
         return sorted(rows, key=lambda x: -x.seconds)
 
@@ -157,6 +161,7 @@ class Forecast:
             "device": self.device,
             "policy": self.policy,
             "batch": self.batch,
+            "samples": self.samples or self.batch,
             "devices": self.devices,
             "amp": self.amp or "fp32",
             "checkpoint": list(self.checkpoint),
@@ -235,6 +240,15 @@ def forecast(
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
+    last, *others = (_of_step(t, spec, policy, host_op_s, settings, kernels, devices) for t in trace.unlike())
+    return _mean(last, others) if others else last
+
+
+def _of_step(
+    trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, settings: AllocatorSettings | None,
+    kernels: Kernels | None, devices: int,
+) -> Forecast:  # fmt: skip
+    """Return the forecast of the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels)
     graph = graph_of(step, host_op_s)
     if devices != 1:
@@ -250,8 +264,19 @@ def forecast(
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
         unmapped / device_s if device_s else 0.0, step.operators, tuple(trace.warnings), devices,
         sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_us(graph, run) / 1e6,
-        trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
+        trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip
+
+
+def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
+    """Return steps that differ as one: times are their means, operators those of the one that takes the longest."""
+    steps = (last, *others)
+    names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
+    means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
+    longest = max(steps, key=lambda step: step.device_s)
+    tight = next((step.memory for step in steps if not step.memory.fits), None)
+    memory = tight or max((step.memory for step in steps), key=lambda m: m.peak.reserved_bytes)
+    return replace(longest, memory=memory, **means)
 
 
 def _on_several(step: PricedStep, graph: Graph, devices: int) -> tuple[Graph, Trace]:

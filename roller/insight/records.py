@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -209,6 +209,21 @@ class Trace:
     def steady(self) -> tuple[Operator, ...]:
         """Return the operators of the last step: the first one sets up the optimizer's state."""
         return self.operators[self.iterations[-2] : self.iterations[-1]]
+
+    @property
+    def samples(self) -> float:
+        """Samples of one training step: its batch, as often as gradients are accumulated; 0 where it is not known."""
+        return float(self.options.get("batch") or 0) * float(self.options.get("accumulate") or 1)
+
+    def unlike(self) -> tuple[Trace, ...]:
+        """Return the trace up to each of the last steps that differ from one another, the last one first: mostly one."""
+        count = min(int(self.options.get("unlike_steps") or 1), len(self.iterations) - 1)
+        return (self, *(self._until(len(self.iterations) - n) for n in range(1, count)))
+
+    def _until(self, marks: int) -> Trace:
+        end = self.iterations[marks - 1]
+        events = tuple(event for event in self.events if event.operator < end)
+        return replace(self, operators=self.operators[:end], events=events, iterations=self.iterations[:marks])
 
     @cached_property
     def allocations(self) -> Mapping[int, Alloc]:

@@ -39,13 +39,14 @@ def trace(
     checkpoint: bool | str | Sequence[str] = False,
     device: str | DeviceSpec | None = None,
     attention: str = "auto",
-    iterations: int = 2,
+    calls: int | None = None,
     keep_gradients: bool = False,
     accumulate: int = 1,
     scale_loss: bool = True,
     channels_last: bool = False,
-    share_nonzero: float = 1.0,
+    share_nonzero: float | None = None,
     batch_axis: int = 0,
+    iterations: int | None = None,
 ) -> TracedStep:
     """Return what a model's training steps, or inferences, would run on a device, with all memory they ask for.
 
@@ -75,8 +76,9 @@ def trace(
         Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; one of sm_80 by default.
     attention
         ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
-    iterations
-        Steps to trace; the state of the optimizer appears in the first.
+    calls
+        Calls of the step to trace. By default as many as it takes until every optimizer has stepped and their shapes
+        repeat: two of an ordinary step, of one that accumulates over four calls eight; 32 at most.
     keep_gradients
         Zero gradients in place instead of dropping them.
     accumulate
@@ -86,9 +88,12 @@ def trace(
     channels_last
         Images and filters with channels innermost.
     share_nonzero
-        Share of a mask that is taken as true where a shape depends on its values.
+        Share of a mask that is taken as true where a shape depends on its values; by default what the values of the
+        inputs say, and all of it where they do not.
     batch_axis
         Axis of inputs and targets that holds the samples: what ``at`` changes for another batch.
+    iterations
+        Another name of ``calls``.
 
     Returns
     -------
@@ -116,8 +121,8 @@ def trace(
 
     return run(
         Request(
-            model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention, iterations,
-            keep_gradients, accumulate, scale_loss, channels_last, share_nonzero, batch_axis,
+            model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention,
+            iterations if calls is None else calls, keep_gradients, accumulate, scale_loss, channels_last, share_nonzero, batch_axis,
         )
     )  # fmt: skip
 
@@ -129,7 +134,8 @@ def trace_entry(
     device: str | DeviceSpec | None = None,
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
-    iterations: int = 2,
+    calls: int | None = None,
+    iterations: int | None = None,
 ) -> TracedStep:
     """Return the trace of an entry file, as :mod:`roller.insight.tracing.entry` describes it.
 
@@ -141,7 +147,7 @@ def trace_entry(
         Samples of a step; by default that of ``input_provider``.
     amp
         Automatic mixed precision put around the step, as in :func:`trace`; for a file that has none of its own.
-    device, checkpoint, iterations
+    device, checkpoint, calls, iterations
         As in :func:`trace`.
 
     Raises
@@ -152,4 +158,5 @@ def trace_entry(
     need_torch()
     from roller.insight.tracing import entry
 
-    return entry.trace_entry(path, batch=batch, device=device, amp=amp, checkpoint=checkpoint, iterations=iterations)
+    count = iterations if calls is None else calls
+    return entry.trace_entry(path, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=count)

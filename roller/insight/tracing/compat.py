@@ -10,16 +10,24 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = [
-    "TorchDispatchMode", "TorchFunctionMode", "argument_names", "backward_functions", "plain", "unguarded", "written",
+    "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
+    "device_constructors", "plain", "takes_device", "unguarded", "writes_by_name", "written",
 ]  # fmt: skip
 
 #: Ask, in a Python function of PyTorch, whether a mode or a subclass takes the call over.
 _GUARDS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 #: Replaced while a trace is made, so that it knows when backward begins and ends.
 backward_functions = ((torch.autograd, "backward"), (torch.autograd, "grad"))
+
+
+def default_device() -> torch.device | None:
+    """Return what ``torch.set_default_device`` was told; ``None`` for nothing."""
+    context = getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
+    return None if context is None else context.device
 
 
 def plain() -> AbstractContextManager[Any]:
@@ -66,3 +74,22 @@ def written(overload: Any) -> tuple[str, ...]:
         for argument in overload._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+
+
+@cache
+def aliased(overload: Any) -> bool:
+    """Whether an overload gives nothing but views of its arguments."""
+    returns = overload._schema.returns
+    return bool(returns) and all(r.alias_info is not None and not r.alias_info.is_write for r in returns)
+
+
+@cache
+def takes_device(overload: Any) -> bool:
+    """Whether an overload may be told where its result is to be."""
+    return any(argument.name == "device" for argument in overload._schema.arguments)
+
+
+def writes_by_name(name: str) -> bool:
+    """Whether an overload, as a trace names it, writes into its first argument: PyTorch marks it at the end."""
+    parts = name.split(".")
+    return len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__")

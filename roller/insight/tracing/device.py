@@ -7,6 +7,7 @@ autocast) is chosen here by the device's rule.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -17,13 +18,16 @@ from unittest.mock import patch
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from roller.insight.tracing import processor
+from roller.insight.tracing import cuda_stubs, host, processor
 from roller.insight.tracing.autocast import Autocast
 from roller.insight.tracing.choices import REPLACED, Target, clip_gradients
-from roller.insight.tracing.compat import TorchFunctionMode, plain, unguarded
+from roller.insight.tracing.compat import TorchFunctionMode, default_device, device_constructors, plain, unguarded
 from roller.insight.tracing.places import Places
+from roller.insight.tracing.values import Values
 
 _META = torch.device("meta")
+#: Functions that make a tensor and take the default device.
+_CONSTRUCTORS = frozenset(f.__name__ for f in device_constructors())
 
 
 class Device(TorchFunctionMode):
@@ -35,11 +39,14 @@ class Device(TorchFunctionMode):
         What decides which kernels it runs.
     places
         Told of every result, so that backward knows where it comes from.
+    values
+        Told what is read past operators.
     """
 
-    def __init__(self, target: Target, places: Places) -> None:
+    def __init__(self, target: Target, places: Places, values: Values) -> None:
         super().__init__()
         self.target = target
+        self.values = values
         self.places = places
         self.autocast = Autocast()
         self.host = target.type == "cpu"
@@ -56,6 +63,8 @@ class Device(TorchFunctionMode):
             value = func(*args)
             asked = getattr(getattr(func, "__self__", None), "__name__", "")
             return self._getters[asked] if asked in self._getters and args[0].is_meta else value
+        if name == "__set__" and getattr(getattr(func, "__self__", None), "__name__", "") == "data":
+            return self._set_data(func, *args)
         if name in ("__repr__", "__str__"):  # reads what a tensor is, not what it reads as
             with plain():
                 return func(*args, **(kwargs or {}))
@@ -73,6 +82,12 @@ class Device(TorchFunctionMode):
     def _answer(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("tolist", "numpy", "cuda", "cpu"):
             return self._moved(func, name, args, kwargs)
+        if name == "pin_memory":  # of the host, and there in any case
+            return args[0] if args[0].is_meta else args[0].clone()
+        if name == "record_stream":
+            return None
+        if name == "is_pinned":
+            return not args[0].is_meta
         replaced = self._replaced.get(name)
         if torch.is_autocast_enabled("cuda"):
             func, args, kwargs = self.autocast.cast(func, name, args, kwargs)
@@ -87,9 +102,22 @@ class Device(TorchFunctionMode):
         if name == "cuda" or (name == "cpu" and self.host):
             return tensor.to(_META)
         if not tensor.is_meta:
+            if name != "cpu" and host.is_unknown(tensor):
+                self.values.read(tensor.dtype, f"{name}()")
             return func(*args, **kwargs)
-        host = tensor.detach().to("cpu") if name != "cpu" else tensor.to("cpu")
-        return host if name == "cpu" else func(host, *args[1:], **kwargs)
+        copied = tensor.detach().to("cpu") if name != "cpu" else tensor.to("cpu")
+        return copied if name == "cpu" else self._moved(func, name, (copied, *args[1:]), kwargs)
+
+    def _set_data(self, func: Any, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Give a tensor other memory, which may be the device's where its own was the host's."""
+        if tensor.is_meta == value.is_meta:
+            func(tensor, value)
+            return
+        with plain():
+            twin = value.detach()
+            if isinstance(tensor, torch.nn.Parameter):
+                twin = torch.nn.Parameter(twin, tensor.requires_grad)
+            torch.utils.swap_tensors(tensor, twin)
 
     def _ours(self, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """Replace the devices a call names."""
@@ -97,14 +125,21 @@ class Device(TorchFunctionMode):
             kwargs["device"] = _META
         if self.host and name in processor.FACTORIES and kwargs.get("device") is None:
             kwargs["device"] = _META
-        if name == "pin_memory":
-            return args
+        if kwargs.get("device") is None and self._default() and name in _CONSTRUCTORS:
+            kwargs["device"] = _META
+        if kwargs.get("pin_memory"):
+            kwargs["pin_memory"] = False
         strings = name in ("to", "Generator")
         if any(isinstance(arg, torch.device) or (strings and isinstance(arg, str)) for arg in args):
             return tuple(
                 _META if (strings or isinstance(arg, torch.device)) and self._is_ours(arg) else arg for arg in args
             )
         return args
+
+    def _default(self) -> bool:
+        """Whether what names no device is made on ours, as ``torch.set_default_device`` has it."""
+        device = default_device()
+        return device is not None and self._is_ours(device)
 
     def _is_ours(self, device: Any) -> bool:
         """Whether a device that a call names is ours: a GPU's name always is, the host's where that is traced for."""
@@ -118,28 +153,27 @@ class Device(TorchFunctionMode):
 @contextmanager
 def answers(device: Device) -> Iterator[None]:
     """Answer the questions of ``torch.cuda`` as the device would, and collect what autocast has cast."""
-    replies: Mapping[str, Any] = {
-        "is_available": lambda: not device.host,
-        "device_count": lambda: 0 if device.host else 1,
-        "current_device": lambda: 0,
-        "synchronize": lambda *_, **__: None,
-        "empty_cache": lambda: None,
-        "reset_peak_memory_stats": lambda *_, **__: None,
-        "is_bf16_supported": lambda *_, **__: device.target.capability >= (8, 0),
-        "get_device_capability": lambda *_, **__: device.target.capability,
-        "is_current_stream_capturing": lambda: False,
-        "manual_seed": lambda *_: None,
-        "manual_seed_all": lambda *_: None,
-    }
+    replies = cuda_stubs.replies(device.host, lambda: device.target.capability, device.values.note)
+    homes = [(torch.cuda, replies), (torch.cuda.nvtx, cuda_stubs.nvtx_replies())]
+    if hasattr(torch, "accelerator"):  # from PyTorch 2.6 on
+        homes.append((torch.accelerator, cuda_stubs.accelerator_replies(device.host)))
     clear = torch.clear_autocast_cache
 
     def cleared() -> None:
         device.autocast.forget()
         clear()
 
+    # What torch._dynamo finds in torch.cuda as it is loaded stays with it, so it must not find these answers.
+    importlib.import_module("torch._dynamo.trace_rules").get_torch_obj_rule_map()
     with ExitStack() as stack:
-        for name, reply in replies.items():
-            stack.enter_context(patch.object(torch.cuda, name, reply))
+        if not device.host:  # parameters that come to the device stay who they are, as on a GPU
+            swaps = torch.__future__.get_swap_module_params_on_conversion()
+            stack.callback(torch.__future__.set_swap_module_params_on_conversion, swaps)
+            torch.__future__.set_swap_module_params_on_conversion(True)
+        for place, said in homes:
+            for name, reply in said.items():
+                if hasattr(place, name):
+                    stack.enter_context(patch.object(place, name, reply))
         for home in () if device.host else (torch.nn.utils, torch.nn.utils.clip_grad):
             stack.enter_context(patch.object(home, "clip_grad_norm_", clip_gradients))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", cleared))

@@ -11,9 +11,13 @@ import importlib.util
 import inspect
 import sys
 import warnings
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+
+import torch
 
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
@@ -21,8 +25,10 @@ from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
 from roller.insight.tracing import model as models
-from roller.insight.tracing import steps
+from roller.insight.tracing import steps, wrappers
 from roller.insight.tracing.choices import Target
+from roller.insight.tracing.compat import default_device, plain
+from roller.insight.tracing.inputs import called, moved
 from roller.insight.tracing.run import Session, errors
 
 _PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
@@ -35,39 +41,66 @@ def trace_entry(
     device: str | DeviceSpec | None = None,
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
-    iterations: int = 2,
+    calls: int | None = None,
 ) -> TracedStep:
     """Return the trace of the steps an entry file describes: :func:`roller.insight.tracing.api.trace_entry`."""
     module = _loaded(Path(path))
     first = Change(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
-    return Again(lambda change: _once(module, path, change, iterations), first)(Change())
+    lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
+    return Again(lambda change: _once(module, path, change, calls, lasting), first)(Change())
 
 
-def _once(module: ModuleType, path: str | Path, change: Change, iterations: int) -> Trace:
+def _once(
+    module: ModuleType, path: str | Path, change: Change, calls: int | None, lasting: weakref.WeakSet[torch.nn.Module]
+) -> Trace:
     session = Session(Target(capability_of(change.device)))
+    for sentence in module._roller_said:
+        session.values.note(sentence)
     precision = PRECISIONS[change.amp or "fp32"]
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _defaults(module):
         warnings.simplefilter("ignore")
         with session.recording(), errors("model_provider failed", session.places):
-            model = models.built(module.model_provider)
-            model = models.on_device(model)
+            model = session.taken(models.built(module.model_provider, session.values.note), lasting)
             again = models.checkpointed(model, change.checkpoint or False, session.places)
             session.adopt(model)
         with session.recording(), steps.mixed_precision(precision) as around:
             with errors("input_provider failed", session.places):
-                inputs = models.moved(module.input_provider(batch_size=change.batch))
+                inputs = module.input_provider(batch_size=change.batch)
+                with session.recorder.quiet(), plain():
+                    inputs = moved(inputs, copies=False)
                 session.adopt(model, inputs)
             with errors("iteration_provider failed", session.places):
                 step = module.iteration_provider(model)
-            for _ in range(iterations):
-                with session.iteration(), errors("a step failed", session.places), around():
-                    step(*(inputs if isinstance(inputs, (tuple, list)) else (inputs,)))
+                session.adopt(model)  # with what was added to it
+
+            def body() -> None:
+                with around():
+                    called(step, inputs)
+
+            session.repeat(body, calls)
+        models.unchecked(model, again)
     return session.trace(
         {
             "mode": "entry", "entry": str(path), "batch": change.batch, "amp": precision, "checkpoint": list(again),
             "device": getattr(change.device, "name", change.device),
         }
     )  # fmt: skip
+
+
+@contextmanager
+def _defaults(module: ModuleType) -> Iterator[None]:
+    """Run under the default dtype and device that an entry file has set, and set none for others."""
+    before = (torch.get_default_dtype(), default_device())
+    dtype, device = getattr(module, "_roller_defaults", before)
+    try:
+        torch.set_default_dtype(dtype)
+        if device != before[1]:
+            torch.set_default_device(device)
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        if default_device() != before[1]:
+            torch.set_default_device(before[1])
 
 
 def batch_of(module: ModuleType) -> int:
@@ -96,10 +129,14 @@ def _loaded(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
-        with errors("the entry file could not be loaded", Session(Target()).places):
+        session = Session(Target())
+        compiles = wrappers.eager(session.values.note, session.places.foreign)
+        with errors("the entry file could not be loaded", session.places), compiles, _defaults(module):
             spec.loader.exec_module(module)
+            module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:
         sys.path.remove(str(path.parent))
+    module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]
     names = [name for name in vars(module) if callable(getattr(module, name))]
     for name in _PROVIDERS:
         if not callable(getattr(module, name, None)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,27 +12,24 @@ from torch.utils.checkpoint import checkpoint
 
 from roller.errors import ModelError, shown
 from roller.insight.tracing.places import Places
+from roller.insight.tracing.wrappers import plain_model
 
 
-def built(model: Any) -> torch.nn.Module:
-    """Return a module: what it is, or what a function gives, built without memory where it can be."""
+def built(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
+    """Return a module: what it is, or what a function gives; what it is compiled by is left out, and said."""
     if isinstance(model, torch.nn.Module):
-        return model
+        return plain_model(model, said)
     if not callable(model):
         raise ModelError(
             f"trace: model: expected a torch.nn.Module or a function that returns one, got {shown(model)}. "
             f"Pass the module."
         )
-    try:
-        with torch.device("meta"):
-            found = model()
-    except (RuntimeError, NotImplementedError):  # a constructor that reads values: it needs real ones
-        found = model()
+    found = model()
     if not isinstance(found, torch.nn.Module):
         raise ModelError(
             f"trace: model: expected a function that returns a torch.nn.Module, got {shown(found)}. Return the module."
         )
-    return found
+    return plain_model(found, said)
 
 
 def on_device(model: torch.nn.Module) -> torch.nn.Module:
@@ -43,20 +40,10 @@ def on_device(model: torch.nn.Module) -> torch.nn.Module:
         memo[id(parameter)] = torch.nn.Parameter(twin, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():
         memo[id(buffer)] = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="meta")
-    return copy.deepcopy(model, memo)
-
-
-def moved(value: Any, device: str = "meta") -> Any:
-    """Return tensors, in tuples, lists and mappings, on the device."""
-    if isinstance(value, torch.Tensor):
-        twin = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
-        return twin.requires_grad_(value.requires_grad)
-    if isinstance(value, Mapping):
-        return {key: moved(v, device) for key, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        parts = [moved(v, device) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        module._compiled_call_impl = None
+    return copied
 
 
 def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], places: Places) -> tuple[str, ...]:
@@ -88,6 +75,12 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], pla
         module = model.get_submodule(path)
         module.forward = _again(module.forward, path, places)
     return paths
+
+
+def unchecked(model: torch.nn.Module, paths: Iterable[str]) -> None:
+    """Let modules keep what they compute again."""
+    for path in paths:
+        model.get_submodule(path).__dict__.pop("forward", None)
 
 
 def is_matched(path: str, pattern: str) -> bool:

@@ -15,6 +15,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -58,6 +60,8 @@ class Places:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Is called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self.stepped: set[int] = set()
         self._stack: list[str] = []
         self._node: Place | None = None
         self._foreign: dict[str, bool] = {}
@@ -75,6 +79,8 @@ class Places:
 
     def remember(self, result: Any) -> None:
         """Give the new nodes of the autograd graph behind a result the place of now."""
+        if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
+            return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
         place = None
@@ -108,11 +114,18 @@ class Places:
             register_optimizer_step_pre_hook(self._step),
             register_optimizer_step_post_hook(self._stepped),
         ]
+        made = torch.optim.Optimizer.__init__
+
+        def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self.made.add(optimizer)
+
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
             setattr(home, name, self._watched(function))
         try:
-            yield
+            with patch.object(torch.optim.Optimizer, "__init__", make):
+                yield
         finally:
             for home, name, function in kept:
                 setattr(home, name, function)
@@ -156,6 +169,7 @@ class Places:
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
+        self.stepped.add(id(optimizer))
 
     def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
         while frame is not None:

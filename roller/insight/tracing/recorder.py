@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class Recorder(TorchDispatchMode):
         self.events: list[Alloc | Free] = []
         self.storages: dict[int, Storage] = {}
         self.iteration = 0
+        self._quiet = False
         self._dtypes: dict[torch.dtype, str] = {}
         self._finalizers: list[weakref.finalize] = []  # type: ignore[type-arg]
 
@@ -52,10 +54,12 @@ class Recorder(TorchDispatchMode):
         with plain():
             if (func.namespace != "aten" and func.namespace == "prim") or func.name() in _SILENT:
                 return func(*args, **kwargs)
+            if self._quiet:
+                return self.values.run(func, args, kwargs, any(t.is_meta for t in _tensors((*args, *kwargs.values()))))
             read = [tensor for tensor in _tensors((*args, *kwargs.values())) if tensor.device.type == self.device]
             # Frees that follow belong to this operator, so the inputs are written down before it runs.
             inputs = tuple(self.record(tensor) for tensor in read)
-            result = self.values.run(func, args, kwargs)
+            result = self.values.run(func, args, kwargs, bool(read))
             outputs = tuple(t for t in _tensors((result,)) if t.device.type == self.device)
             if read or outputs or (self.type == "cpu" and func.namespace == "aten"):
                 self._write(func, args, kwargs, inputs, outputs)
@@ -73,6 +77,9 @@ class Recorder(TorchDispatchMode):
 
     def number(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> int:
         """Return the number of a tensor's storage; the first time it is seen, it is allocated."""
+        if tensor.layout is torch.sparse_coo:  # two tensors: what it holds, and where
+            self.number(tensor._indices(), kind, name)
+            return self.number(tensor._values(), kind, name)
         storage = tensor.untyped_storage()
         known = storage.__dict__.get(_MARK)
         if known is not None and known[0] is self.storages:
@@ -96,6 +103,15 @@ class Recorder(TorchDispatchMode):
         known = self.storages[number]
         if known.kind == "unknown":
             self.storages[number] = Storage(kind, name, known.size_bytes)
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Write nothing down."""
+        self._quiet = True
+        try:
+            yield
+        finally:
+            self._quiet = False
 
     def close(self) -> None:
         """Write down no further frees: what is alive now outlives the trace."""

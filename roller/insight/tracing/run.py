@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import traceback
 import warnings
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 
@@ -17,10 +19,13 @@ from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
-from roller.insight.tracing import kinds, processor, steps
+from roller.insight.tracing import kinds, known, processor, steps, wrappers
 from roller.insight.tracing import model as models
+from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, said, traced_cycle
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.device import Device, answers
+from roller.insight.tracing.host import Building
+from roller.insight.tracing.inputs import arguments, channels_last, leaves, moved, resized
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.recorder import Recorder
 from roller.insight.tracing.values import Values
@@ -39,12 +44,12 @@ class Request:
     checkpoint: bool | str | Sequence[str] = False
     device: str | DeviceSpec | None = None
     attention: str = "auto"
-    iterations: int = 2
+    calls: int | None = None
     keep_gradients: bool = False
     accumulate: int = 1
     scale_loss: bool = True
     channels_last: bool = False
-    share_nonzero: float = 1.0
+    share_nonzero: float | None = None
     batch_axis: int = 0
 
 
@@ -72,8 +77,8 @@ def _once(request: Request) -> Trace:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = Session(target, request.share_nonzero)
-        with errors("the model could not be built", session.places):
-            original = models.built(request.model)
+        with errors("the model could not be built", session.places), session.building():
+            original = models.built(request.model, session.values.note)
         with errors("the model could not be copied", session.places):
             copied = models.on_device(original)
             if request.channels_last:
@@ -85,12 +90,12 @@ def _traced(request: Request, session: Session, original: torch.nn.Module, copie
     learns = request.optimizer is not None or request.loss is not None
     amp = steps.amp_dtype(request.amp)
     copied.train(learns)
-    inputs, targets = models.moved(request.inputs), models.moved(request.targets)
+    inputs, targets = moved(request.inputs), moved(request.targets)
     if request.channels_last:
-        inputs = _channels_last(inputs)
+        inputs = channels_last(inputs)
     again = models.checkpointed(copied, request.checkpoint, session.places) if learns else ()
     session.adopt(copied, inputs, targets)
-    args, kwargs = _arguments(inputs)
+    args, kwargs = arguments(inputs)
     call = lambda: copied(*args, **kwargs)  # noqa: E731
     with session.recording():
         with errors("the optimizer could not be made", session.places):
@@ -103,9 +108,7 @@ def _traced(request: Request, session: Session, original: torch.nn.Module, copie
             body = steps.training(copied, call, optimizer, step)
         else:
             body = steps.inference(call, amp)
-        for _ in range(request.iterations):
-            with session.iteration(), errors("a step failed", session.places):
-                body()
+        session.repeat(body, request.calls)
     return session.trace(
         {
             "mode": "training" if learns else "inference", "batch": _batch(request), "amp": request.amp,
@@ -128,28 +131,60 @@ class Session:
         Share of a mask that is taken as true.
     """
 
-    def __init__(self, target: Target, share_nonzero: float = 1.0) -> None:
+    def __init__(self, target: Target, share_nonzero: float | None = None) -> None:
         self.target = target
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.places = Places(self.names)
         self.places.before_update = self._adopt_learning
-        self.values = Values(share_nonzero, self._where, processor.RULES if target.type == "cpu" else None)
+        hosted = target.type != "cpu"
+        self.values = Values(share_nonzero, self._where, None if hosted else processor.RULES, hosted=hosted)
         self.recorder = Recorder(self.places, self.values, name=target.type)
-        self.device = Device(target, self.places)
-        self.iterations: list[int] = []
+        self.device = Device(target, self.places, self.values)
+        self.calls: list[Call] = []
+        self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, torch.Tensor] = {}
+
+    def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
+        """Move a model to the device, as a trainer does; one that outlives the trace is copied.
+
+        Parameters
+        ----------
+        model
+            On the host, on the device, or in parts on both.
+        lasting
+            Models that another trace will find; this one is one of them from now on.
+        """
+        if not self.values.hosted or model in lasting:
+            return models.on_device(model)
+        lasting.add(model)
+        with self.recorder.quiet():
+            return model.to(torch.device("cuda", 0))
 
     def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
         """Give names to all that exists before the first step."""
         self.names.update({id(module): path for path, module in model.named_modules()})
         self.parameters.update(model.named_parameters())
         for name, held in self.parameters.items():
-            self._adopt_parameter(name, held)
+            if not torch.nn.parameter.is_lazy(held):
+                self._adopt_parameter(name, held)
+                known.unknow(held)  # it is trained, so no branch can depend on what it starts as
         for name, buffer in model.named_buffers():
             self.recorder.name(buffer, "buffer", name)
-        for tensor in _leaves((inputs, targets)):
+        for tensor in leaves((inputs, targets)):
             self.recorder.name(tensor, "input")
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Run what makes a model on the host, and write nothing down."""
+        with ExitStack() as stack:
+            stack.enter_context(wrappers.eager(self.values.note))
+            if self.values.hosted:
+                stack.enter_context(answers(self.device))
+            stack.enter_context(Building())
+            if self.values.hosted:
+                stack.enter_context(self.device)
+            yield
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -160,7 +195,10 @@ class Session:
         if ours:
             gc.freeze()
         try:
-            with self.places.watching(), answers(self.device), self.recorder, self.device:
+            with (
+                self.places.watching(), wrappers.eager(self.values.note), answers(self.device), self.recorder,
+                self.device,
+            ):  # fmt: skip
                 yield
         finally:
             if ours:
@@ -168,15 +206,26 @@ class Session:
             if collected:
                 gc.enable()
 
-    @contextmanager
-    def iteration(self) -> Iterator[None]:
-        """Mark one step."""
-        self.recorder.iteration = len(self.iterations)
-        self.iterations.append(len(self.recorder.operators))
-        self.places.phase = "other"
-        yield
-        self._gradients()
-        gc.collect()
+    def repeat(self, body: Callable[[], Any], count: int | None = None) -> None:
+        """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
+        while len(self.calls) < count if count else not is_enough(self.calls, self._numbers()):
+            first = len(self.recorder.operators)
+            self.recorder.iteration = len(self.calls)
+            self.places.phase = "other"
+            self.places.stepped.clear()
+            with errors("a step failed", self.places):
+                body()
+            self._gradients()
+            gc.collect()
+            run = self.recorder.operators[first:]
+            self.calls.append(Call(first, forward_of(run), frozenset(map(self._number, self.places.stepped))))
+
+    def _number(self, key: int) -> int:
+        return self._optimizers.setdefault(key, len(self._optimizers))
+
+    def _numbers(self) -> frozenset[int]:
+        """Return the numbers of all optimizers there are."""
+        return frozenset(self._number(id(optimizer)) for optimizer in self.places.made)
 
     def _adopt_parameter(self, name: str, parameter: torch.Tensor) -> None:
         self.recorder.name(parameter, "parameter", name)
@@ -205,21 +254,31 @@ class Session:
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for optimizer in self.places.optimizers.values():
             for key, state in optimizer.state.items():
-                for tensor in _leaves(state):
+                for tensor in leaves(state):
                     self.recorder.name(tensor, "optimizer_state", names.get(id(key), ""))
 
     def trace(self, options: Mapping[str, Any]) -> Trace:
         """Return what was written down."""
         recorder = self.recorder
         recorder.close()
+        cycle, ends = traced_cycle(self.calls, self._numbers()), boundaries(self.calls)
+        names = {self._number(id(optimizer)): type(optimizer).__name__ for optimizer in self.places.made}
+        for sentence in said(self.calls, cycle, names, self._numbers()):
+            self.values.note(sentence)
+        starts = [0, *ends[:-1]]
+        for operator in recorder.operators[self.calls[0].first :]:
+            step = bisect_right(starts, operator.iteration) - 1
+            object.__setattr__(operator, "iteration", step)
         libraries = _libraries(self.target, recorder)
         return Trace(
             tuple(recorder.operators),
             tuple(recorder.events),
             kinds.settled(recorder.operators, recorder.events, recorder.storages),
-            (*self.iterations, len(recorder.operators)),
+            (*(self.calls[n].first for n in starts), len(recorder.operators)),
             {
                 **options,
+                "accumulate": options.get("accumulate", 1) * cycle.accumulate,
+                "unlike_steps": cycle.steps,
                 "capability": list(self.target.sm),
                 "capability_matters": self.target.matters,
                 "libraries": libraries,
@@ -242,22 +301,25 @@ def _libraries(target: Target, recorder: Recorder) -> list[str]:
 
 
 def _check(request: Request) -> None:
-    for name, least in (("iterations", 1), ("accumulate", 1), ("batch_axis", 0)):
+    for name, least in (("calls", 1), ("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
+        if name == "calls" and value is None:
+            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ModelError(
                 f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."
             )
-    if not isinstance(request.share_nonzero, (int, float)) or not 0 <= request.share_nonzero <= 1:
+    share = request.share_nonzero
+    if share is not None and (not isinstance(share, (int, float)) or not 0 <= share <= 1):
         raise ModelError(
-            f"trace: share_nonzero: expected a number from 0 to 1, got {shown(request.share_nonzero)}. Mend it."
+            f"trace: share_nonzero: expected a number from 0 to 1, got {shown(share)}. Mend it."
         )
     if request.attention not in ("auto", "flash", "efficient", "cudnn", "math"):
         raise ModelError(
             f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "
             f"Choose one of them."
         )
-    tensors = list(_leaves(request.inputs))
+    tensors = list(leaves(request.inputs))
     if any(tensor.numel() == 0 for tensor in tensors):
         raise ModelError(
             f"trace: inputs: expected at least one sample, got a tensor of shape "
@@ -276,6 +338,9 @@ def errors(what: str, places: Places) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not places.foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
+        wrapped = wrappers.blamed(error, line)
+        if wrapped is not None:
+            raise wrapped from None
         text = str(error).strip().splitlines()
         if text and "does not support bfloat16" in text[0]:  # what autocast says below compute capability 8.0
             raise ModelError(
@@ -289,50 +354,7 @@ def errors(what: str, places: Places) -> Iterator[None]:
         ) from None
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
-
-
 def _batch(request: Request) -> int | None:
     """Return the size of the batch: that of the first tensor that has its axis."""
-    sizes = (t.shape[request.batch_axis] for t in _leaves(request.inputs) if t.dim() > request.batch_axis)
+    sizes = (t.shape[request.batch_axis] for t in leaves(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)
-
-
-def resized(value: Any, old: int, new: int, axis: int = 0) -> Any:
-    """Return tensors, in tuples, lists and mappings, with ``new`` for ``old`` samples on an axis; values are lost."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() <= axis or value.shape[axis] != old:
-            return value
-        shape = [new if n == axis else size for n, size in enumerate(value.shape)]
-        order = sorted(range(value.dim()), key=lambda n: (-value.stride()[n], n))
-        twin = torch.empty([shape[n] for n in order], dtype=value.dtype, device="meta")
-        twin = twin.permute([order.index(n) for n in range(value.dim())])
-        return twin.requires_grad_(value.requires_grad)
-    if isinstance(value, Mapping):
-        return {key: resized(v, old, new, axis) for key, v in value.items()}
-    if isinstance(value, (tuple, list)):
-        parts = [resized(v, old, new, axis) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
-    return value
-
-
-def _channels_last(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(memory_format=torch.channels_last) if value.dim() == 4 else value
-    if isinstance(value, Mapping):
-        return {key: _channels_last(v) for key, v in value.items()}
-    return type(value)(map(_channels_last, value)) if isinstance(value, (tuple, list)) else value
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part)
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from _leaves(part)

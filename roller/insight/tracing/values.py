@@ -1,7 +1,7 @@
 """What a trace says of values, which it does not have: few are known, for all others a default is declared.
 
 An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report says
-where. Constants that are written and then read (the ``found_inf`` of a gradient scaler) are followed.
+where. Values that follow from inputs and constants are known (``known``).
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
-from roller.insight.tracing.compat import argument_names, written
+from roller.insight.tracing import host, known
 
 _aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+#: Operators whose result's size depends on values.
+_SHAPED = frozenset(
+    (_aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.bincount.default,
+     _aten.repeat_interleave.Tensor)
+)  # fmt: skip
 Rules = Mapping[Any, Callable[..., Any]]
-_CONSTANT = "_roller_constant"
-
-#: A value that is read and not known: a flag is down, a count is one, a number is one.
-_DEFAULTS: Mapping[bool, Any] = {True: False, False: 1}
 
 
 class Values:
@@ -28,21 +31,23 @@ class Values:
     Parameters
     ----------
     share_nonzero
-        Share of a mask's elements that are true, where a shape depends on it.
+        Share of a mask's elements that are true, where a shape depends on it; ``None`` for what its values say, and all
+        where they are not known.
     where
         Says in one word where the model is, for warnings.
     rules
         What operators give on the device traced for, where their results on shapes alone differ.
+    hosted
+        Whether the host is another device than the one that is traced.
     """
 
-    def __init__(self, share_nonzero: float, where: Callable[[], str], rules: Rules | None = None) -> None:
+    def __init__(
+        self, share_nonzero: float | None, where: Callable[[], str], rules: Rules | None = None, *, hosted: bool = True
+    ) -> None:
         self.share_nonzero = share_nonzero
         self.warnings: dict[str, None] = {}
         self._where = where
-        self._fills: Mapping[Any, int] = {
-            _aten.full.default: 1, _aten.full_like.default: 1, _aten.fill_.Scalar: 1,
-            _aten.zeros.default: 0, _aten.zeros_like.default: 0, _aten.zero_.default: 0,
-        }  # fmt: skip
+        self.hosted = hosted
         self._rules: Mapping[Any, Callable[..., Any]] = {
             _aten._local_scalar_dense.default: self._item,
             _aten._to_copy.default: self._copy,
@@ -64,57 +69,88 @@ class Values:
             **(rules or {}),
         }
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return what an operator gives, by shapes."""
+    def run(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+        """Return what an operator gives, by shapes; ``ours`` says whether any argument is of the device."""
         rule = self._rules.get(func)
-        for name in written(func) if rule not in (self._unscale, self._update_scale) else ():
-            self._forget(args, kwargs, func, name)
-        result = func(*args, **kwargs) if rule is None else rule(func, *args, **kwargs)
-        if func in self._fills and result.is_meta:
-            result.untyped_storage().__dict__[_CONSTANT] = args[1] if self._fills[func] else 0
+        if rule in (self._unscale, self._update_scale):
+            return rule(func, *args, **kwargs)
+        if rule is not None and rule not in (self._copy, self._copy_into):
+            value = known.computed(func, args, kwargs) if ours and self._follows(func) else NotImplemented
+            if value is not NotImplemented:
+                self._shaped(func, args)
+                return tree_map_only(torch.Tensor, self._of_device, value)
+            result = rule(func, *args, **kwargs)
+        elif rule is not None:
+            result = rule(func, *args, **kwargs)
+        elif ours or not self.hosted:
+            result = func(*args, **kwargs)
+        else:
+            result = host.run(func, args, kwargs)
+        if ours or any(t.is_meta for t in host.tensors_of((result,))):
+            known.follow(func, args, kwargs, result)
         return result
 
+    def _follows(self, func: Any) -> bool:
+        """Whether known values say what an operator gives whose shape depends on them."""
+        return self.share_nonzero is None or func in (_aten._local_scalar_dense.default, _aten.equal.default)
+
+    def _shaped(self, func: Any, args: Any) -> None:
+        masks = args[1] if func is _aten.index.Tensor else ()
+        if func in _SHAPED or any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in masks):
+            self.warn("a shape depends on values; those of the inputs given are taken.")
+
     @staticmethod
-    def _forget(args: Any, kwargs: Any, func: Any, name: str) -> None:
-        place = [known for known, _, _ in argument_names(func)].index(name)
-        value = args[place] if place < len(args) else kwargs.get(name)
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, torch.Tensor):
-                tensor.untyped_storage().__dict__.pop(_CONSTANT, None)
+    def _of_device(value: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        known.know(made, value)
+        return made
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence for the report that belongs to no line, once."""
+        self.warnings[sentence] = None
 
     def warn(self, what: str) -> None:
         """Keep a sentence for the report, once."""
         self.warnings[f"{self._where()}: {what}"] = None
 
-    def _read(self, dtype: torch.dtype, what: str) -> Any:
-        value = (dtype.is_floating_point and 1.0) or _DEFAULTS[dtype is torch.bool]
+    def read(self, dtype: torch.dtype, what: str) -> Any:
+        """Return the declared default of a value that is read and not known, and say so."""
+        value = host.default_of(dtype)
         self.warn(f"{what} reads a value that a trace does not have; {value} is taken for it.")
         return value
 
     def _item(self, func: Any, tensor: torch.Tensor) -> Any:
-        if not tensor.is_meta:
-            return func(tensor)
-        known = tensor.untyped_storage().__dict__.get(_CONSTANT)
-        return self._read(tensor.dtype, "item()") if known is None else known
+        value = known.value_of(tensor)
+        return self.read(tensor.dtype, "item()") if value is None else func(value)
 
     def _copy(self, func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
         device = kwargs.get("device")
-        if not tensor.is_meta or device is None or device.type == "meta":
-            result = func(tensor, **kwargs)
-            known = tensor.untyped_storage().__dict__.get(_CONSTANT)
-            if known is not None:
-                result.untyped_storage().__dict__[_CONSTANT] = known
-            return result
-        dtype = kwargs.get("dtype") or tensor.dtype
-        return torch.full(tensor.shape, self._read(dtype, "a copy to the host"), dtype=dtype, device=device)
+        if tensor.is_meta and device is not None and device.type != "meta":  # to the host
+            value = known.value_of(tensor)
+            if value is not None:
+                return func(value, **kwargs)
+            shape = func(tensor, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+            return host.unknown(shape.shape, shape.stride(), shape.dtype)
+        return func(tensor, **kwargs) if tensor.is_meta or not self.hosted else host.run(func, (tensor,), kwargs)
 
     def _copy_into(self, func: Any, target: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if source.is_meta and not target.is_meta:
-            return target.fill_(self._read(target.dtype, "a copy to the host"))
-        return func(target, source, *args, **kwargs)
+            value = known.value_of(source)
+            if value is not None:
+                return func(target, value, *args, **kwargs)
+            host.forget(target)
+            return target
+        if target.is_meta or source.is_meta or not self.hosted:
+            return func(target, source, *args, **kwargs)
+        return host.run(func, (target, source, *args), kwargs)
 
-    def _count(self, elements: int) -> int:
-        share = self.share_nonzero
+    def _count(self, mask: torch.Tensor, elements: int) -> int:
+        share, value = self.share_nonzero, None if self.share_nonzero is not None else known.value_of(mask)
+        if value is not None:
+            count = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
+            self.warn(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
+            return count
+        share = 1.0 if share is None else share
         self.warn(f"a shape depends on the values of a mask; {share:.3g} of it is taken as true (share_nonzero).")
         return math.ceil(elements * share)
 
@@ -122,20 +158,21 @@ class Values:
         if not mask.is_meta:
             return func(mask)
         # Kernels write the transposed: one row of indices for each axis.
-        return torch.empty((mask.dim(), self._count(mask.numel())), dtype=torch.int64, device=mask.device).t()
+        count = self._count(mask, mask.numel())
+        return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
 
     def _masked_select(self, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
         if not mask.is_meta:
             return func(tensor, mask)
         both = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
-        return torch.empty(self._count(both), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty(self._count(mask, both), dtype=tensor.dtype, device=tensor.device)
 
     def _numbers(self, indices: Any) -> Any:
         """Return indices without masks: each is as many numbers as it has axes."""
         found: list[Any] = []
         for index in indices:
-            if isinstance(index, torch.Tensor) and index.is_meta and index.dtype in (torch.bool, torch.uint8):
-                count = self._count(index.numel())
+            if isinstance(index, torch.Tensor) and index.is_meta and index.dtype in _MASKS:
+                count = self._count(index, index.numel())
                 found += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
             else:
                 found.append(index)
@@ -150,7 +187,7 @@ class Values:
     def _equal(self, func: Any, one: torch.Tensor, other: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
         if not (one.is_meta or other.is_meta):
             return func(one, other, *rest, **kwargs)
-        return bool(self._read(torch.bool, "a comparison"))
+        return bool(self.read(torch.bool, "a comparison"))
 
     def _unique(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not tensor.is_meta:

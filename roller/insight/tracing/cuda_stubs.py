@@ -1,0 +1,166 @@
+"""What ``torch.cuda`` and ``torch.accelerator`` answer on the device that is traced."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+_ONE_STREAM = (
+    "streams: the step makes some of its own; all of it is traced on one stream, so nothing overlaps, and memory is "
+    "not kept apart by stream."
+)
+
+
+class Stream:
+    """A stream that is the same as every other."""
+
+    device_index, stream_id, cuda_stream, priority = 0, 0, 0, 0
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    wait_stream = wait_event = synchronize = _nothing
+
+    def query(self) -> bool:
+        """Whether all is done."""
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        """Return an event of it."""
+        return event or Event()
+
+    def __enter__(self) -> Stream:
+        """Run what follows on it."""
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Go back."""
+
+
+class Event:
+    """An event that is past."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def _nothing(self, *_: Any, **__: Any) -> None: ...
+
+    record = wait = synchronize = _nothing
+
+    def query(self) -> bool:
+        """Whether it is past."""
+        return True
+
+    def elapsed_time(self, _: Any) -> float:
+        """Return milliseconds: nothing is timed, so one."""
+        return 1.0
+
+
+class Scope(nullcontext[None]):
+    """A device that is chosen: there is one."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        super().__init__()
+
+
+def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]) -> Mapping[str, Any]:
+    """Return what functions of ``torch.cuda`` answer, by name.
+
+    Parameters
+    ----------
+    host
+        Whether the device that is traced is the host.
+    capability
+        Compute capability of the device.
+    note
+        Told in a sentence what is not traced as it runs.
+    """
+
+    class Own(Stream):  # PyTorch's modules ask for classes of these names
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+            note(_ONE_STREAM)
+
+    def properties(*_: Any, **__: Any) -> SimpleNamespace:
+        major, minor = capability()
+        return SimpleNamespace(
+            name="GPU", major=major, minor=minor, total_memory=1 << 40, multi_processor_count=100, warp_size=32
+        )
+
+    nothing = lambda *_, **__: None  # noqa: E731
+    zero = lambda *_, **__: 0  # noqa: E731
+    silent = (
+        "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed",
+        "manual_seed_all", "seed", "seed_all", "set_device", "set_stream", "ipc_collect", "init",
+        "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "reset_max_memory_cached",
+    )  # fmt: skip
+    counts = (
+        "current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
+        "memory_cached", "max_memory_cached", "utilization", "temperature", "initial_seed",
+    )  # fmt: skip
+    return {
+        **{name: nothing for name in silent},
+        **{name: zero for name in counts},
+        "is_available": lambda: not host,
+        "is_initialized": lambda: not host,
+        "device_count": lambda: 0 if host else 1,
+        "is_bf16_supported": lambda *_, **__: capability() >= (8, 0),
+        "get_device_capability": lambda *_, **__: capability(),
+        "get_device_name": lambda *_, **__: "GPU",
+        "get_device_properties": properties,
+        "get_arch_list": lambda: [],
+        "mem_get_info": lambda *_, **__: (1 << 40, 1 << 40),
+        "memory_stats": lambda *_, **__: {},
+        "memory_summary": lambda *_, **__: "",
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
+        "set_rng_state": nothing,
+        "device": Scope, "StreamContext": Scope,
+        "device_of": Scope,
+        "stream": Scope,
+        "current_stream": lambda *_, **__: Stream(),
+        "default_stream": lambda *_, **__: Stream(),
+        "Stream": Own,
+        "Event": Event,
+    }
+
+
+def accelerator_replies(host: bool) -> Mapping[str, Any]:
+    """Return what functions of ``torch.accelerator`` answer to code that is not PyTorch's own, by name.
+
+    PyTorch itself asks further, in C++, which nothing answers.
+    """
+    answers: Mapping[str, Callable[..., Any]] = {
+        "is_available": lambda: not host,
+        "current_accelerator": lambda *_, **__: None if host else torch.device("cuda"),
+        "device_count": lambda: 0 if host else 1,
+        "current_device_index": lambda: 0,
+        "synchronize": lambda *_, **__: None,
+        "set_device_index": lambda *_, **__: None,
+        "empty_cache": lambda: None,
+    }
+    real = {name: getattr(torch.accelerator, name, None) for name in answers}
+
+    def asked(name: str) -> Callable[..., Any]:
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_globals.get("__name__", "")
+            function = real[name] if str(caller).split(".")[0] == "torch" else answers[name]
+            return function(*args, **kwargs) if function is not None else None
+
+        return answer
+
+    return {name: asked(name) for name in answers}
+
+
+def nvtx_replies() -> Mapping[str, Any]:
+    """Return what functions of ``torch.cuda.nvtx`` answer, by name."""
+    return {
+        "range_push": lambda *_, **__: 0, "range_pop": lambda *_, **__: 0, "mark": lambda *_, **__: None,
+        "range": lambda *_, **__: nullcontext(),
+    }  # fmt: skip
