@@ -43,6 +43,8 @@ class Model(nn.Module):
         return self.head(x)
 '''
 _FEET = """
+calls = [0]  # of the step
+
 def model_provider():
     torch.manual_seed(0)
     model = Model()
@@ -55,7 +57,6 @@ def input_provider(batch_size={batch}):
 def iteration_provider(model):
     learning = [p for p in model.parameters() if p.requires_grad]
     optimizers = {optimizers}
-    calls = [0]
     def step(x):
         calls[0] += 1
 {body}
