@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from roller.insight.whatif.replay import Replay
+
+#: Share of a profile that waited for what it does not show, from which on it is said where.
+_WORTH_SAYING = 0.001
 
 FilesArgument = Annotated[
     list[Path],
@@ -40,18 +47,32 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
     screen = console()
     screen.print(table)
     for x in found:
-        if not x.is_explained:
-            screen.say(
-                f"{x.name}: device tasks waited {100 * x.unexplained_share:.1f} % of the time for what the profile "
-                f"does not show: what a change of it would bring cannot be predicted."
-            )
-        if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
-            step = f"{x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms"
-            screen.say(f"{x.name}: a steady step takes {step}")
-        if any(part.name not in ("forward", "other") for part in x.phases):
-            shares = (f"{p.name} {100 * p.critical_us / (x.replayed_us or 1.0):.1f} %" for p in x.phases)
-            screen.say(f"{x.name}: of the critical path: {', '.join(shares)}")
-        for lane in x.lanes[:4]:
-            if lane.critical_us:
-                share = 100 * lane.critical_us / (x.replayed_us or 1.0)
-                screen.say(f"{x.name}: {lane.lane}: {lane.tasks} tasks, {share:.1f} % of the critical path")
+        screen.say(f"{x.name}:")
+        for line in _said(x):
+            screen.say(f"  {line}")
+
+
+def _said(x: Replay) -> Iterator[str]:
+    """Yield what a replay tells beside its numbers, a line each."""
+    from roller.insight.whatif.unexplained import where
+
+    whole = x.replayed_us or 1.0
+    yield from x.graph.notes
+    if x.graph.incomplete:
+        yield f"{x.graph.incomplete} What a change of it would bring cannot be predicted."
+    elif not x.is_explained:
+        yield (
+            f"Waited {100 * x.unexplained_share:.1f} % of the time for what the profile does not show: what a change "
+            f"of it would bring cannot be predicted. {where(x.graph)}."
+        )
+    elif x.unexplained_share >= _WORTH_SAYING:
+        yield f"Not explained, and left out of the replay: {where(x.graph)}."
+    if not x.graph.is_latency_measured and x.graph.has_device:
+        yield f"No launch on an idle stream is in it: a latency of {x.graph.latency_us:.0f} us is assumed."
+    if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
+        yield f"A steady step takes {x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms."
+    if any(part.name not in ("forward", "other") for part in x.phases):
+        yield "Critical path: " + ", ".join(f"{p.name} {100 * p.critical_us / whole:.1f} %" for p in x.phases)
+    for lane in x.lanes[:4]:
+        if lane.critical_us:
+            yield f"{lane.lane}: {lane.tasks} tasks, {100 * lane.critical_us / whole:.1f} % of the critical path"

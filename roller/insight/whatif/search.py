@@ -10,7 +10,7 @@ from roller.errors import RollerError
 from roller.insight.whatif.ask import HARDLY, Answer, what_if
 from roller.insight.whatif.change import WhatIf
 from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.optimizers import KINDS
+from roller.insight.whatif.optimizers import KINDS, kinds_of
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.whatifs import (
@@ -86,7 +86,7 @@ def search(
         found.append(one)
         seen(one)
 
-    if graph.unexplained_share and not force:
+    if (graph.unexplained_share or graph.incomplete) and not force:
         what_if(graph, _nothing, baseline=baseline)  # refuses what cannot be explained, once
     for change in _candidates(graph):
         ask((change,), isinstance(change, Free))
@@ -121,8 +121,9 @@ def _candidates(graph: Graph) -> Iterator[WhatIf]:
         yield AMP()
         yield RestructuredNorm()
     if "update" in phases:
-        # what the optimizer is called is not in a profile: the one that moves most is assumed
-        yield FusedOptimizer(max(KINDS, key=lambda kind: sum(KINDS[kind])), "model" if graph.gradients else "factor")
+        # of what the optimizer may be, as far as the profile marks it, the one that moves most is assumed
+        likely = max(kinds_of(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
+        yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()
         yield Free(phase="update")
     if graph.has_device:
