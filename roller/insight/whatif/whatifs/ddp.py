@@ -43,8 +43,7 @@ class DDP(WhatIf):
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
-    assumptions = _ASSUMED
-    in_place = already.reduced
+    assumptions, in_place = _ASSUMED, already.reduced
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph of one of the devices; nothing is added where there is one alone."""
@@ -57,8 +56,8 @@ class DDP(WhatIf):
                 time = self.interference * ring_us(size, self.devices, bandwidth, latency_us)
                 copy, number = prices.stream("bucket", size, size, count), len(graph.tasks) + len(new)
                 new.append(New("bucket", "kernel", copy.value, behind=task, provenance=copy.provenance))
-                previous = number - (2 if first else 1) if position else number
-                new.append(New("all-reduce", "collective", time, lane=CHANNEL, after=tuple(dict.fromkeys((number, previous))),
+                previous = (number - (2 if first else 1),) if position else ()
+                new.append(New("all-reduce", "collective", time, lane=CHANNEL, after=(number, *previous),
                                size_bytes=size, place=graph.tasks[task].place))  # fmt: skip
                 if first:
                     new.append(replace(new[-2], name="unbucket", behind=None, ahead=first[0], after=(number + 1,)))
