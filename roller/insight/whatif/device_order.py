@@ -23,8 +23,8 @@ ROUNDING_US = 0.5
 _TOLERANCE_US, _EARLY_US = 2.0, 5.0
 #: How long before a task another stream's may have ended that it waited for; more where an event says that it did.
 _NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel that waited so long behind its launch was queued.
-_QUEUED_US = 30.0
+#: A kernel whose stream was busy for so long behind its launch was queued, and what is more than a gap is a wait.
+_QUEUED_US, _MOST_GAP_US = 30.0, 20.0
 #: No launch takes longer than this: a kernel that starts later waited.
 MOST_LATENCY_US = 100.0
 #: A launch is late where its kernel starts later than so many latencies.
@@ -108,7 +108,7 @@ class DeviceOrder:
                 late = item.start - launch.start
                 if late <= MOST_LATENCY_US:
                     (first if previous is None else latencies).append(late)
-            elif item.start - launch.start > _QUEUED_US:
+            elif previous.end > max(launch.start + _QUEUED_US, launch.end) and item.start - previous.end <= _MOST_GAP_US:
                 gaps.append(item.start - previous.end)
         found = latencies or first
         latency = median(found) if found else host().launch_latency_us
