@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from roller.insight.whatif.consistent import consistent
 from roller.insight.whatif.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
 from roller.insight.whatif.gradients import gradients
 from roller.insight.whatif.graph import Because, Dependency, Graph, Kind, Lane, Place, Task
@@ -143,15 +144,19 @@ class _Builder:
         self._order_queues()
         self._order_threads()
         origin = min((t.start for t in self.items), default=0.0)
-        held = {d.target for d in self.dependencies if not d.to_end}
         tasks = [
             Task(t.id, t.name, t.kind, t.lane, t.own, t.start - origin, t.end - origin, t.unexplained,
                  place=t.place, size_bytes=t.size_bytes)
             for t in self.items
         ]  # fmt: skip
+        dependencies = consistent(tasks, self.dependencies)
+        left_out = len(self.dependencies) - len(dependencies)
+        said = f"Its times contradict {left_out} of its dependencies, which are left out."
+        held = {d.target for d in dependencies if not d.to_end}
         starts = {t.id: t.measured_start_us for t in tasks if t.id not in held}
         return Graph(
-            tasks, self.dependencies, starts, latency, gap, name, self.gradients, is_latency_measured=is_measured,
+            tasks, dependencies, starts, latency, gap, name, self.gradients, is_latency_measured=is_measured,
+            notes=(said,) if left_out else (),
             optimizers=self.optimizers, captured_share=_captured_share(order.by_end),
         )  # fmt: skip
 

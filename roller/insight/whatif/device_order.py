@@ -108,7 +108,9 @@ class DeviceOrder:
                 late = item.start - launch.start
                 if late <= MOST_LATENCY_US:
                     (first if previous is None else latencies).append(late)
-            elif previous.end > max(launch.start + _QUEUED_US, launch.end) and item.start - previous.end <= _MOST_GAP_US:
+            elif (
+                previous.end > max(launch.start + _QUEUED_US, launch.end) and item.start - previous.end <= _MOST_GAP_US
+            ):
                 gaps.append(item.start - previous.end)
         found = latencies or first
         latency = median(found) if found else host().launch_latency_us

@@ -161,7 +161,7 @@ def _read(file: str | Path, rank: int) -> Graph:
     """Return the graph of a file, which says what is wrong with it and what it lacks."""
     profile = read_profile(file)
     made = build(profile.events, rank=rank, name=Path(file).name, overhead_us=profile.overhead_us)
-    notes = (*profile.notes, *note(profile))
+    notes = (*profile.notes, *note(profile), *made.notes)
     return replace(made, notes=notes, incomplete=missing(profile), world_size=profile.world_size)
 
 

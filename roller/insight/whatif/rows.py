@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
+import io
 import json
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 from roller.core.files import open_file
 from roller.errors import ArtifactError
+from roller.insight.whatif.inflate import Inflated
 
 #: Characters of one event at most: a damaged or hostile file must not fill the memory.
 _MOST_EVENT = 1 << 26
@@ -75,11 +76,10 @@ class Rows:
 
     def _read_rest(self, file: TextIO) -> None:
         """Read what follows the list, so that a gzip file's checksum is compared."""
-        try:
-            while file.read(_CHUNK):
-                pass
-        except gzip.BadGzipFile:
-            self.is_altered = True
+        while file.read(_CHUNK):
+            pass
+        source = getattr(file.buffer, "raw", None)
+        self.is_altered = isinstance(source, Inflated) and source.is_altered
 
     def _read(self, file: TextIO) -> str:
         text = file.read(_CHUNK)
@@ -180,7 +180,7 @@ def _opened(path: Path) -> TextIO:
     with open_file(path) as file:
         zipped = file.read(2) == b"\x1f\x8b"
     if zipped:
-        return cast("TextIO", gzip.open(path, "rt", encoding="utf-8", errors="replace"))
+        return io.TextIOWrapper(io.BufferedReader(Inflated(path), _CHUNK), encoding="utf-8", errors="replace")
     return path.open(encoding="utf-8", errors="replace")
 
 
