@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Share of a profile that waited for what it does not show, from which on it is said where.
 _WORTH_SAYING = 0.001
+#: Ends of files' names, which the table leaves out: it is as wide as a terminal.
+_SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")
 
 FilesArgument = Annotated[
     list[Path],
@@ -33,16 +36,11 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
     if as_json:
         print_json([x.to_dict() for x in found])
         return
-    columns = (
-        "profile", "tasks", "measured", "replayed", "error", "unexplained", "CPU only", "device only", "both",
-    )  # fmt: skip
-    table = Table(*columns, box=None)
+    table = Table("profile", "tasks", "measured", "replayed", "error", "unexplained", box=None)
     for x in found:
-        parts, whole = x.breakdown, x.replayed_us or 1.0
-        shares = (f"{100 * p / whole:.1f} %" for p in (parts.cpu_only_us, parts.device_only_us, parts.both_us))
         table.add_row(
-            x.name, str(len(x.graph.tasks)), f"{x.measured_us / 1e3:.3f} ms", f"{x.replayed_us / 1e3:.3f} ms",
-            f"{100 * x.error:+.2f} %", f"{100 * x.unexplained_share:.2f} %", *shares,
+            _SUFFIX.sub("", x.name), str(len(x.graph.tasks)), f"{x.measured_us / 1e3:.3f} ms",
+            f"{x.replayed_us / 1e3:.3f} ms", f"{100 * x.error:+.2f} %", f"{100 * x.unexplained_share:.2f} %",
         )  # fmt: skip
     screen = console()
     screen.print(table)
@@ -54,12 +52,14 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 def _said(x: Replay) -> Iterator[str]:
     """Yield what a replay tells beside its numbers, a line each."""
-    from roller.insight.whatif.unexplained import where
+    from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, where
 
     whole = x.replayed_us or 1.0
     yield from x.graph.notes
     if x.graph.incomplete:
         yield f"{x.graph.incomplete} What a change of it would bring cannot be predicted."
+    elif not x.is_explained and x.unexplained_share <= MOST_UNEXPLAINED:
+        yield "The replay takes another time than the profile: what a change of it would bring cannot be predicted."
     elif not x.is_explained:
         yield (
             f"Waited {100 * x.unexplained_share:.1f} % of the time for what the profile does not show: what a change "
@@ -71,6 +71,8 @@ def _said(x: Replay) -> Iterator[str]:
         yield f"No launch on an idle stream is in it: a latency of {x.graph.latency_us:.0f} us is assumed."
     if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
         yield f"A steady step takes {x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms."
+    parts = (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us"))
+    yield "Time: " + ", ".join(f"{name} {100 * getattr(x.breakdown, part) / whole:.1f} %" for name, part in parts)
     if any(part.name not in ("forward", "other") for part in x.phases):
         yield "Critical path: " + ", ".join(f"{p.name} {100 * p.critical_us / whole:.1f} %" for p in x.phases)
     for lane in x.lanes[:4]:

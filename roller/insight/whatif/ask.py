@@ -16,7 +16,7 @@ from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.simulate import Timeline, simulate
 from roller.insight.whatif.steadied import steadied
 from roller.insight.whatif.steps import steady_us, steps_us
-from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, where
+from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, strays, where
 from roller.insight.whatif.unroll import unrolled
 
 #: Error of the logarithm of a time by where it is from, where the device's model says none. Assumed.
@@ -176,6 +176,14 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
             f"{graph.name}: unexplained waiting: expected at most {100 * MOST_UNEXPLAINED:.0f} % of the time, got "
             f"{100 * graph.unexplained_share:.1f} %: {where(graph)}. What a change would bring cannot be said. Record "
             f"another profile, or ask all the same with --force (force=True)."
+        )
+    # whoever has a baseline has asked before
+    replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
+    if strays(graph, replayed_us):
+        raise RollerError(
+            f"{graph.name}: expected a replay of {graph.measured_us / 1e3:.3f} ms, as the profile took, got "
+            f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
+            f"all the same with --force (force=True)."
         )
     known, graph = bool(graph.overhead_us), without_overhead(graph)
     step_us = steady_us(graph, baseline or simulate(graph))

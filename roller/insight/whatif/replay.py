@@ -20,7 +20,7 @@ from roller.insight.whatif.missing import missing, note
 from roller.insight.whatif.ranks import join
 from roller.insight.whatif.simulate import Timeline, simulate
 from roller.insight.whatif.steps import steps_us
-from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, explained_part, waits
+from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, explained_part, strays, waits
 
 #: Unexplained waits that data lists, the longest.
 _MOST_WAITS = 20
@@ -63,7 +63,8 @@ class Replay:
     @property
     def is_explained(self) -> bool:
         """Whether a change of this profile can be predicted at all."""
-        return self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
+        is_known = self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
+        return is_known and not strays(self.graph, self.replayed_us)
 
     @property
     def measured_iteration_us(self) -> float:

@@ -86,8 +86,8 @@ def search(
         found.append(one)
         seen(one)
 
-    if (graph.unexplained_share or graph.incomplete) and not force:
-        what_if(graph, _nothing, baseline=baseline)  # refuses what cannot be explained, once
+    if not force:
+        what_if(graph, _nothing)  # refuses what cannot be explained, once
     for change in _candidates(graph):
         ask((change,), isinstance(change, Free))
     good = [x for x in _ranked(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]

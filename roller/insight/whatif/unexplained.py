@@ -17,6 +17,17 @@ from roller.insight.whatif.graph import Dependency, Graph, Lane, Task
 MOST_UNEXPLAINED = 0.05
 
 
+#: A replay that is off by more, beyond what is unexplained, is of a graph that is not the profile's.
+MOST_ERROR = 0.05
+
+
+def strays(graph: Graph, replayed_us: float) -> bool:
+    """Return whether a replay takes another time than the profile, less what is unexplained."""
+    measured, unexplained = graph.measured_us, graph.unexplained_share
+    error = replayed_us / measured - 1.0 if measured else 0.0
+    return replayed_us > 0.0 and (error > MOST_ERROR or error < -unexplained - MOST_ERROR)
+
+
 @dataclass(frozen=True)
 class Wait:
     """A time in which a stream, or a thread, waited for what the profile does not show.

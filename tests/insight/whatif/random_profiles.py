@@ -39,7 +39,9 @@ class Program:
         self.seen: set[str] = set()
 
     def row(self, category, name, start, took, lane, **arguments):
-        self.rows.append({"ph": "X", "cat": category, "name": name, "ts": start, "dur": took, "args": arguments, **lane})
+        self.rows.append(
+            {"ph": "X", "cat": category, "name": name, "ts": start, "dur": took, "args": arguments, **lane}
+        )
 
     def call(self, name, took, thread, **arguments):
         self.number += 1
@@ -68,8 +70,8 @@ class Program:
             took, ready = took + 2.0 * kernels, ready + 2.0 * kernels
         number, at = self.call("cudaGraphLaunch" if kernels > 1 else "cudaLaunchKernel", took, thread)
         for _ in range(kernels):
-            self.device(category, name, self.begins(stream, at + ready), draw.uniform(0.3, 2.0) * self.kernels_us, stream,
-                        number)  # fmt: skip
+            took = draw.uniform(0.3, 2.0) * self.kernels_us
+            self.device(category, name, self.begins(stream, at + ready), took, stream, number)
 
     def copy(self, thread, stream, to_device):
         """Copy pageable memory: the call returns when it is done."""
@@ -131,7 +133,9 @@ class Program:
                 self.launch(thread, stream, kernels=draw.randint(2, 30), name="captured")
             else:
                 self.launch(thread, stream, name=operator)
-            self.mark(operator, since, thread, "cpu_op", **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float"] * 2})
+            self.mark(
+                operator, since, thread, "cpu_op", **{"Input Dims": [[8, 8], [8, 8]], "Input type": ["float"] * 2}
+            )
 
     def step(self, number, marked=True):
         main, begin = self.main, self.now[self.main]
@@ -156,7 +160,8 @@ class Program:
 def program(seed, *, steps=None, marked=True):
     """Return a program that has run."""
     found = Program(seed)
-    for number in range(steps or found.draw.randint(1, 6)):
+    drawn = found.draw.randint(1, 6)
+    for number in range(drawn if steps is None else steps):
         found.step(number, marked)
     found.synchronise(found.main)
     return found
