@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.insight.whatif.breakdown import Breakdown, Part, breakdown, critical_path, parts
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.graph import Graph, Provenance, Task
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.simulate import Timeline, simulate
@@ -153,7 +154,7 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
     force
         Also where more of the profile is unexplained than a prediction can bear.
     baseline
-        A run of the graph without what recording took, where there is one already.
+        A run of the graph without what recording took and without loading, where there is one already.
 
     Notes
     -----
@@ -185,7 +186,7 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
             f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
             f"all the same with --force (force=True)."
         )
-    known, graph = bool(graph.overhead_us), without_overhead(graph)
+    known, graph = bool(graph.overhead_us), warm(without_overhead(graph))
     step_us = steady_us(graph, baseline or simulate(graph))
     common = steadied(graph)
     changed = common

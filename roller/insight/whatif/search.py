@@ -9,6 +9,7 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.whatif.ask import HARDLY, Answer, what_if
 from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.optimizers import KINDS, kinds_of
 from roller.insight.whatif.primitives import without_overhead
@@ -75,7 +76,7 @@ def search(
     RollerError
         The profile cannot be explained.
     """
-    baseline = simulate(without_overhead(graph))
+    baseline = simulate(warm(without_overhead(graph)))
     found: list[Found] = []
 
     def ask(changes: tuple[WhatIf, ...], is_bound: bool) -> None:
