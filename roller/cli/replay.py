@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, console, print_json
+
+if TYPE_CHECKING:
+    from roller.insight.whatif.replay import Replay
+
+#: Share of a profile that waited for what it does not show, from which on it is said where.
+_WORTH_SAYING = 0.001
+#: Ends of files' names, which the table leaves out: it is as wide as a terminal.
+_SUFFIX = re.compile(r"(\.pt\.trace)?\.json(\.gz)?")
 
 FilesArgument = Annotated[
     list[Path],
@@ -26,32 +36,45 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
     if as_json:
         print_json([x.to_dict() for x in found])
         return
-    columns = (
-        "profile", "tasks", "measured", "replayed", "error", "unexplained", "CPU only", "device only", "both",
-    )  # fmt: skip
-    table = Table(*columns, box=None)
+    table = Table("profile", "tasks", "measured", "replayed", "error", "unexplained", box=None)
     for x in found:
-        parts, whole = x.breakdown, x.replayed_us or 1.0
-        shares = (f"{100 * p / whole:.1f} %" for p in (parts.cpu_only_us, parts.device_only_us, parts.both_us))
         table.add_row(
-            x.name, str(len(x.graph.tasks)), f"{x.measured_us / 1e3:.3f} ms", f"{x.replayed_us / 1e3:.3f} ms",
-            f"{100 * x.error:+.2f} %", f"{100 * x.unexplained_share:.2f} %", *shares,
+            _SUFFIX.sub("", x.name), str(len(x.graph.tasks)), f"{x.measured_us / 1e3:.3f} ms",
+            f"{x.replayed_us / 1e3:.3f} ms", f"{100 * x.error:+.2f} %", f"{100 * x.unexplained_share:.2f} %",
         )  # fmt: skip
     screen = console()
     screen.print(table)
     for x in found:
-        if not x.is_explained:
-            screen.say(
-                f"{x.name}: device tasks waited {100 * x.unexplained_share:.1f} % of the time for what the profile "
-                f"does not show: what a change of it would bring cannot be predicted."
-            )
-        if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
-            step = f"{x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms"
-            screen.say(f"{x.name}: a steady step takes {step}")
-        if any(part.name not in ("forward", "other") for part in x.phases):
-            shares = (f"{p.name} {100 * p.critical_us / (x.replayed_us or 1.0):.1f} %" for p in x.phases)
-            screen.say(f"{x.name}: of the critical path: {', '.join(shares)}")
-        for lane in x.lanes[:4]:
-            if lane.critical_us:
-                share = 100 * lane.critical_us / (x.replayed_us or 1.0)
-                screen.say(f"{x.name}: {lane.lane}: {lane.tasks} tasks, {share:.1f} % of the critical path")
+        screen.say(f"{x.name}:")
+        for line in _said(x):
+            screen.say(f"  {line}")
+
+
+def _said(x: Replay) -> Iterator[str]:
+    """Yield what a replay tells beside its numbers, a line each."""
+    from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, where
+
+    whole = x.replayed_us or 1.0
+    yield from x.graph.notes
+    if x.graph.incomplete:
+        yield f"{x.graph.incomplete} What a change of it would bring cannot be predicted."
+    elif not x.is_explained and x.unexplained_share <= MOST_UNEXPLAINED:
+        yield "The replay takes another time than the profile: what a change of it would bring cannot be predicted."
+    elif not x.is_explained:
+        yield (
+            f"Waited {100 * x.unexplained_share:.1f} % of the time for what the profile does not show: what a change "
+            f"of it would bring cannot be predicted. {where(x.graph)}."
+        )
+    elif x.unexplained_share >= _WORTH_SAYING:
+        yield f"Not explained, and left out of the replay: {where(x.graph)}."
+    if not x.graph.is_latency_measured and x.graph.has_device:
+        yield f"No launch on an idle stream is in it: a latency of {x.graph.latency_us:.0f} us is assumed."
+    if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
+        yield f"A steady step takes {x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms."
+    parts = (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us"))
+    yield "Time: " + ", ".join(f"{name} {100 * getattr(x.breakdown, part) / whole:.1f} %" for name, part in parts)
+    if any(part.name not in ("forward", "other") for part in x.phases):
+        yield "Critical path: " + ", ".join(f"{p.name} {100 * p.critical_us / whole:.1f} %" for p in x.phases)
+    for lane in x.lanes[:4]:
+        if lane.critical_us:
+            yield f"{lane.lane}: {lane.tasks} tasks, {100 * lane.critical_us / whole:.1f} % of the critical path"

@@ -111,6 +111,8 @@ def _graph(files: list[Path], device: str | None) -> Graph:
 
 
 def _tell(answers: dict[str, Answer]) -> None:
+    from roller.insight.whatif.unexplained import where
+
     screen = console()
     for name, x in answers.items():
         screen.say(f"{name}: {_verdict(x)}")
@@ -130,13 +132,18 @@ def _tell(answers: dict[str, Answer]) -> None:
         if x.spread:
             screen.say(f"  Steps of the profile differ by {100 * x.spread:.0f} % of the median one.")
         if x.unexplained_share >= 0.001:
-            screen.say(f"  {100 * x.unexplained_share:.1f} % of the profile is waiting that it does not explain.")
+            said = f"{100 * x.unexplained_share:.1f} % of the profile is waiting that it does not explain"
+            screen.say(f"  {said}: {where(x.graphs[0])}.")
+        for sentence in (*x.in_place, *x.notes):
+            screen.say(f"  {sentence}")
         for sentence in x.assumptions:
             screen.say(f"  Assumed: {sentence}")
 
 
 def _verdict(x: Answer) -> str:
     interval = f"{_ms(x.lower_us)} to {_ms(x.upper_us)}"
+    if x.in_place and not x.is_changed:
+        return f"already in place: {_ms(x.baseline_us)} a step stays (1.00x)"
     if x.is_hardly_anything:
         return f"hardly anything: {_ms(x.baseline_us)} a step, then {_ms(x.iteration_us)} ({interval}), predicted"
     word = "faster" if x.gain > 0 else "slower"
@@ -158,16 +165,22 @@ def _tell_search(graph: Graph, force: bool, as_json: bool) -> None:
         return
     screen = console()
     answered = [x for x in found if x.answer is not None]
-    table = Table("change", "a step", "from", "to", "gain", box=None)
+    table = Table("change", "a step", "from", "to", "gain", "rests on", box=None)
     for x in answered:
         a = x.answer
         assert a is not None
         gain = "hardly anything" if a.is_hardly_anything else f"{100 * a.gain:+.1f} %"
-        table.add_row(("at most: " if x.is_bound else "") + x.name, _ms(a.iteration_us), _ms(a.lower_us),
-                      _ms(a.upper_us), gain)  # fmt: skip
+        is_there = bool(a.in_place) and not a.is_changed
+        times = (_ms(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
+        table.add_row(("at most: " if x.is_bound else "") + x.name, *times, "already in place" if is_there else gain,
+                      "" if is_there else a.rests_on)  # fmt: skip
     if answered and answered[0].answer is not None:
         screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")
     screen.print(table)
+    if any(x.answer is not None and x.answer.rests_on == "assumed" for x in answered):
+        screen.say("assumed: some times of it rest on a factor or a number that the profile does not hold; --do tells.")
+    for sentence in answered[0].answer.notes if answered and answered[0].answer is not None else ():
+        screen.say(sentence)
     if all(x.answer is None or x.is_bound or x.answer.gain <= 0 or x.answer.is_hardly_anything for x in found):
         screen.say("Hardly anything helps: none of the changes that can be built gains more than profiles differ by.")
     for x in found:

@@ -11,18 +11,20 @@ from typing import Any, Protocol
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.insight.whatif.breakdown import Breakdown, Part, breakdown, critical_path, parts
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.graph import Graph, Provenance, Task
 from roller.insight.whatif.primitives import without_overhead
-from roller.insight.whatif.replay import MOST_UNEXPLAINED
 from roller.insight.whatif.simulate import Timeline, simulate
 from roller.insight.whatif.steadied import steadied
 from roller.insight.whatif.steps import steady_us, steps_us
+from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, strays, where
 from roller.insight.whatif.unroll import unrolled
 
 #: Error of the logarithm of a time by where it is from, where the device's model says none. Assumed.
 ERRORS: Mapping[Provenance, float] = {"measured": 0.0, "predicted": 0.15, "calibrated": 0.15, "assumed": 0.3}
 #: A change that gains less than this is hardly any: a profile of the same step differs by as much from one to the next.
 HARDLY = 0.02
+_LEAST_SURE: tuple[Provenance, ...] = ("assumed", "calibrated", "predicted")
 _ALWAYS = (
     "Nothing is said about accuracy: whether the model still converges is not looked at.",
     "The order of tasks within a lane stays as it was.",
@@ -83,6 +85,33 @@ class Answer:
     timelines: tuple[Timeline, Timeline] = field(repr=False)
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What of the profile was left off, or is wrong with its file."""
+        graph = self.graphs[0]
+        return (*graph.notes, *((graph.incomplete,) if graph.incomplete else ()))
+
+    @property
+    def in_place(self) -> tuple[str, ...]:
+        """Changes that were in place already, and why: they changed nothing."""
+        return self.graphs[1].in_place
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether anything of the graph differs: nothing does where all changes were in place."""
+        before, after = self.graphs
+        return before.tasks != after.tasks or before.dependencies != after.dependencies
+
+    @property
+    def rests_on(self) -> Provenance:
+        """What the least sure of the new and changed times is from; ``"measured"`` where tasks only went."""
+        before, after = (graph.tasks for graph in self.graphs)
+        changed = {
+            t.provenance for t in after if not t.is_removed
+            and (t.id >= len(before) or t.duration_us != before[t.id].duration_us)
+        }  # fmt: skip
+        return next((one for one in _LEAST_SURE if one in changed), "measured")
+
+    @property
     def speedup(self) -> float:
         """How many times as fast a step is."""
         return self.baseline_us / self.iteration_us if self.iteration_us else float("inf")
@@ -107,7 +136,8 @@ class Answer:
             "phases_before": [asdict(x) for x in self.phases_before],
             "phases_after": [asdict(x) for x in self.phases_after],
             "spread": self.spread, "unexplained_share": self.unexplained_share, "provenance": dict(self.provenance),
-            "assumptions": list(self.assumptions),
+            "rests_on": self.rests_on, "in_place": list(self.in_place),
+            "assumptions": list(self.assumptions), "notes": list(self.notes),
         }  # fmt: skip
 
 
@@ -124,7 +154,7 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
     force
         Also where more of the profile is unexplained than a prediction can bear.
     baseline
-        A run of the graph without what recording took, where there is one already.
+        A run of the graph without what recording took and without loading, where there is one already.
 
     Notes
     -----
@@ -138,13 +168,25 @@ def what_if(graph: Graph, *changes: Change, force: bool = False, baseline: Timel
     """
     if not changes:
         raise RollerError("what_if: expected at least one change, got none. Name one, such as AMP().")
+    if graph.incomplete and not force:
+        raise RollerError(
+            f"{graph.name}: expected what the device did, got none of it or too little. {graph.incomplete}"
+        )
     if graph.unexplained_share > MOST_UNEXPLAINED and not force:
         raise RollerError(
             f"{graph.name}: unexplained waiting: expected at most {100 * MOST_UNEXPLAINED:.0f} % of the time, got "
-            f"{100 * graph.unexplained_share:.1f} %: what a change would bring cannot be said. Record another profile, "
-            f"or ask all the same with --force (force=True)."
+            f"{100 * graph.unexplained_share:.1f} %: {where(graph)}. What a change would bring cannot be said. Record "
+            f"another profile, or ask all the same with --force (force=True)."
         )
-    known, graph = bool(graph.overhead_us), without_overhead(graph)
+    # whoever has a baseline has asked before
+    replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
+    if strays(graph, replayed_us):
+        raise RollerError(
+            f"{graph.name}: expected a replay of {graph.measured_us / 1e3:.3f} ms, as the profile took, got "
+            f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
+            f"all the same with --force (force=True)."
+        )
+    known, graph = bool(graph.overhead_us), warm(without_overhead(graph))
     step_us = steady_us(graph, baseline or simulate(graph))
     common = steadied(graph)
     changed = common

@@ -130,9 +130,10 @@ def _length(spans: Iterable[tuple[float, float]]) -> float:
 def lanes(graph: Graph, timeline: Timeline) -> tuple[LanePart, ...]:
     """Return the lanes, with the length of the critical path's tasks on each."""
     critical = dict(critical_path(graph, timeline))
+    is_joint = any(task.lane.rank for task in graph.tasks)
     tasks: dict[str, list[float]] = {}
     for task in graph.tasks:
-        name = task.lane.name if task.lane.rank == 0 else f"rank {task.lane.rank}: {task.lane.name}"
+        name = f"rank {task.lane.rank}: {task.lane.name}" if is_joint else task.lane.name
         row = tasks.setdefault(name, [0, 0.0, 0.0])
         row[0] += 1
         row[1] += task.duration_us

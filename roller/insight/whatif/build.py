@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import median
 
+from roller.insight.whatif.consistent import consistent
+from roller.insight.whatif.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
 from roller.insight.whatif.gradients import gradients
-from roller.insight.whatif.graph import Because, Dependency, Gradient, Graph, Kind, Lane, Place, Task
+from roller.insight.whatif.graph import Because, Dependency, Graph, Kind, Lane, Place, Task
 from roller.insight.whatif.host import host
 from roller.insight.whatif.items import Item
 from roller.insight.whatif.kineto import Event
@@ -20,18 +22,12 @@ from roller.insight.whatif.told import Told
 #: A launch that lasts longer has waited, where the queue of launches is full; shorter ones, and those where it is not,
 #: are only slow.
 LONG_CALL_US = 20.0
-#: Share of a queue's places that must be in sight for it to be full, since some launches are no kernels.
-_FULL = 0.88
-_WAITING = ("Synchronize", "Memcpy", "Free")
+#: Calls that only wait, and what one takes to return: the median of 24 public profiles (1 to 68).
+_SYNCHRONISES, _RETURN_US = "Synchronize", 6.0
+#: What PyTorch marks the step of an optimizer with.
+_OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
 #: A pause of a thread that another thread may have ended.
 PAUSE_US = 200.0
-#: How far clocks of calls and of devices disagree, and whole microseconds of older profiles round.
-_TOLERANCE_US, _ROUNDING_US, _EARLY_US = 2.0, 0.5, 5.0
-#: How long before a task another stream's may have ended that it waited for; more where an event says that it did.
-_NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel that waited so long behind its launch was queued.
-_QUEUED_US = 30.0
-_MARKED_WAIT = "WaitEvent"
 
 
 def build(events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None) -> Graph:
@@ -87,7 +83,7 @@ class _Builder:
             # Threads that launch nothing watch others: they poll events, and hold nobody back.
             calls = [e for e in calls if e.lane in busy]
         elif not device:
-            calls = [e for e in events if e.kind == "operator"]
+            calls = [e for e in events if e.kind == "operator"] or calls
         calls += _loading(events, calls)
         where = places(calls, events)
         self.call_of: dict[int, Item] = {}
@@ -97,6 +93,8 @@ class _Builder:
         self.items = sorted(items, key=lambda t: (t.start, t.end, t.lane.kind, t.lane.name))
         for number, item in enumerate(self.items):
             item.id = number
+        named = (_OPTIMIZER.match(e.name) for e in events if e.kind == "mark")
+        self.optimizers = tuple(sorted({found[1] for found in named if found is not None}))
         self.gradients = gradients([e for e in events if e.kind == "operator"], self.threads)
         self.told = Told([e for e in events if e.kind == "wait"], self.streams, self.call_of)
 
@@ -139,116 +137,54 @@ class _Builder:
 
     def graph(self, name: str) -> Graph:
         """Return the graph."""
-        self.waits = {lane: [c.start for c in own if _MARKED_WAIT in c.name] for lane, own in self.threads.items()}
-        latency, gap = self._lags()
-        self.by_end = sorted((t for own in self.streams.values() for t in own), key=lambda t: (t.end, t.id))
-        self.ends = [t.end for t in self.by_end]
-        self.launches = sorted(t.call.start for t in self.by_end if t.call is not None)
-        self._order_streams(latency, gap, self.told.streams())
-        self._order_waits()
+        order = DeviceOrder(self.streams, self.threads, self.told)
+        latency, gap, is_measured = order.lags
+        self.dependencies += order.order()
+        self._order_waits(order)
         self._order_queues()
         self._order_threads()
         origin = min((t.start for t in self.items), default=0.0)
-        held = {d.target for d in self.dependencies if not d.to_end}
         tasks = [
             Task(t.id, t.name, t.kind, t.lane, t.own, t.start - origin, t.end - origin, t.unexplained,
                  place=t.place, size_bytes=t.size_bytes)
             for t in self.items
         ]  # fmt: skip
+        dependencies = consistent(tasks, self.dependencies)
+        left_out = len(self.dependencies) - len(dependencies)
+        said = f"Its times contradict {left_out} of its dependencies, which are left out."
+        held = {d.target for d in dependencies if not d.to_end}
         starts = {t.id: t.measured_start_us for t in tasks if t.id not in held}
-        return Graph(tasks, self.dependencies, starts, latency, gap, name, self.gradients)
-
-    def _lags(self) -> tuple[float, float]:
-        """Return the latency of launches and the gap between kernels: medians where nothing else was waited for."""
-        latencies, gaps = [], []
-        for item in (t for own in self.streams.values() for t in own if t.call is not None):
-            launch, previous = item.call, item.previous
-            assert launch is not None
-            if self._is_marked(item, launch):
-                continue
-            if previous is None or previous.end < launch.start:
-                latencies.append(item.start - launch.start)
-            elif item.start - launch.start > _QUEUED_US:
-                gaps.append(item.start - previous.end)
-        return (max(0.0, median(latencies)) if latencies else 0.0), (median(gaps) if gaps else 1.0)
+        return Graph(
+            tasks, dependencies, starts, latency, gap, name, self.gradients, is_latency_measured=is_measured,
+            notes=(said,) if left_out else (),
+            optimizers=self.optimizers, captured_share=_captured_share(order.by_end),
+        )  # fmt: skip
 
     def _add(self, source: Item, of_end: bool, target: Item, to_end: bool, lag: float, because: Because) -> None:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
-    def _order_streams(self, latency: float, gap: float, told: Mapping[int, Sequence[Item]]) -> None:
-        tied: list[tuple[Item, Item]] = []
-        late: list[tuple[Item, float]] = []
-        for item in (t for own in self.streams.values() for t in own):
-            ready = self._ready(item, latency, gap)
-            launch = item.call
-            is_late = launch is None or item.start > launch.start + 3 * latency
-            is_late = is_late and ready != float("-inf") and item.start > ready + _TOLERANCE_US
-            others = told.get(item.id, ())
-            if is_late and not others and launch is not None:
-                found = self._awaited(item, launch)
-                others = () if found is None else (found,)
-            tied += [(other, item) for other in others]
-            if is_late:
-                late.append((item, max([ready, *(other.end for other in others)])))
-        near = [t.start - o.end for o, t in tied if abs(t.start - o.end) <= _NEAR_EVENT_US]
-        lag = max(0.0, median(near)) if near else 0.0
-        for other, item in tied:
-            self._add(other, True, item, False, lag, "event")
-        waiting = {item.id for _, item in tied}
-        for item, ready in late:
-            if item.start > ready + (_NEAR_EVENT_US if item.id in waiting else 0.0):
-                item.unexplained = item.start - ready
-
-    def _ready(self, item: Item, latency: float, gap: float) -> float:
-        """Tie a device task to the one before and to its launch, and return when they let it start."""
-        previous, launch = item.previous, item.call
-        if previous is not None:
-            self._add(previous, True, item, False, gap, "stream")
-        if launch is not None:
-            self._add(launch, False, item, False, latency, "launch")
-        return max(
-            previous.end + gap if previous is not None else float("-inf"),
-            launch.start + latency if launch is not None else float("-inf"),
-        )
-
-    def _is_marked(self, item: Item, launch: Item) -> bool:
-        """Whether the launching thread made a stream wait for an event, between the stream's launch before and this."""
-        waits = self.waits[launch.lane.name]
-        before = bisect_right(waits, launch.start) - 1
-        since = item.previous.call.start if item.previous is not None and item.previous.call is not None else 0.0
-        return before >= 0 and waits[before] >= since
-
-    def _awaited(self, item: Item, launch: Item) -> Item | None:
-        """Return the task of another stream whose end a late task started behind; ``None`` where there is none."""
-        near = _NEAR_EVENT_US if self._is_marked(item, launch) else _NEAR_US
-        at = bisect_right(self.ends, item.start + _EARLY_US)
-        while at > 0 and self.ends[at - 1] >= item.start - near:
-            other = self.by_end[at - 1]
-            at -= 1
-            launched = other.call is None or other.call.start < launch.start
-            if other.lane != item.lane and launched and other.start < item.start:
-                return other
-        return None
-
-    def _order_waits(self) -> None:
+    def _order_waits(self, order: DeviceOrder) -> None:
         """Tie the end of every call that waited to what it waited for, and leave it the way back as its own time."""
         copies: dict[int, list[Item]] = defaultdict(list)
-        for item in self.by_end:
+        for item in order.by_end:
             if item.call is not None and item.kind in ("copy", "set"):
                 copies[item.call.id].append(item)
         for call in (c for own in self.threads.values() for c in own if c.kind == "launch"):
-            waits = any(part in call.name for part in _WAITING)
-            if not waits and not (call.own > LONG_CALL_US and self._is_queue_full(call)):
+            waits = any(part in call.name for part in WAITING)
+            if not waits and not (call.own > LONG_CALL_US and order.is_queue_full(call)):
                 continue
-            own = [t for t in copies[call.id] if t.end <= call.end + _ROUNDING_US]
-            others = own[-1:] or self.told.call(call, call.end + _ROUNDING_US)
-            if not others and (last := self._last_before(call)) is not None:
+            own = [t for t in copies[call.id] if t.end <= call.end + ROUNDING_US]
+            others = own[-1:] or self.told.call(call, call.end + ROUNDING_US)
+            if not others and (last := order.last_before(call)) is not None:
                 others = [last]
+            since = max([call.start, *(other.end for other in others)])
             if others:
                 for other in others:
                     self._add(other, True, call, True, 0.0, "synchronisation")
-                since = max([call.start, *(other.end for other in others)])
                 call.own, call.kind = max(0.0, call.end - since), "sync"
+            if _SYNCHRONISES in call.name and call.own > MOST_LATENCY_US:
+                # nothing that is known ended so late: it is not the call's own time
+                call.unexplained, call.own = call.own - _RETURN_US, _RETURN_US
 
     def _order_queues(self) -> None:
         """Let a launch wait for the task that was launched so long before that the queue has no place else.
@@ -259,21 +195,6 @@ class _Builder:
             for task, later in zip(own, own[host().launch_queue_places :], strict=False):
                 if later.call is not None and task.end <= later.call.end:
                     self._add(task, True, later.call, True, 0.0, "queue")
-
-    def _is_queue_full(self, call: Item) -> bool:
-        """Return whether so much was launched and had not ended that a launch has to wait; else it was only slow."""
-        launched = bisect_right(self.launches, call.start)
-        return launched - bisect_right(self.ends, call.start) >= _FULL * host().launch_queue_places
-
-    def _last_before(self, call: Item) -> Item | None:
-        """Return the device's last task that was launched before a call, and ended within it."""
-        at = bisect_right(self.ends, call.end + _ROUNDING_US)
-        while at > 0 and self.ends[at - 1] > call.start:
-            other = self.by_end[at - 1]
-            if other.call is not None and other.call.start < call.start:
-                return other
-            at -= 1
-        return None
 
     def _order_threads(self) -> None:
         calls = sorted((c for own in self.threads.values() for c in own), key=lambda c: (c.end, c.id))
@@ -299,6 +220,12 @@ class _Builder:
                     self._add(other, True, then, False, then.start - other.end, "hand-over")
 
 
+def _captured_share(device: Sequence[Item]) -> float:
+    """Return the share of device tasks whose calls launched several of them."""
+    launched = Counter(t.call.id for t in device if t.call is not None)
+    return sum(n for n in launched.values() if n > 1) / len(device) if device else 0.0
+
+
 #: What an event on a thread becomes.
 _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
@@ -315,65 +242,3 @@ def _loading(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
             starts[call.lane].append(call.start_us)
     found = [e for e in events if is_loading(e) and e.lane in starts]
     return [e for e in found if bisect_right(starts[e.lane], e.end_us) == bisect_right(starts[e.lane], e.start_us)]
-
-
-def join(graphs: Sequence[Graph]) -> Graph:
-    """Return the graphs of several ranks as one: a collective ends its transfer's time after the last rank came to it.
-
-    Clocks of ranks are set by the ends of the collectives they share. What a collective takes without waiting is the
-    shortest time of all ranks.
-    """
-    tasks: list[Task] = []
-    dependencies: list[Dependency] = []
-    starts: dict[int, float] = {}
-    members: dict[tuple[str, int], list[int]] = defaultdict(list)
-    reduced: list[Gradient] = []
-    overhead: dict[int, tuple[float, float]] = {}
-    shifts = _shifts(graphs)
-    for rank, (graph, shift) in enumerate(zip(graphs, shifts, strict=True)):
-        base = len(tasks)
-        seen: dict[str, int] = defaultdict(int)
-        for task in graph.tasks:
-            if task.kind == "collective":
-                members[task.name, seen[task.name]].append(base + task.id)
-                seen[task.name] += 1
-            tasks.append(
-                replace(
-                    task, id=base + task.id, lane=task.lane._replace(rank=rank),
-                    measured_start_us=task.measured_start_us + shift, measured_end_us=task.measured_end_us + shift,
-                )
-            )  # fmt: skip
-        dependencies += [replace(d, source=d.source + base, target=d.target + base) for d in graph.dependencies]
-        starts |= {base + n: at + shift for n, at in graph.starts_us.items()}
-        reduced += [g.moved(base) for g in graph.gradients]
-        overhead |= {base + n: took for n, took in graph.overhead_us.items()}
-    for group in members.values():
-        if len(group) < 2:
-            continue
-        transfer = min(tasks[n].measured_end_us - tasks[n].measured_start_us for n in group)
-        for one in group:
-            tasks[one] = replace(tasks[one], duration_us=transfer)
-            dependencies += [Dependency(n, False, one, True, 0.0, "collective") for n in group if n != one]
-    latency, gap = median(g.latency_us for g in graphs), median(g.gap_us for g in graphs)
-    return Graph(tasks, dependencies, starts, latency, gap, ", ".join(g.name for g in graphs), reduced,
-                 overhead_us=overhead)  # fmt: skip
-
-
-def _shifts(graphs: Sequence[Graph]) -> list[float]:
-    """Return what to add to each rank's times, so that the collectives of all end together."""
-
-    def ends(graph: Graph) -> dict[tuple[str, int], float]:
-        seen: dict[str, int] = defaultdict(int)
-        found = {}
-        for task in graph.tasks:
-            if task.kind == "collective":
-                found[task.name, seen[task.name]] = task.measured_end_us
-                seen[task.name] += 1
-        return found
-
-    first, shifts = ends(graphs[0]), [0.0]
-    for graph in graphs[1:]:
-        own = ends(graph)
-        both = [first[key] - own[key] for key in first.keys() & own.keys()]
-        shifts.append(median(both) if both else 0.0)
-    return [s - min(shifts) for s in shifts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import abc
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
@@ -148,7 +148,15 @@ class WhatIf(ABC):
                 f"{graph.name}: {type(self).__name__}: expected the profile of one rank, got {ranks} of a job: the "
                 f"change is made to the steps of one. Ask it of one rank's profile."
             )
+        reason = self.in_place(graph)
+        if reason:
+            said = f"{self} is in place already: {reason}"
+            return replace(named(graph, f"{graph.name} + {self}"), in_place=(*graph.in_place, said))
         return named(self.change(graph), f"{graph.name} + {self}", *self.assumptions)
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why the change is in place already, and so changes nothing; ``""`` where it is not."""
+        return ""
 
     @abstractmethod
     def change(self, graph: Graph) -> Graph:

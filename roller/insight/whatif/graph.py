@@ -96,7 +96,8 @@ class Task:
     measured_start_us, measured_end_us
         In the profile, from its first task on; the end of a call includes its wait.
     unexplained_us
-        By how much a device task started later than all that is known to hold it back.
+        By how much a device task started later than all that is known to hold it back, or a call that only waits went
+        on when all that it is known to wait for had ended.
     provenance
         Where the duration is from: the profile, a price, or an assumption.
     is_removed
@@ -218,6 +219,20 @@ class Graph:
     policy
         Of tasks that could start on a lane at the same time the one of the smallest goes first; ``None`` goes by their
         priority.
+    is_latency_measured
+        Whether the profile tells ``latency_us``; else it is assumed.
+    optimizers
+        Classes of the optimizers whose steps it marks.
+    captured_share
+        Share of its device tasks that calls launched which launch several at once, as captured graphs do.
+    world_size
+        Processes of its job, where the profile says so; else 0.
+    in_place
+        Changes that were asked for and were in place already, a sentence each.
+    notes
+        What of the profile was left off or is wrong with its file, a sentence each.
+    incomplete
+        Why no change can be asked, as it lacks what its device did; ``""`` where it does not.
     """
 
     tasks: Sequence[Task] = field(repr=False)
@@ -233,6 +248,13 @@ class Graph:
     assumptions: tuple[str, ...] = ()
     overhead_us: Mapping[int, tuple[float, float]] = field(default_factory=dict, repr=False)
     policy: Callable[[Task], Any] | None = field(default=None, repr=False)
+    is_latency_measured: bool = True
+    optimizers: tuple[str, ...] = ()
+    captured_share: float = 0.0
+    world_size: int = 0
+    in_place: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    incomplete: str = ""
 
     @property
     def measured_us(self) -> float:
@@ -242,7 +264,7 @@ class Graph:
 
     @property
     def unexplained_share(self) -> float:
-        """Share of the profile's time that device tasks waited for nobody knows what."""
+        """Share of the profile's time that device tasks and calls waited for nobody knows what."""
         lanes = {t.lane.rank for t in self.tasks} or {0}
         waited = sum(t.unexplained_us for t in self.tasks)
         return waited / len(lanes) / self.measured_us if self.measured_us else 0.0

@@ -21,6 +21,8 @@ class Host:
         Its memory is mapped: each page is met for the first time once, and given back once.
     launch_queue_places
         Launches that a stream takes before a further one waits.
+    launch_latency_us
+        From a launch to its kernel on an idle stream, where a profile does not tell.
     """
 
     fetch_us: float
@@ -28,6 +30,7 @@ class Host:
     fault_us_per_page: float
     release_us_per_page: float
     launch_queue_places: int
+    launch_latency_us: float
 
     def batch_us(self, size_bytes: float) -> float:
         """Return what a batch takes on the thread that trains: it is fetched, and the one before is given back."""

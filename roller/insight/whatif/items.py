@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from roller.insight.whatif.dtypes import element_bytes
 from roller.insight.whatif.graph import NOWHERE, Kind, Lane
 from roller.insight.whatif.kineto import Event
 
 #: Bytes of an element where a collective says no type, or one nobody knows: most are of float32.
 _UNSAID_BYTES = 4
+#: No event moves as much.
+_MOST_COUNT = 1 << 60
 
 
 class Item:
@@ -38,5 +42,14 @@ class Item:
 def _size_bytes(event: Event) -> int:
     said = event.arguments
     if event.kind == "collective":
-        return int(said.get("elements", 0)) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)
-    return int(said.get("bytes", 0)) if event.kind in ("copy", "set") else 0
+        return _count(said.get("elements")) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)
+    return _count(said.get("bytes")) if event.kind in ("copy", "set") else 0
+
+
+def _count(value: Any) -> int:
+    """Return a number that a profile says, which may be text; 0 of what is none."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return 0
+    return number if 0 <= number < _MOST_COUNT else 0

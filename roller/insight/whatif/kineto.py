@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import math
 import re
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO, cast
+from typing import Any, NamedTuple
 
-from roller.core.files import open_file
-from roller.errors import ArtifactError
 from roller.insight.whatif.graph import Kind
+from roller.insight.whatif.rows import Rows, wrong
 
 #: Categories, in lower case: old and new spellings, CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})
@@ -31,11 +27,14 @@ MODULE = "nn.Module: "
 _SYNC = "cuda_sync"
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
-#: Characters of one event at most: a damaged or hostile file must not fill the memory.
-_MOST_EVENT = 1 << 26
-_CHUNK = 1 << 20
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
+#: What a profile says ahead of its events of the machine's GPUs, and of the library that a job communicates by.
+_PROPERTIES = re.compile(r'"deviceProperties"\s*:\s*\[\s*\{')
+_WORLD = re.compile(r'"world_size"\s*:\s*(\d{1,9})\b')
+_BACKEND = re.compile(r'"backend"\s*:\s*"[^"]*?(nccl|rccl)')
+#: Operators and marks of libraries that only run on GPUs, and what PyTorch calls a GPU.
+_ON_DEVICE = re.compile(r"(nccl|rccl):|aten::_?(cudnn|miopen|cuda|cublas)")
+_DEVICE_NAME = re.compile(r"(cuda|hip|xpu)(:\d+)?$")
 
 
 class Event(NamedTuple):
@@ -71,8 +70,42 @@ class Event(NamedTuple):
         return self.start_us + self.duration_us
 
 
+class Profile(NamedTuple):
+    """What a file of Kineto says.
+
+    Parameters
+    ----------
+    events
+        Those a graph is made of.
+    overhead_us
+        Microseconds that recording took an event; ``None`` where the profile does not say.
+    device_signs
+        What shows that a GPU was at work, beside its own tasks; ``""`` where nothing does.
+    has_properties
+        Whether it describes a GPU of the machine, which need not have been at work.
+    world_size
+        Processes of the job, where the profile says so; else 0.
+    notes
+        What is wrong with the file and does not keep it from being read, a sentence each.
+    """
+
+    events: list[Event]
+    overhead_us: float | None = None
+    device_signs: str = ""
+    has_properties: bool = False
+    world_size: int = 0
+    notes: tuple[str, ...] = ()
+
+
 def read_events(path: str | Path) -> list[Event]:
-    """Return the events of a profile that a graph is made of.
+    """Return the events of a profile that a graph is made of: those of :func:`read_profile`."""
+    return read_profile(path).events
+
+
+def read_profile(path: str | Path) -> Profile:
+    """Read a profile.
+
+    Damaged events are passed over, and said; bytes that are no UTF-8 are replaced.
 
     Parameters
     ----------
@@ -82,26 +115,70 @@ def read_events(path: str | Path) -> list[Event]:
     Raises
     ------
     ArtifactError
-        It cannot be read, is cut off, or is no profile.
+        It cannot be read, is cut off, too much of it is damaged, or it is no profile.
     """
-    found = []
+    found: list[Event] = []
     shared: dict[str, Any] = {}
-    for number, row in enumerate(_rows(Path(path))):
-        if not isinstance(row, dict) or row.get("ph") != "X":
+    signs, rows = "", Rows(Path(path))
+    for row in rows:
+        if not isinstance(row, dict):
+            rows.damaged.append(f"event {rows.count - 1}: no object")
+            continue
+        signs = signs or _device_sign(row)
+        if row.get("ph") != "X":
             continue
         category = str(row.get("cat") or "").lower()
         if category not in _KNOWN:
             category = _meant(row)
-        if category:
-            if category == "python_function" and not str(row.get("name")).startswith(MODULE):
-                continue
-            try:
-                found.append(_event(category, row, shared))
-            except (TypeError, ValueError, KeyError, OverflowError) as error:
-                raise _wrong(path, f"event {number} without a usable name, time and lane ({error!r})") from error
+        if not category or (category == "python_function" and not str(row.get("name")).startswith(MODULE)):
+            continue
+        try:
+            found.append(_event(category, row, shared))
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
+            rows.damaged.append(f"event {rows.count - 1}: without a usable name, time and lane ({error!r})")
     if all(event.kind == "mark" for event in found):
-        raise _wrong(path, "no calls, kernels or operators in it")
-    return found
+        first = f", and {rows.damaged[0]}" if rows.damaged else ""
+        raise wrong(path, f"no calls, kernels or operators in it{first}")
+    size = _WORLD.search(rows.head)
+    return Profile(
+        found, _overhead(rows.head), signs or _backend_sign(rows.head),
+        _PROPERTIES.search(rows.head) is not None, 0 if size is None else int(size[1]), rows.notes,
+    )  # fmt: skip
+
+
+def _overhead(head: str) -> float | None:
+    said = _SAID.search(head)
+    try:
+        each_us = float(said[1]) if said is not None else math.nan
+    except ValueError:
+        return None
+    return each_us if 0.0 <= each_us < math.inf else None
+
+
+def _device_sign(row: Mapping[str, Any]) -> str:
+    """Return what an event that is no device's task tells of a GPU at work; ``""`` where it tells nothing.
+
+    Examples
+    --------
+    >>> _device_sign({"cat": "user_annotation", "name": "nccl:all_to_all"})
+    'nccl:all_to_all'
+    >>> _device_sign({"cat": "cpu_op", "name": "aten::mm", "args": {"Concrete Inputs": ["", "cpu"]}})
+    ''
+    """
+    category, name, given = str(row.get("cat") or "").lower(), str(row.get("name")), row.get("args")
+    carried = given if isinstance(given, Mapping) else {}
+    if category == "gpu_user_annotation" or _ON_DEVICE.match(name):
+        return name
+    if name == "[memory]" and carried.get("Device Type") not in (None, 0):
+        return "memory of a device"
+    values = carried.get("Concrete Inputs")
+    devices = [v for v in values if isinstance(v, str) and _DEVICE_NAME.match(v)] if isinstance(values, list) else []
+    return f"{name} on {devices[0]}" if devices else ""
+
+
+def _backend_sign(head: str) -> str:
+    found = _BACKEND.search(head)
+    return "" if found is None else f"a job over {found[1]}"
 
 
 def _meant(row: Mapping[str, Any]) -> str:
@@ -182,70 +259,3 @@ def _shared(value: Any, known: dict[str, Any]) -> Any:
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(x) for x in value) if isinstance(value, list) else value
-
-
-def read_overhead(path: str | Path) -> float | None:
-    """Return the microseconds that recording took an event; ``None`` of a profile that does not say."""
-    with _opened(Path(path)) as file:
-        found = _SAID.search(_head(file, Path(path), whole=True))
-    return None if found is None else float(found[1])
-
-
-def _rows(path: Path) -> Iterator[Any]:
-    """Yield the events of a file, which is never held whole."""
-    try:
-        with _opened(path) as file:
-            yield from _array(file, path)
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise _wrong(path, f"what cannot be read ({error})") from error
-
-
-def _opened(path: Path) -> TextIO:
-    with open_file(path) as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return cast("TextIO", gzip.open(path, "rt", encoding="utf-8")) if zipped else path.open(encoding="utf-8")
-
-
-def _array(file: TextIO, path: Path) -> Iterator[Any]:
-    """Yield the members of the list of events, one decoded at a time."""
-    buffer, decode = _head(file, path), json.JSONDecoder().raw_decode
-    position, more = 0, True
-    while True:
-        while position < len(buffer) and buffer[position] in " \t\r\n,":
-            position += 1
-        if position < len(buffer) and buffer[position] == "]":
-            return
-        try:
-            row, end = decode(buffer, position)
-            # A number at the end of what is read may go on; objects, which events are, end where they end.
-            yield row
-            position = end
-        except (ValueError, RecursionError) as error:
-            if not more or isinstance(error, RecursionError):
-                raise _wrong(path, f"a list of events that is cut off or broken ({error})") from error
-            if len(buffer) - position > _MOST_EVENT:
-                raise _wrong(path, f"an event of more than {_MOST_EVENT} characters") from error
-            text = file.read(_CHUNK)
-            more = bool(text)
-            buffer, position = buffer[position:] + text, 0
-
-
-def _head(file: TextIO, path: Path, *, whole: bool = False) -> str:
-    """Return what was read, from behind the bracket of the list on; ``whole`` what stands before it, too."""
-    buffer = file.read(_CHUNK)
-    if buffer.lstrip().startswith("["):
-        return buffer.lstrip()[1:]
-    if not buffer.lstrip().startswith("{"):
-        raise _wrong(path, "what is no JSON object or list")
-    while (found := _EVENTS.search(buffer)) is None:
-        text = file.read(_CHUNK)
-        if not text:
-            raise _wrong(path, "no traceEvents in it")
-        buffer = buffer[-64:] + text if len(buffer) > 64 * _CHUNK else buffer + text
-    return buffer if whole else buffer[found.end() :]
-
-
-def _wrong(path: str | Path, got: str) -> ArtifactError:
-    return ArtifactError(
-        f"{path}: expected a profile of PyTorch, got {got}. Write it with torch.profiler's export_chrome_trace."
-    )

@@ -25,3 +25,21 @@ def update_bytes(graph: Graph, optimizer: str) -> tuple[float, float]:
     size = parameter_bytes(graph)
     read, written = KINDS[optimizer]
     return read * size, written * size
+
+
+#: Optimizers by their class in PyTorch. Whether SGD has momentum is not in its name.
+_CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": ("adam",), "adamw": ("adamw", "adam")}
+
+
+def kinds_of(graph: Graph) -> tuple[str, ...]:
+    """Return what the optimizer of a profile may be, the likeliest first; nothing where it marks none, or several.
+
+    Examples
+    --------
+    >>> from roller.insight.whatif.graph import Graph
+    >>> kinds_of(Graph([], [], {}, 0.0, 0.0, optimizers=("FusedAdam",))), kinds_of(Graph([], [], {}, 0.0, 0.0))
+    (('adam',), ())
+    """
+    if len(graph.optimizers) != 1:
+        return ()
+    return _CLASSES.get(graph.optimizers[0].lower().removeprefix("fused"), ())

@@ -30,6 +30,9 @@ _PRODUCTS = re.compile(
     r"gemm|conv|wgrad|dgrad|xmma|cutlass|winograd|attention|flash|fmha|mma_|linear|matmul|b?addb?mm|::b?mm\b|[BM]mBackward",
     re.I,
 )
+_SHORT = frozenset({"float16", "bfloat16"})
+#: Kernels whose name tells 16 bits: of cuBLAS, CUTLASS and PyTorch; of hipBLASLt, whose B and H stand for types.
+_SHORT_NAMES = re.compile(r"bf16|bfloat16|fp16|f16|half|hgemm|h884|h1688|Cijk_\w*?_[BH][BHS][A-Z]*_", re.I)
 #: A twin moves so many bytes at least: shorter ones are all latency.
 _TWIN_BYTES = 1 << 20
 
@@ -171,6 +174,20 @@ def is_float32(task: Task) -> bool:
     """Return whether a task works on float32, as far as the profile tells; where it does not, it does."""
     known = {dtype_of(d) for d in task.place.dtypes if d}
     return not known or "float32" in known
+
+
+def is_16_bits(task: Task) -> bool:
+    """Return whether a task works on 16-bit floats: its operator's dtypes tell, or, without them, its kernel's name.
+
+    Examples
+    --------
+    >>> from roller.insight.whatif.graph import Lane
+    >>> names = "ampere_fp16_s16816gemm_fp16_128x128", "Cijk_Alik_Bljk_BBS_BH_MT32x32", "ampere_sgemm_128x64_tn"
+    >>> [is_16_bits(Task(0, name, "kernel", Lane(0, "stream", "7"), 9.0, 0.0, 9.0)) for name in names]
+    [True, True, False]
+    """
+    known = {dtype_of(d) for d in task.place.dtypes if d}.intersection(FLOATS)
+    return bool(known & _SHORT) if known else _SHORT_NAMES.search(task.name) is not None
 
 
 def task_bytes(task: Task) -> float:

@@ -13,14 +13,17 @@ from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.whatif.breakdown import Breakdown, LanePart, Part, breakdown, lanes, parts
-from roller.insight.whatif.build import build, join
+from roller.insight.whatif.build import build
 from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.kineto import read_events, read_overhead
+from roller.insight.whatif.kineto import read_profile
+from roller.insight.whatif.missing import missing, note
+from roller.insight.whatif.ranks import join
 from roller.insight.whatif.simulate import Timeline, simulate
 from roller.insight.whatif.steps import steps_us
+from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, explained_part, strays, waits
 
-#: Of a profile with a larger share that nobody can explain, no change is to be predicted.
-MOST_UNEXPLAINED = 0.05
+#: Unexplained waits that data lists, the longest.
+_MOST_WAITS = 20
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ class Replay:
     @property
     def is_explained(self) -> bool:
         """Whether a change of this profile can be predicted at all."""
-        return self.unexplained_share <= MOST_UNEXPLAINED
+        is_known = self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
+        return is_known and not strays(self.graph, self.replayed_us)
 
     @property
     def measured_iteration_us(self) -> float:
@@ -98,6 +102,11 @@ class Replay:
                 for x in self.lanes
             ],
             "iteration_us": self.iteration_us, "measured_iteration_us": self.measured_iteration_us,
+            "unexplained": [
+                {"lane": x.lane.name, "rank": x.lane.rank, "start_us": x.start_us, "end_us": x.end_us, "task": x.task}
+                for x in waits(self.graph)[:_MOST_WAITS]
+            ],
+            "notes": list(self.graph.notes), "incomplete": self.graph.incomplete,
             "phases": [asdict(x) for x in self.phases], "layers": [asdict(x) for x in self.layers],
         }  # fmt: skip
 
@@ -133,29 +142,35 @@ def from_kineto(
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not files:
         raise RollerError("profiles: expected at least one file, got none. Name one, or one for each rank.")
-    graphs = [
-        build(read_events(file), rank=n, name=Path(file).name, overhead_us=read_overhead(file))
-        for n, file in enumerate(files)
-    ]
+    graphs = [_read(file, n) for n, file in enumerate(files)]
     spec = None if device is None else target_of(device)[0]
     if spec is not None:
         for graph in graphs:
             _check_kind(graph, spec)
     if len(graphs) == 1:
-        return replace(graphs[0], device=spec, prices=dict(prices or {}))
+        return replace(explained_part(graphs[0]), device=spec, prices=dict(prices or {}))
     for file, graph in zip(files, graphs, strict=True):
         if not any(task.kind == "collective" for task in graph.tasks):
             raise RollerError(
                 f"{file}: expected a rank of a job, got a profile without collectives. Replay it alone, or name the "
                 f"ranks of one job."
             )
-    return replace(join(graphs), device=spec, prices=dict(prices or {}))
+    return replace(explained_part(join(graphs)), device=spec, prices=dict(prices or {}))
+
+
+def _read(file: str | Path, rank: int) -> Graph:
+    """Return the graph of a file, which says what is wrong with it and what it lacks."""
+    profile = read_profile(file)
+    made = build(profile.events, rank=rank, name=Path(file).name, overhead_us=profile.overhead_us)
+    notes = (*profile.notes, *note(profile), *made.notes)
+    return replace(made, notes=notes, incomplete=missing(profile), world_size=profile.world_size)
 
 
 def _check_kind(graph: Graph, spec: DeviceSpec) -> None:
     """Refuse a GPU as what a profile was made on that has no task of one, and a processor where it has."""
-    if graph.has_device != spec.traits.blocks:
-        own = "a GPU, whose kernels it has" if graph.has_device else "a processor: no task of it ran on a GPU"
+    if (graph.has_device or bool(graph.incomplete)) != spec.traits.blocks:
+        gpu = "a GPU, whose kernels it has" if graph.has_device else "a GPU, whose events are missing"
+        own = "a processor: no task of it ran on a GPU" if spec.traits.blocks else gpu
         raise RollerError(
             f"{graph.name}: device: expected what the profile was made on, {own}, got {spec.name}. Name that, or "
             f"leave it out; for a device you do not have, write an entry file and ask `roller forecast`."

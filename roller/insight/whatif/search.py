@@ -9,8 +9,9 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.whatif.ask import HARDLY, Answer, what_if
 from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.optimizers import KINDS
+from roller.insight.whatif.optimizers import KINDS, kinds_of
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.whatifs import (
@@ -75,7 +76,7 @@ def search(
     RollerError
         The profile cannot be explained.
     """
-    baseline = simulate(without_overhead(graph))
+    baseline = simulate(warm(without_overhead(graph)))
     found: list[Found] = []
 
     def ask(changes: tuple[WhatIf, ...], is_bound: bool) -> None:
@@ -86,8 +87,8 @@ def search(
         found.append(one)
         seen(one)
 
-    if graph.unexplained_share and not force:
-        what_if(graph, _nothing, baseline=baseline)  # refuses what cannot be explained, once
+    if not force:
+        what_if(graph, _nothing)  # refuses what cannot be explained, once
     for change in _candidates(graph):
         ask((change,), isinstance(change, Free))
     good = [x for x in _ranked(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
@@ -121,8 +122,9 @@ def _candidates(graph: Graph) -> Iterator[WhatIf]:
         yield AMP()
         yield RestructuredNorm()
     if "update" in phases:
-        # what the optimizer is called is not in a profile: the one that moves most is assumed
-        yield FusedOptimizer(max(KINDS, key=lambda kind: sum(KINDS[kind])), "model" if graph.gradients else "factor")
+        # of what the optimizer may be, as far as the profile marks it, the one that moves most is assumed
+        likely = max(kinds_of(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
+        yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()
         yield Free(phase="update")
     if graph.has_device:

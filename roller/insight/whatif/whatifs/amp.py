@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import Pricing, WhatIf, one_of
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.insertion import New, insert
@@ -31,6 +32,10 @@ class AMP(WhatIf):
     memory: float = 1 / 2
     prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
     assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.half_precision(graph)
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph in 16 bits."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf, at_least
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.pick import by_iteration
@@ -23,10 +25,16 @@ class CudaGraph(WhatIf):
     launch_us: float = field(default=10.0, metadata=at_least(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.captured(graph)
+
     def change(self, graph: Graph) -> Graph:
         """Return the graph with one launch a step."""
         inside = ("forward", "backward", "update")
-        calls = by_iteration(graph, select(graph, lambda t: t.kind == "launch" and t.place.phase in inside))
+        several = Counter(d.source for d in graph.dependencies if d.because == "launch")
+        calls = by_iteration(graph, select(
+            graph, lambda t: t.kind == "launch" and t.place.phase in inside and several[t.id] <= 1))  # fmt: skip
         joined = {n: own[0] for own in calls.values() for n in own[1:]}
         made = remove(launched_by(graph, joined), joined, launches=False)
         return set_duration(made, [own[0] for own in calls.values()], self.launch_us)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf, at_least
 from roller.insight.whatif.data_parallel import data_parallel
 from roller.insight.whatif.graph import Graph
@@ -41,7 +42,7 @@ class DDP(WhatIf):
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
-    assumptions = _ASSUMED
+    assumptions, in_place = _ASSUMED, already.reduced
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph of one of the devices; nothing is added where there is one alone."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.pick import by_iteration, shortest_us, total_us, work
@@ -22,6 +23,10 @@ class ForeachOptimizer(WhatIf):
 
     group: int = 50
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.grouped_update(graph)
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph with grouped updates."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.pick import neighbours, ordered, work
@@ -27,6 +28,10 @@ class FusePointwise(WhatIf):
         "Whatever is bound by memory can be fused, reductions too: an upper bound.",
     )
 
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.compiled(graph)
+
     def change(self, graph: Graph) -> Graph:
         """Return the graph with fused chains."""
         prices, before = Prices(graph), neighbours(graph)[0]
@@ -36,7 +41,7 @@ class FusePointwise(WhatIf):
             task, previous = graph.tasks[n], before.get(n)
             head = n if previous is None else head_of.get(previous.id, n)
             same = previous is not None and previous.place[:3] == task.place[:3]
-            if prices.bound(task) == "memory":
+            if prices.bound(task) == "memory" and already.COMPILED not in task.name:
                 head_of[n] = head if same and len(chains.get(head, ())) < self.longest else n
                 chains.setdefault(head_of[n], []).append(n)
         gone = [n for own in chains.values() for n in own[1:]]

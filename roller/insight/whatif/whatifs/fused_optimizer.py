@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import Pricing, WhatIf, one_of
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.insertion import New, insert
@@ -29,6 +30,10 @@ class FusedOptimizer(WhatIf):
 
     optimizer: str = field(default="adam", metadata=one_of(*KINDS))
     prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.fused_update(graph)
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph with one kernel for the update of each step."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.host import host
-from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.pick import by_iteration, copies, ordered, total_bytes
-from roller.insight.whatif.primitives import select, set_duration
+from roller.insight.whatif.insertion import insert
+from roller.insight.whatif.loading import STEADY, load_us, loads_of, worker_tasks
+from roller.insight.whatif.pick import by_iteration, copies, total_bytes
+from roller.insight.whatif.primitives import set_duration
+from roller.insight.whatif.unroll import unrolled
 
 _FROM_PAGES = re.compile(r"(HtoD|HostToDevice).*Pageable")
 
@@ -25,21 +28,27 @@ class LoaderWorkers(WhatIf):
         How many.
     prefetch
         Batches that each keeps ready.
+    of
+        How many the profile had, where its batches come from workers: it does not say.
     """
 
     workers: int = 4
     prefetch: int = 2
-    assumptions = ("Every worker has a core of its own, and the profile begins with batches that are ready.",)
+    of: int | None = None
+    assumptions = ("Every worker has a core of its own, and begins with its share of a batch done.",)
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.workers(graph, loads_of(graph), self.workers, self.of)
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph whose batches come from workers."""
-        loads, new = ordered(graph, select(graph, lambda t: t.kind == "data")), []
+        graph = unrolled(graph, STEADY) if loads_of(graph) else graph
+        loads, took = loads_of(graph), load_us(graph, loads_of(graph), self.of)
         batch = [n for n in copies(graph) if _FROM_PAGES.search(graph.tasks[n].name)]
         size = max((total_bytes(graph, own) for own in by_iteration(graph, batch).values()), default=0.0)
-        for at in range(ready := self.workers * self.prefetch, len(loads)):
-            load, lane = graph.tasks[loads[at]], Lane(0, "loader", f"worker {at % self.workers}")
-            new.append(New("load", "data", load.duration_us, lane=lane, after=(loads[at - ready],), before=(load.id,),
-                           provenance="measured"))  # fmt: skip
         made = set_duration(graph, loads, host().batch_us(size), "assumed")
-        made = set_duration(made, batch, lambda t: t.duration_us + host().touch_us(t.size_bytes), "assumed")
-        return insert(made, *new)
+        if self.of is None:
+            made = set_duration(made, batch, lambda t: t.duration_us + host().touch_us(t.size_bytes), "assumed")
+        ready = self.workers * self.prefetch
+        return insert(made, *worker_tasks(loads, took, self.workers, ready, told=self.of is None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from roller.insight.whatif import already
 from roller.insight.whatif.change import WhatIf, one_of
 from roller.insight.whatif.graph import Graph
 from roller.insight.whatif.optimizers import KINDS, UNFUSED
@@ -27,6 +28,10 @@ class OtherOptimizer(WhatIf):
         "The update is as fused, and as grouped, as the one of the profile.",
         "No launches are added where the other optimizer has more; its time of the device is.",
     )
+
+    def in_place(self, graph: Graph) -> str:
+        """Return why, where it is."""
+        return already.optimizer(graph, self.to, self.of)
 
     def change(self, graph: Graph) -> Graph:
         """Return the graph with the other optimizer's update."""

@@ -1,0 +1,32 @@
+"""Takes out what a warm step does not have: the first launch of a kernel loads the module that holds it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+
+from roller.insight.whatif.device_order import MOST_LATENCY_US
+from roller.insight.whatif.graph import Graph
+
+
+def loading_launches(graph: Graph) -> tuple[int, ...]:
+    """Return the calls that loaded modules: long ones, whose kernel waited for their end and had not run before."""
+    first: dict[str, int] = {}
+    for t in sorted((t for t in graph.tasks if t.on_device), key=lambda t: (t.measured_start_us, t.id)):
+        first.setdefault(t.name, t.id)
+    calls = {d.source for d in graph.dependencies if d.because == "launch" and d.of_end
+             and first[graph.tasks[d.target].name] == d.target}  # fmt: skip
+    return tuple(sorted(n for n in calls if graph.tasks[n].duration_us > MOST_LATENCY_US))
+
+
+def warm(graph: Graph) -> Graph:
+    """Return a graph in which launches that loaded modules take as long as others, and which says so."""
+    slow = loading_launches(graph)
+    if not slow:
+        return graph
+    usual = median(t.duration_us for t in graph.tasks if t.kind == "launch")
+    took = sum(graph.tasks[n].duration_us - usual for n in slow)
+    tasks = [replace(t, duration_us=usual) if t.id in slow else t for t in graph.tasks]
+    count = "1 first launch" if len(slow) == 1 else f"{len(slow)} first launches"
+    said = f"{count} of kernels loaded modules for {took / 1e3:.3f} ms, which are taken out: a warm step has none."
+    return replace(graph, tasks=tasks, notes=(*graph.notes, said))
