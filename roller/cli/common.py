@@ -20,6 +20,7 @@ from roller.core.files import read_text, try_folder
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
+from roller.hardware.capacity import capacity_of
 from roller.runtime.devices import is_reachable
 from roller.runtime.id_filter import matching
 from roller.runtime.records import STATUSES
@@ -335,11 +336,11 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
         for t in expr.tensors.values()
         if t.elements >= OFFSET_ELEMENTS
     ]
-    memory = spec.memory_layers[-1]
-    if expr.compulsory_bytes > memory.capacity_bytes:
+    size = capacity_of(spec).bytes
+    if expr.compulsory_bytes > size:
         notes.append(
-            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {memory.name} memory of {spec.name} has "
-            f"{memory.capacity_bytes:,}: they do not fit."
+            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, memory of {spec.name} has {size:,}: they do not "
+            f"fit."
         )
     return notes
 

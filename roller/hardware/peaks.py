@@ -45,7 +45,7 @@ def peak_lines(spec: DeviceSpec) -> list[str]:
     return lines
 
 
-def bytes_text(count: float) -> str:
+def bytes_text(count: float, digits: int = 3) -> str:
     """Return a capacity for people, in the powers of two that chips are made in.
 
     Examples
@@ -55,5 +55,5 @@ def bytes_text(count: float) -> str:
     """
     for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if count >= factor:
-            return f"{count / factor:.3g} {unit}"
+            return f"{count / factor:.{digits}g} {unit}"
     return f"{count:g} B"

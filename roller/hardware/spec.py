@@ -369,7 +369,7 @@ def settable(spec: DeviceSpec) -> dict[str, Quantity]:
         }
     prefix = "compute.ops_per_cycle_per_unit"
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
-    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix") for d in DTYPES}
+    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix", "convert", "convert_to") for d in DTYPES}
     out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
     for layer in spec.traits.layers:
         out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}

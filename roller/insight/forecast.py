@@ -17,7 +17,7 @@ from roller.core.cache_location import cache_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.lanes import Exchange, Lanes, run_in_series, run_lanes
-from roller.insight.memory.batches import memory_on
+from roller.insight.memory.batches import border, memory_on
 from roller.insight.memory.replay import Memory
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.parallel import Ring, buckets, with_buckets
@@ -248,11 +248,12 @@ def forecast(
     device_s = sum(p.seconds for _, p in priced)
     unmapped = sum(p.seconds for _, p in priced if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
+    near = border(trace, spec, memory, settings)
     below, above = (sum(getattr(p, n) for _, p in priced) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, tuple(priced), tuple(trace.warnings), devices, lanes.links_s,
+        unmapped / device_s if device_s else 0.0, tuple(priced), (*trace.warnings, *([near] if near else ())), devices, lanes.links_s,
         lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
     )  # fmt: skip
 
