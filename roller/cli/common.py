@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.first_use import tell_unprobed
+from roller.cli.first_use import tell_suspicious, tell_unprobed
 from roller.cli.screen import console as console
 from roller.cli.usage import UsageError as UsageError
 from roller.core.display import seconds_text
@@ -121,8 +121,8 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
     return overrides
 
 
-def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
-    """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
+def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
+    """Return the spec of a device, with ``FIELD=VALUE`` settings applied; what looks wrong in a file of one is told.
 
     Raises
     ------
@@ -138,6 +138,8 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
         return target_of(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
     tell_unprobed(name, spec)
+    if tells:
+        tell_suspicious(name)
     return spec
 
 
@@ -339,8 +341,8 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
     size = capacity_of(spec).bytes
     if expr.compulsory_bytes > size:
         notes.append(
-            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, memory of {spec.name} has {size:,}: they do not "
-            f"fit."
+            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {spec.memory_layers[-1].name} memory of "
+            f"{spec.name} has {size:,}: they do not fit."
         )
     return notes
 

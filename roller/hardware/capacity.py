@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.hardware.peaks import bytes_text
+from roller.core.display import bytes_text
 from roller.hardware.spec import DeviceSpec
 
 #: What is left of a data sheet's gigabytes, at the least, on devices whose reported memory is known (a T4, of 16 GiB).
@@ -26,8 +26,8 @@ class Capacity:
     doubtful_bytes
         What may be missing of ``bytes``, where nobody reported the memory of this device.
     source
-        ``"measured"`` where it was reported, ``"derived"`` from other devices, ``"datasheet"`` where nobody reported it,
-        ``"detected"`` or ``"override"``.
+        ``"measured"`` where it was reported, ``"derived"`` from other devices, ``"datasheet"`` where nobody reported
+        it, ``"detected"`` or ``"override"``.
     """
 
     bytes: int

@@ -248,8 +248,8 @@ class MemoryLayer(Section):
     capacity_bytes
         Bytes of one instance.
     reported_bytes, reported_most_bytes
-        GPU, memory of the device: the bytes that programs are told it has (``total_memory`` of PyTorch), the fewest and the
-        most over drivers; what a step has to fit. Absent: unknown; the same as the fewest.
+        GPU, memory of the device: the bytes that programs are told it has (``total_memory`` of PyTorch), the fewest
+        and the most over drivers; what a step has to fit. Absent: unknown; the same as the fewest.
     bandwidth_bytes_per_s
         Device-wide total over all instances; where the next two are given, that of copies: as many writes as reads.
     read_bandwidth_bytes_per_s, triad_bandwidth_bytes_per_s

@@ -253,8 +253,8 @@ def forecast(
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, tuple(priced), (*trace.warnings, *([near] if near else ())), devices, lanes.links_s,
-        lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
+        unmapped / device_s if device_s else 0.0, tuple(priced), (*trace.warnings, *([near] if near else ())), devices,
+        lanes.links_s, lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
     )  # fmt: skip
 
 
