@@ -24,6 +24,7 @@ from roller.cli.common import (
 from roller.errors import counted
 from roller.explaining.lifts import Change, Effect, written
 from roller.hardware.sections import DTYPES
+from roller.perf.unit_notes import unit_notes
 from roller.report.sensitivity import Sensitivity
 
 OperatorsArgument = Annotated[
@@ -67,12 +68,14 @@ def sensitivity_command(
         what = str(expressions[0])
     found = roller.sensitivity(expressions, spec, reconstruct=reconstruct)
     if as_json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), "notes": list(unit_notes(expressions, spec, ours=True))})
         return
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
     screen.say(f"{what} on {spec.title}: predicted times {how}")
     screen.print(_table(found))
+    for note in unit_notes(expressions, spec, ours=True):
+        screen.say(note)
     if found.enlarge is not None:
         for line in _advice(found.enlarge, found.reconstructed):
             screen.say(line)

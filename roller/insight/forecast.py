@@ -25,6 +25,7 @@ from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer, check_policy
 from roller.insight.price.processor import ProcessorPricer
 from roller.insight.records import Operator, Trace
+from roller.perf.unit_notes import unit_notes
 
 #: Host time of one operator of an eager framework that launches. Assumed: it is that of a processor of 3 GHz;
 #: ``host_op_s`` says what was measured.
@@ -235,6 +236,8 @@ def forecast(
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
+    if spec.traits.blocks:
+        kernels = kernels or Kernels(spec.sustained, policy, cache_folder() / "prices")
     if not spec.traits.discrete:
         priced, lanes = _on_processor(trace, spec, policy, host_op_s, kernels, devices)
     elif spec.traits.blocks:
@@ -249,12 +252,14 @@ def forecast(
     unmapped = sum(p.seconds for _, p in priced if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
     near = border(trace, spec, memory, settings)
+    lacks = () if kernels is None else unit_notes(kernels.expressions, spec, ours=policy == "roller")
+    notes = (*trace.warnings, *lacks, *([near] if near else ()))
     below, above = (sum(getattr(p, n) for _, p in priced) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, tuple(priced), (*trace.warnings, *([near] if near else ())), devices,
-        lanes.links_s, lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
+        unmapped / device_s if device_s else 0.0, tuple(priced), notes, devices, lanes.links_s,
+        lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
     )  # fmt: skip
 
 
