@@ -3,7 +3,8 @@
 Run by ``make demo`` behind the whole models, which :mod:`examples.model` races. Every row is constructed, built,
 checked against the float64 reference at sampled points by the error bound ``|y - ref| <= 4 eps sqrt(K) sum|a||b| + eps
 |ref|``, and timed on the machine it runs on; so is the same operator of PyTorch and of ONNX Runtime, whichever is
-installed. The faster of them is the yardstick; NumPy only where there is neither.
+installed, in turn with it. The faster of them is the yardstick; NumPy only where there is neither. No ratio is told
+of times that other programs disturbed, or that spread too far.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from rich.table import Table
 
 import roller
 from benchmarks.cpu.peers import NumpyPeer, OnnxPeer, Peer, Skipped, TorchPeer
-from examples.racing import watched
+from examples.racing import Raced, raced
 from roller.cli.screen import console
 from roller.expr.evaluate import evaluate
 
@@ -36,29 +37,33 @@ CHOSEN = (("M4", 1), ("M1", 1), ("C0", 8), ("C5", 8), ("D12", 8), ("E7", 8), ("P
 SAMPLES = 400
 #: What results of one operator may be apart, relative to the largest of them.
 SAME = 1e-3
-SECONDS_PER_TIMING = 0.3
 
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table; ``peers_s`` are the seconds of other libraries by name.
+    """One line of the table; ``raced`` has the times of roller and of other libraries, by name.
 
-    ``doubt`` says what disturbed the choice of the kernel or the race; it is empty where nothing did.
+    ``doubt`` says what disturbed the choice of the kernel; it is empty where nothing did.
     """
 
     id: str
     text: str
     compile_s: float
     predicted_s: float
-    roller_s: float
-    peers_s: Mapping[str, float]
+    raced: Raced
     correct: bool
     doubt: str = ""
 
     @property
+    def withheld(self) -> str:
+        """Why no ratio is told; ``""`` where there is one, or no other library."""
+        return self.doubt or self.raced.why("roller")
+
+    @property
     def speed_up(self) -> float | None:
-        """How many times faster than the fastest other library; ``None`` where none has the operator."""
-        return min(self.peers_s.values()) / self.roller_s if self.peers_s else None
+        """How many times as fast as the fastest other library; ``None`` where none has it, or times are doubtful."""
+        found = None if self.doubt else self.raced.ratio("roller")
+        return None if found is None else found.median
 
 
 def main() -> int:
@@ -72,21 +77,31 @@ def main() -> int:
         result = run(rows[name], batch, peers)
         results.append(result)
         screen.print(f"  {name}: {result.text}", soft_wrap=True)
-        screen.print(f"    {'correct' if result.correct else 'WRONG'}, {result.roller_s * 1e3:.3f} ms")
-        if result.doubt:
-            screen.print(f"    doubtful: {result.doubt}", soft_wrap=True)
+        screen.print(f"    {'correct' if result.correct else 'WRONG'}, {result.raced.text('roller')}", soft_wrap=True)
+        if result.withheld:
+            screen.print(f"    doubtful: {result.withheld}", soft_wrap=True)
     screen.print(table(results, [peer.name for peer in peers]))
-    ratios = [r.speed_up for r in results if r.speed_up is not None]
-    names = " and ".join(peer.name for peer in peers)
-    if ratios:
-        whom = names if len(peers) == 1 else f"the faster of {names}"
-        screen.print(f"speed-up over {whom}, geometric mean: {statistics.geometric_mean(ratios):.2f}x")
-    if any(r.doubt for r in results):
-        screen.print("*: other programs disturbed these times; run the demo again on a quieter machine")
+    for line in summary(results, [peer.name for peer in peers]):
+        screen.print(line, soft_wrap=True)
     screen.print(
         "predicted: by the white-box model from the device's numbers, before anything ran; the others are measured"
     )
     return 0 if all(r.correct for r in results) else 1
+
+
+def summary(results: list[Result], peers: list[str]) -> list[str]:
+    """Return the mean speed-up of the steady times, and what is said of the others."""
+    ratios = [r.speed_up for r in results if r.speed_up is not None]
+    compared, said = [r for r in results if len(r.raced.times) > 1], []
+    whom = peers[0] if len(peers) == 1 else f"the faster of {' and '.join(peers)}"
+    if ratios:
+        among = "" if len(ratios) == len(compared) else f" (of {len(ratios)} of {len(compared)} operators)"
+        said.append(f"speed-up over {whom}, geometric mean{among}: {statistics.geometric_mean(ratios):.2f}x")
+    elif compared:
+        said.append(f"speed-up over {whom}: withheld (all doubtful)")
+    if any(r.withheld for r in results):
+        said.append("*: no ratio of these times, see above; run it again on a quieter machine")
+    return said
 
 
 def installed_peers(threads: int) -> list[Peer]:
@@ -115,17 +130,14 @@ def run(row: dict[str, Any], batch: int, peers: list[Peer]) -> Result:
             apart = float(np.abs(prepared.result() - out).max() / np.abs(out).max())
             assert apart < SAME, f"{peer.name} computes another operator: results are {apart:.1e} apart"
             calls[peer.name] = prepared.call
-    with watched() as machine:
-        seconds = {name: median_seconds(call) for name, call in calls.items()}
     return Result(
         id=row["id"],
         text=str(expr),
         compile_s=compile_s,
         predicted_s=kernel.estimate.seconds,
-        roller_s=seconds.pop("roller"),
-        peers_s=seconds,
+        raced=raced(calls),
         correct=is_correct(expr, arrays, out),
-        doubt=machine.doubt or kernel.doubt,
+        doubt=kernel.doubt,
     )
 
 
@@ -142,18 +154,6 @@ def is_correct(expr: roller.TensorExpr, arrays: list[np.ndarray], out: np.ndarra
     return bool(np.all(np.abs(out[tuple(points.T)] - reference) <= bound))
 
 
-def median_seconds(call: Callable[[], object]) -> float:
-    """Return the median time of enough calls, the first one left out."""
-    call()
-    times: list[float] = []
-    end = time.perf_counter() + SECONDS_PER_TIMING
-    while len(times) < 3 or time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
-
-
 def table(results: list[Result], peers: list[str]) -> Table:
     """Return the results as a table."""
     out = Table(box=box.SIMPLE, title="Operators of the Roller paper on this CPU", title_justify="left")
@@ -162,10 +162,11 @@ def table(results: list[Result], peers: list[str]) -> Table:
         out.add_column(name, justify="right")
     out.add_column("check")
     for r in results:
-        others = [f"{r.peers_s[p] * 1e3:.3f}" if p in r.peers_s else "-" for p in peers]
+        measured = [f"{r.raced.median_s(p) * 1e3:.3f}" if p in r.raced.times else "-" for p in ("roller", *peers)]
+        measured[0] += "*" * bool(r.withheld)
         faster = "-" if r.speed_up is None else f"{r.speed_up:.2f}x"
-        times = (f"{r.compile_s:.2f}", f"{r.predicted_s * 1e3:.3f}", f"{r.roller_s * 1e3:.3f}{'*' * bool(r.doubt)}")
-        out.add_row(r.id, *times, *others, faster, "correct" if r.correct else "WRONG")
+        times = (f"{r.compile_s:.2f}", f"{r.predicted_s * 1e3:.3f}")
+        out.add_row(r.id, *times, *measured, faster, "correct" if r.correct else "WRONG")
     return out
 
 

@@ -6,11 +6,10 @@ Run by ``make demo``, first of all: SqueezeNet and MobileNet V2 with random weig
 
 from __future__ import annotations
 
-import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,29 +23,24 @@ from rich.table import Table
 import roller
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.registry import build
-from examples.racing import watched
+from examples.racing import Raced, raced
 from roller.cli.compile_model import BatchOption, ShapeOption, shapes_of
 from roller.cli.screen import console
 
 NETWORKS = ("light_squeezenet", "mobilenet_v2")
 #: Largest error allowed, relative to the largest magnitude of an output.
 TOLERANCE = 1e-3
-ROUNDS = 15
+PEER = "ONNX Runtime"
 
 
 @dataclass(frozen=True)
 class Race:
-    """One network: seconds to compile it, the largest error, and median seconds of a call of either.
-
-    ``doubt`` says what other programs did meanwhile, empty where they did nothing.
-    """
+    """One network: seconds to compile it, the largest error, and the times of a call of either."""
 
     name: str
     compile_s: float
     error: float
-    roller_s: float
-    peer_s: float
-    doubt: str = ""
+    raced: Raced
 
     @property
     def correct(self) -> bool:
@@ -84,21 +78,8 @@ def run(path: Path, batch: int | None = None, shapes: Mapping[str, tuple[int, ..
     feeds = random_feeds(path, shapes={d.name: d.shape for d in session.inputs})
     pairs = list(zip(session.run(None, feeds), peer.run(None, feeds), strict=True))
     error = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
-    seconds: dict[str, list[float]] = {"roller": [], "peer": []}
-    with watched() as machine:
-        for _ in range(ROUNDS):  # in turn, so that whatever disturbs the machine meets both
-            seconds["roller"].append(timed(lambda: session.run(None, feeds)))
-            seconds["peer"].append(timed(lambda: peer.run(None, feeds)))
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
-    return Race(path.stem, compile_s, error, medians["roller"], medians["peer"], machine.doubt)
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Return the seconds of a second call in a row: threads of the other runtime still spin during the first."""
-    call()
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
+    times = raced({"roller": lambda: session.run(None, feeds), PEER: lambda: peer.run(None, feeds)})
+    return Race(path.stem, compile_s, error, times)
 
 
 def show(races: Sequence[Race]) -> int:
@@ -109,15 +90,18 @@ def show(races: Sequence[Race]) -> int:
         table.add_column(name, justify="right")
     table.add_column("check")
     for race in races:
-        cells = (f"{race.compile_s:.1f}", f"{race.roller_s * 1e3:.3f}", f"{race.peer_s * 1e3:.3f}")
-        check = "correct" if race.correct else "WRONG"
-        table.add_row(race.name, *cells, f"{race.peer_s / race.roller_s:.2f}x", f"{race.error:.1e}", check)
+        times = (f"{race.raced.median_s(name) * 1e3:.3f}" for name in ("roller", PEER))
+        ratio, check = race.raced.ratio("roller"), "correct" if race.correct else "WRONG"
+        faster = "-" if ratio is None else f"{ratio.median:.2f}x"
+        table.add_row(race.name, f"{race.compile_s:.1f}", *times, faster, f"{race.error:.1e}", check)
     screen = console()
     screen.print(table)
     screen.print("error: largest difference from ONNX Runtime, relative to its largest output")
     for race in races:
-        if race.doubt:
-            screen.print(f"{race.name}: times are doubtful: {race.doubt}", soft_wrap=True)
+        spreads = ", ".join(f"{name} {race.raced.text(name)}" for name in ("roller", PEER))
+        screen.print(f"{race.name}: {spreads}", soft_wrap=True)
+        if race.raced.why("roller"):
+            screen.print(f"{race.name}: no ratio, times are doubtful: {race.raced.why('roller')}", soft_wrap=True)
     return 0 if all(race.correct for race in races) else 1
 
 

@@ -1,9 +1,10 @@
 /*
  * Measures: instructions of one class per second of a unit full of warps (compute.ops_per_cycle_per_unit, with the
- * clock): add (float32 addition), special (the exponential's own instruction), convert (float32 to float16 and
- * back: what two conversions and an addition take longer than the addition, as the model adds them), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where they
- * run beside multiply-adds and do not take turns with them; issue: the most instructions of mixed pipes per cycle, floating
- * point beside integer, or beside scratchpad loads.
+ * clock): add (float32 addition), special (the exponential's own instruction), convert.float16 and convert_to.float16
+ * (float32 to float16 and back: what two conversions and an addition take longer than the addition; each has the mean
+ * of both), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where
+ * they run beside multiply-adds and do not take turns with them; issue: the most instructions of mixed pipes per
+ * cycle, floating point beside integer, or beside scratchpad loads.
  *
  * Spoiled by: dependent chains (eight independent values per thread, and all warps that fit); loop overhead (64 or
  * more instructions per turn); a compiler that folds repeated steps (no step can be merged with the next: rounding,

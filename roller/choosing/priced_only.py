@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import warnings
 
-from roller.core.fragment import Fragment
 from roller.errors import RollerWarning
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
+from roller.perf.unit_notes import takes
 
 
 def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
@@ -21,8 +21,8 @@ def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
     True
     """
     emitted = spec.emitted
-    missed = [f for f in spec.fragments if not f.emitted and _takes(f, expression)]
-    if missed and not any(_takes(f, expression) for f in emitted.fragments):
+    missed = [f for f in spec.fragments if not f.emitted and takes(f, expression)]
+    if missed and not any(takes(f, expression) for f in emitted.fragments):
         warnings.warn(
             f"{expression.name} on {spec.name}: {missed[0].name} and its like are priced, no template emits them yet: "
             "compiled without the matrix unit.",
@@ -30,10 +30,3 @@ def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
             stacklevel=4,
         )
     return emitted
-
-
-def _takes(fragment: Fragment, expression: TensorExpr) -> bool:
-    """Whether a fragment multiplies two inputs of an expression."""
-    anchor, tensors = expression.anchor, expression.tensors
-    alike = [tensors[x.tensor].dtype for x in anchor.loads] == [fragment.operand] * 2
-    return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator

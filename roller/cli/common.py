@@ -12,7 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.cli.first_use import tell_unprobed
+from roller.cli.first_use import tell_suspicious, tell_unprobed
 from roller.cli.screen import console as console
 from roller.cli.usage import UsageError as UsageError
 from roller.core.display import seconds_text
@@ -20,6 +20,7 @@ from roller.core.files import read_text, try_folder
 from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
+from roller.hardware.capacity import capacity_of
 from roller.runtime.devices import is_reachable
 from roller.runtime.id_filter import matching
 from roller.runtime.records import STATUSES
@@ -120,8 +121,8 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
     return overrides
 
 
-def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
-    """Return the spec of a device, with ``FIELD=VALUE`` settings applied.
+def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
+    """Return the spec of a device, with ``FIELD=VALUE`` settings applied; what looks wrong in a file of one is told.
 
     Raises
     ------
@@ -137,6 +138,8 @@ def device_of(name: str, settings: Sequence[str] | None) -> DeviceSpec:
         return target_of(name)[0].with_overrides(overrides)
     spec = load_spec(name, overrides)
     tell_unprobed(name, spec)
+    if tells:
+        tell_suspicious(name)
     return spec
 
 
@@ -335,11 +338,11 @@ def size_notes(expr: TensorExpr, spec: DeviceSpec) -> list[str]:
         for t in expr.tensors.values()
         if t.elements >= OFFSET_ELEMENTS
     ]
-    memory = spec.memory_layers[-1]
-    if expr.compulsory_bytes > memory.capacity_bytes:
+    size = capacity_of(spec).bytes
+    if expr.compulsory_bytes > size:
         notes.append(
-            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {memory.name} memory of {spec.name} has "
-            f"{memory.capacity_bytes:,}: they do not fit."
+            f"inputs and outputs take {expr.compulsory_bytes:,} bytes, {spec.memory_layers[-1].name} memory of "
+            f"{spec.name} has {size:,}: they do not fit."
         )
     return notes
 

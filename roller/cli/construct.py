@@ -23,6 +23,7 @@ from roller.cli.common import (
     print_json,
     size_notes,
 )
+from roller.perf.unit_notes import unit_notes
 
 StatsOption = Annotated[bool, typer.Option("--stats", help="Also print the time that construction took.")]
 
@@ -41,7 +42,7 @@ def construct_command(
     start = time.process_time()
     candidates = roller.construct(expr, device=spec, options=roller.ConstructOptions(top_k=top_k))
     seconds = time.process_time() - start
-    notes = [*accuracy_notes(c.program for c in candidates), *size_notes(expr, spec)]
+    notes = [*accuracy_notes(c.program for c in candidates), *size_notes(expr, spec), *unit_notes([expr], spec)]
     if as_json:
         rows = [candidate_json(c) for c in candidates]
         search = {"stats": {"processor_s": seconds}} if stats else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,9 +14,14 @@ from roller.cli.common import JsonOption, SetOption, UsageError, console, device
 from roller.cli.first_use import unprobed_note
 from roller.errors import counted
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec
+from roller.hardware.capacity import capacity_of
 from roller.hardware.consistency import suspicions
+from roller.hardware.detect import files_of
 from roller.hardware.peaks import peak_flops_per_s, peak_lines
+from roller.hardware.reader import spec_path
 from roller.hardware.spec import settable
+from roller.runtime.devices import is_reachable
+from roller.targets import device_name
 
 ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help="Print every number of one device.")]
 
@@ -23,11 +29,12 @@ ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help
 def devices_command(show: ShowOption = None, as_json: JsonOption = False, settings: SetOption = None) -> None:
     """List the devices, or show one with the source of every number."""
     if show is not None:
-        spec = device_of(show, settings)
+        spec = device_of(show, settings, tells=False)
+        files = [str(path.absolute()) for path in _files(show, spec)]
         if as_json:
-            print_json(spec.to_dict())
+            print_json({**spec.to_dict(), "files": files})
         else:
-            _show(spec)
+            _show(spec, files)
         return
     if settings:
         raise UsageError("--set: expected --show DEVICE beside it. Name the device whose number to override.")
@@ -41,13 +48,23 @@ def devices_command(show: ShowOption = None, as_json: JsonOption = False, settin
             console().say(note)
 
 
-def _show(spec: DeviceSpec) -> None:
+def _files(name: str, spec: DeviceSpec) -> tuple[Path, ...]:
+    """Return the files that a device's numbers are from."""
+    if device_name(name) == THIS_MACHINE:
+        return files_of(spec)
+    return (spec_path(spec.name if is_reachable(name) else name),)
+
+
+def _show(spec: DeviceSpec, files: list[str]) -> None:
     """Print every number, what follows from them, and what is suspicious of them."""
     screen = console()
     screen.print(_numbers_table(spec))
+    for path in files:
+        screen.print(f"from {path}", soft_wrap=True)
     screen.say("What follows from these numbers; hold it against the datasheet:")
     for line in peak_lines(spec):
         screen.print(f"  {line}", soft_wrap=True)
+    screen.print(f"  what a step has to fit: {capacity_of(spec).text}", soft_wrap=True)
     doubts = suspicions(spec)
     for line in doubts:
         screen.say(f"suspicious: {line}.")

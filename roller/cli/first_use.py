@@ -1,14 +1,16 @@
-"""What is said once per machine: that its rates are assumed until it is probed."""
+"""What is said of a device as it is first used: that its rates are assumed until it is probed, what looks wrong."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import os
 
 import typer
 
 from roller.cli.verbosity import is_quiet
-from roller.hardware import THIS_MACHINE, DeviceSpec
+from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
+from roller.hardware.consistency import suspicions
 from roller.hardware.detect import is_probed
 from roller.hardware.machine import profile_path
 from roller.targets import device_name
@@ -34,6 +36,20 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
     with contextlib.suppress(OSError):  # where nothing can be written it is said again
         told.parent.mkdir(parents=True, exist_ok=True)
         told.touch()
+
+
+def tell_suspicious(name: str) -> None:
+    """Say on standard error what looks wrong in a file of a device; the shipped ones are tested.
+
+    Parameters
+    ----------
+    name
+        The device as it was asked for: only what is a path is looked at.
+    """
+    if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
+        return
+    for line in suspicions(load_spec(name)):
+        typer.echo(f"roller: warning: {name}: {line}.", err=True)
 
 
 def unprobed_note(spec: DeviceSpec) -> str:

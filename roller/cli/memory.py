@@ -116,10 +116,10 @@ class Row:
 
     def __init__(
         self, spec: DeviceSpec, batch: int, amp: str, checkpoint: bool, memory: Memory | None, said: str = "",
-        notes: tuple[str, ...] = (),
+        near: str = "", notes: tuple[str, ...] = (),
     ) -> None:  # fmt: skip
         self.spec, self.device, self.batch = spec, spec.name, batch
-        self.amp, self.checkpoint, self.memory, self.said = amp, checkpoint, memory, said
+        self.amp, self.checkpoint, self.memory, self.said, self.near = amp, checkpoint, memory, said, near
         self.notes = notes
 
     @classmethod
@@ -128,23 +128,28 @@ class Row:
         conf: AllocatorSettings,
     ) -> Row:  # fmt: skip
         """Return a row; of the largest batch, its memory, or why there is none."""
+        from roller.insight.memory.batches import border
+
         if batch == LARGEST:
             try:
                 found = step.max_batch(spec, amp=amp, checkpoint=checkpoint, settings=conf)
             except NoCandidateError as error:
                 return cls(spec, 0, amp, checkpoint, None, str(error))
-            notes = step.at(batch=found.batch, device=spec, amp=amp, checkpoint=checkpoint).warnings
-            said = f"batch {found.batch + 1} does not fit"
-            return cls(spec, found.batch, amp, checkpoint, found.memory, said, notes)
-        size = int(batch or step.options["batch"])
+            size, memory, said = found.batch, found.memory, f"batch {found.batch + 1} does not fit"
+        else:
+            size, said = int(batch or step.options["batch"]), ""
+            memory = step.memory(spec, batch=size, amp=amp, checkpoint=checkpoint, settings=conf)
         traced = step.at(batch=size, device=spec, amp=amp, checkpoint=checkpoint)
-        return cls(spec, size, amp, checkpoint, traced.memory(spec, settings=conf), notes=traced.warnings)
+        return cls(
+            spec, size, amp, checkpoint, memory, said, border(traced, spec, memory, conf), tuple(traced.warnings)
+        )
 
     def advice(self, step: TracedStep, conf: AllocatorSettings) -> list[str]:
         """Return what makes a step fit that does not: each tried."""
+        near = [self.near] if self.near else []
         if self.memory is None or self.memory.fits:
-            return [f"{self.device}: {self.said}."] if self.said else []
-        lines = [f"{self.device}, batch {self.batch}: {self.memory.oom}"]
+            return [*near, *([f"{self.device}: {self.said}."] if self.said else [])]
+        lines = [f"{self.device}, batch {self.batch}: {self.memory.oom}", *near]
         operator = self.memory.oom_operator
         trace = step.at(batch=self.batch, device=self.spec, amp=self.amp, checkpoint=self.checkpoint)
         if operator is not None and 0 <= operator < len(trace.operators):
@@ -169,11 +174,13 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; all of it is predicted."""
+        from roller.insight.memory.batches import capacity_of
+
         memory = self.memory
         base = {
             "device": self.device, "batch": self.batch, "amp": self.amp, "checkpoint": self.checkpoint,
-            "kind": "predicted", "fits": memory is not None and memory.fits, "said": self.said,
-            "notes": list(self.notes),
+            "kind": "predicted", "fits": memory is not None and memory.fits, "said": self.said, "border": self.near,
+            "capacity_bytes": capacity_of(self.spec), "notes": list(self.notes),
         }  # fmt: skip
         if memory is None:
             return base
@@ -205,8 +212,7 @@ def _table(rows: list[Row]) -> Table:
     table = Table(*columns, box=None)
     for row in rows:
         first = [row.device, str(row.batch or "-"), row.amp, "yes" if row.checkpoint else "no"]
-        size = capacity_of(row.spec)
-        capacity = "-" if size is None else f"{size / MIB:.0f} MiB"
+        capacity = f"{capacity_of(row.spec) / MIB:.0f} MiB"
         if row.memory is None:
             table.add_row(*first, "-", "-", "-", "no such step", capacity)
             continue

@@ -20,6 +20,7 @@ from roller.cli.common import (
     terms_table,
     tiles_of,
 )
+from roller.perf.unit_notes import unit_notes
 
 TileOption = Annotated[
     list[str] | None,
@@ -73,10 +74,13 @@ def predict_command(
         warm=warm or (),
         policy=policy,
     )
+    notes = list(unit_notes([expr], spec, ours=policy is None and (fragment is not None or bool(program))))
     if as_json:
-        print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate)})
+        print_json({"expression": str(expr), "device": spec.name, **prediction_json(estimate), "notes": notes})
         return
     screen = console()
     screen.say(f"{expr} on {spec.title}: terms of the prediction")
     screen.print(terms_table(estimate))
     screen.say(prediction_text(estimate))
+    for note in notes:
+        screen.say(note)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
@@ -21,13 +23,28 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
+from roller.cli.compile_model import ShapeOption, shapes_of
+from roller.cli.forecast import PolicyOption
+from roller.cli.training import AmpOption, amps_of, step_of
+from roller.cli.usage import UsageError
 from roller.errors import counted
 from roller.explaining.lifts import Change, Effect, written
 from roller.hardware.sections import DTYPES
+from roller.perf.unit_notes import unit_notes
 from roller.report.sensitivity import Sensitivity
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
 
 OperatorsArgument = Annotated[
     str, typer.Argument(metavar="OP|FILE", help="An operator, or a YAML of them, e.g. benchmarks/operators.yaml.")
+]
+WorkArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="OP|FILE",
+        help="An operator, a YAML of them, an ONNX model, or an entry file in Python (as `forecast` takes it).",
+    ),
 ]
 ReconstructOption = Annotated[
     bool | None,
@@ -44,20 +61,28 @@ _ROWS, _NAMED = 20, 8
 
 
 def sensitivity_command(
-    operators: OperatorsArgument,
+    operators: WorkArgument,
     device: DeviceOption = "cpu",
     reconstruct: ReconstructOption = None,
     batch: BatchOption = None,
     pattern: FilterOption = "*",
+    policy: PolicyOption = None,
+    amp: AmpOption = "fp32",
+    shapes: ShapeOption = None,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Print what becomes of the predicted time with other numbers of a device, the strongest first.
 
     Each is set to a few other values and priced; `construct --set FIELD=VALUE` shows the same time. For a file of
-    operators their geometric mean counts. Nothing is built or run.
+    operators their geometric mean counts, for a model or a step its whole time. Nothing is built or run.
     """
     spec = device_of(device, settings)
+    if operators.endswith((".onnx", ".py")):
+        if reconstruct:
+            raise UsageError("--reconstruct: expected operators, got a model: its programs stay as they are. Drop it.")
+        _show_model(Path(operators), spec, Asked(policy, batch, amp, shapes), as_json=as_json)
+        return
     if operators.endswith((".yaml", ".yml")):
         rows = operator_rows(Path(operators), pattern)
         expressions = [roller.ops.from_spec(row, batch=batch) for row in rows]
@@ -67,14 +92,52 @@ def sensitivity_command(
         what = str(expressions[0])
     found = roller.sensitivity(expressions, spec, reconstruct=reconstruct)
     if as_json:
-        print_json(found.to_dict())
+        print_json({**found.to_dict(), "notes": list(unit_notes(expressions, spec, ours=True))})
         return
+    shown = "construct" if found.reconstructed else "predict --program NAME"
+    _show(found, what, spec, unit_notes(expressions, spec, ours=True), shown)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options ask of a model or a step."""
+
+    policy: str | None
+    batch: int | None
+    amp: str
+    shapes: list[str] | None
+
+
+def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) -> None:
+    """Print what the numbers of a device do to the time of a whole model, or of a training step."""
+    from roller.insight import sensitivity as whole
+
+    if path.suffix == ".onnx":
+        if asked.amp != "fp32":
+            raise UsageError(f"{path.name}: expected no --amp for a model, got one. Leave it out.")
+        shapes = shapes_of(asked.shapes)
+        work = whole.of_model(path, spec, batch=asked.batch, shapes=shapes, policy=asked.policy or "roller")
+    else:
+        if asked.shapes:
+            raise UsageError(f"{path.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
+        (amp,) = amps_of(asked.amp)[:1]
+        work = whole.of_step(step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library")
+    if as_json:
+        print_json({**work.sensitivity.to_dict(), "notes": list(work.notes)})
+        return
+    _show(work.sensitivity, f"{path.name} (device time)", spec, work.notes, f"forecast {path}")
+
+
+def _show(found: Sensitivity, what: str, spec: DeviceSpec, notes: Sequence[str], shown: str) -> None:
+    """Print a table, and what to change first, with the verb that shows it."""
     screen = console()
     how = "constructed anew for every value" if found.reconstructed else "of the same programs"
     screen.say(f"{what} on {spec.title}: predicted times {how}")
     screen.print(_table(found))
+    for note in notes:
+        screen.say(note)
     if found.enlarge is not None:
-        for line in _advice(found.enlarge, found.reconstructed):
+        for line in _advice(found.enlarge, shown):
             screen.say(line)
     else:
         screen.print("no single number of the device, changed by a quarter (or doubled), makes it faster")
@@ -85,13 +148,12 @@ def sensitivity_command(
         screen.say(f"could be smaller, each alone: {named}{more}")
 
 
-def _advice(effect: Effect, anew: bool) -> tuple[str, ...]:
+def _advice(effect: Effect, shown: str) -> tuple[str, ...]:
     """Return what to enlarge (or shorten) first, the time it gives, and the command that shows it, line by line."""
     best = effect.best
     assert best is not None  # it would not be recommended
     verb = "shorten" if effect.unit == "s" else "enlarge"
     times = f"{seconds(effect.seconds[0])} -> {seconds(best.seconds[0])}, " if len(best.seconds) == 1 else ""
-    shown = "construct" if anew else "predict --program NAME"
     setting = f"--set {effect.field}={written(best.value)}"
     guess = f"; that it is {written(effect.value)} now is assumed, not measured" if effect.assumed else ""
     time = f"{times}{best.percent:+.2f} % of the time"

@@ -22,6 +22,7 @@ VERBS = {
     "forecast": "roller.cli.forecast:forecast_command",
     "memory": "roller.cli.memory:memory_command",
     "sweep": "roller.cli.sweep:sweep_command",
+    "compare": "roller.cli.compare:compare_command",
     "replay": "roller.cli.replay:replay_command",
     "record": "roller.cli.record:record_command",
     "whatif": "roller.cli.whatif:whatif_command",

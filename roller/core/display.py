@@ -112,3 +112,17 @@ def seconds_text(value: float | None) -> str:
         if abs(value) * factor >= 1 or unit == "us":
             return f"{value * factor:.4g} {unit}"
     return f"{value:.4g} s"
+
+
+def bytes_text(count: float, digits: int = 3) -> str:
+    """Return a capacity for people, in the powers of two that chips are made in.
+
+    Examples
+    --------
+    >>> bytes_text(98304), bytes_text(99), bytes_text(16e9)
+    ('96 KiB', '99 B', '14.9 GiB')
+    """
+    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if count >= factor:
+            return f"{count / factor:.{digits}g} {unit}"
+    return f"{count:g} B"

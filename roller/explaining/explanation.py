@@ -17,6 +17,7 @@ from roller.explaining.why_not import WhyNot, why_not
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
+from roller.perf.unit_notes import unit_notes
 from roller.search.constructor import construct_candidates, target_units
 from roller.search.program_names import estimate_named
 from roller.templates.common.options import ConstructOptions
@@ -163,7 +164,7 @@ def explain(
         stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
         facts_of(chosen, target, estimate), roof, road_of_time(time),
         _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,
-        bound_assumed=_assumed(estimate.bottleneck, roof.pipe, spec),
+        bound_assumed=_assumed(estimate.bottleneck, roof.pipe, spec), notes=unit_notes([expr], target),
     )  # fmt: skip
 
 

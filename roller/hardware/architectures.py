@@ -10,6 +10,9 @@ _ASYNC_COPIES = 80
 #: First CUDA architecture with a maximum and a minimum of float32 in which NaN wins (``max.NaN.f32``; PTX ISA, section
 #: "Floating Point Instructions: max").
 _NAN_EXTREMA = 80
+#: Matrix instructions that an architecture reaches its peak with: ``wgmma`` and ``tcgen05`` of the PTX ISA. They are of
+#: these architectures alone: sm_120 has none of them.
+_OWN_MATRIX = {90: "wgmma", 100: "tcgen05", 101: "tcgen05", 103: "tcgen05"}
 
 
 def cuda_architecture(arch: str) -> int:
@@ -44,3 +47,14 @@ def has_nan_extrema(arch: str) -> bool:
     (True, False, False)
     """
     return cuda_architecture(arch) >= _NAN_EXTREMA
+
+
+def own_matrix_family(arch: str) -> str:
+    """Return the family of the matrix instructions that an architecture reaches its peak with, ``""`` where any does.
+
+    Examples
+    --------
+    >>> own_matrix_family("sm_90"), own_matrix_family("sm_100"), own_matrix_family("sm_89")
+    ('wgmma', 'tcgen05', '')
+    """
+    return _OWN_MATRIX.get(cuda_architecture(arch), "")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from roller.hardware.architectures import cuda_architecture, has_async_copies
 from roller.hardware.checks import fail
+from roller.hardware.plausibility import implausible
 from roller.targets import LANGUAGES
 
 #: The first CUDA architecture of which every device has matrix units that are priced here.
@@ -147,9 +148,16 @@ def suspicions(spec: DeviceSpec) -> tuple[str, ...]:
     >>> suspicions(load_spec("v100"))
     ()
     >>> suspicions(load_spec("v100", {"memory_layers.global.bandwidth_bytes_per_s": 8.64e9}))[0].split(': ')[1]
-    '312 times below that of l2'
+    '8.64 GB/s is 312 times below the 2700 GB/s of l2'
     """
-    return (*_of_layers(spec), *_of_rates(spec), *_of_target(spec))
+    found = [*_of_layers(spec), *_of_rates(spec), *_of_target(spec)]
+    accused = {line.partition(": ")[0] for line in found}
+    for line in implausible(spec, accused):
+        path = line.partition(": ")[0]
+        if path not in accused:
+            accused.add(path)
+            found.append(line)
+    return tuple(found)
 
 
 #: Between neighbouring layers, and between a layer and its budget: shipped devices stay below half of either.
@@ -166,18 +174,23 @@ def _of_layers(spec: DeviceSpec) -> Iterator[str]:
     at_home = [x.name for x in spec.memory_layers].index(spec.traits.home)
     for fast, slow in pairwise(spec.memory_layers[: at_home + 1]):
         path, ratio = f"memory_layers.{slow.name}", fast.bandwidth_bytes_per_s / slow.bandwidth_bytes_per_s
+        own, other = (f"{x.bandwidth_bytes_per_s / 1e9:.4g} GB/s" for x in (slow, fast))
         if ratio > _MOST_STEP:
-            yield f"{path}.bandwidth_bytes_per_s: {ratio:.0f} times below that of {fast.name}: check the unit"
+            said = f"{own} is {ratio:.0f} times below the {other} of {fast.name}"
+            yield f"{path}.bandwidth_bytes_per_s: {said}: check the unit"
         if ratio < 1:
-            yield f"{path}.bandwidth_bytes_per_s: above that of the faster layer {fast.name}: check both"
+            said = f"{own} is above the {other} of the faster layer {fast.name}"
+            yield f"{path}.bandwidth_bytes_per_s: {said}: check both"
         if slow.capacity_bytes < fast.capacity_bytes:
-            yield f"{path}.capacity_bytes: less than that of {fast.name}: check both"
+            sizes = f"{slow.capacity_bytes} bytes are less than the {fast.capacity_bytes} of {fast.name}"
+            yield f"{path}.capacity_bytes: {sizes}: check both"
 
 
 def _of_rates(spec: DeviceSpec) -> Iterator[str]:
     low, high = _CLOCKS_HZ
     if not low <= spec.clock_hz <= high:
-        yield f"clock_hz: {spec.clock_hz / 1e9:g} GHz is unusual: check the unit"
+        usual = f"{low / 1e9:g} to {high / 1e9:g} GHz are usual"
+        yield f"clock_hz: {spec.clock_hz / 1e9:g} GHz, where {usual}: check the unit"
     for name, rate in spec.compute.rates:
         path = f"compute.ops_per_cycle_per_unit.{name}"
         if spec.sources.get(path) == "datasheet" and rate > 1 and rate % 1:

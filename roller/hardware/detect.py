@@ -151,6 +151,14 @@ def assumed(detected: DeviceSpec) -> DeviceSpec:
     return detected.with_overrides(fields, "assumed")
 
 
+def files_of(spec: DeviceSpec) -> tuple[Path, ...]:
+    """Return the files that the numbers of a detected machine are from: the profile like it, and what was probed."""
+    probed = profile_path(spec.machine)
+    shipped = spec_folder() / f"{spec.description.rpartition('(profile ')[2].partition(')')[0]}.yaml"
+    found = [shipped] if shipped.is_file() else []
+    return (*found, *([probed] if is_probed(spec) and probed.is_file() else []))
+
+
 def with_profile(detected: DeviceSpec) -> DeviceSpec:
     """Return a detected machine with the measured values of its probed profile, where there is one."""
     path = profile_path(detected.machine)

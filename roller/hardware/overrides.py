@@ -19,7 +19,10 @@ _BY_HAND = "override"
 
 
 #: Numbers that no kernel's time depends on.
-NOT_OF_KERNELS = frozenset({"process_bytes", "link_bytes_per_s", "link_latency_s", "execution.fault_s"})
+NOT_OF_KERNELS = frozenset({
+    "process_bytes", "link_bytes_per_s", "link_latency_s", "execution.fault_s",
+    "memory_layers.global.reported_bytes", "memory_layers.global.reported_most_bytes",
+})  # fmt: skip
 
 
 def overridden(

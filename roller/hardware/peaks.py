@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller.core.display import bytes_text
 from roller.hardware.sections import DTYPES
 from roller.hardware.spec import DeviceSpec
 
@@ -43,17 +44,3 @@ def peak_lines(spec: DeviceSpec) -> list[str]:
         bandwidth = f"{layer.bandwidth_bytes_per_s / 1e9:,.4g} GB/s"
         lines.append(f"{layer.name}: {bytes_text(layer.capacity_bytes)}{every}, {bandwidth}")
     return lines
-
-
-def bytes_text(count: float) -> str:
-    """Return a capacity for people, in the powers of two that chips are made in.
-
-    Examples
-    --------
-    >>> bytes_text(98304), bytes_text(99), bytes_text(16e9)
-    ('96 KiB', '99 B', '14.9 GiB')
-    """
-    for factor, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count:g} B"

@@ -34,6 +34,7 @@ from roller.hardware.sections import (
     quantities,
 )
 from roller.hardware.spec import DeviceSpec
+from roller.hardware.written import written
 from roller.targets import KINDS, LANGUAGES, THIS_MACHINE
 
 SCOPES = ("thread", "unit", "device")
@@ -79,6 +80,22 @@ def read_spec(name_or_path: str) -> DeviceSpec:
     """
     path = _find(name_or_path)
     return _load_cached(path, _stamp(path))
+
+
+def spec_path(name_or_path: str) -> Path:
+    """Return the file that a shipped name, or a path, is read from.
+
+    Raises
+    ------
+    SpecError
+        Where the device is unknown.
+
+    Examples
+    --------
+    >>> spec_path("V100").name
+    'v100.yaml'
+    """
+    return _find(name_or_path)
 
 
 #: Characters of a file's name that every system takes.
@@ -187,6 +204,7 @@ def _build(where: str, data: Mapping[str, Any]) -> DeviceSpec:
         accuracy=Accuracy(**_section(where, "accuracy", data.get("accuracy", {}), kind, sources)),
         fragments=read_fragments(where, data.get("fragments", [])),
         source_items=tuple(sources.items()),
+        written=written(data),
         **top,
     )
     check_consistency(where, spec)

@@ -16,7 +16,7 @@ from roller.targets import KINDS
 #: Instruction classes every device must give a rate for.
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
-OPTIONAL_CLASSES = ("matrix", "group_matrix", "dot", "integer")
+OPTIONAL_CLASSES = ("matrix", "group_matrix", "dot", "integer", "convert_to")
 #: Dtypes a rate may be given for.
 DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "float8_e4m3fn", "float8_e5m2")
 #: Range of an instruction rate.
@@ -79,6 +79,8 @@ class Compute(Section):
         ``((class, operations per cycle per unit), ...)``; an operation is one thread's or lane's. Classes:
         ``fma``, ``add`` (also max, compare), ``special`` (exp, rsqrt, division), ``convert``, ``issue``
         (instructions issued), ``load_store`` (scratchpad or L1 accesses); ``class.dtype`` where a dtype differs.
+        ``convert.float16`` widens float16, ``convert_to.float16`` narrows to it (absent: as fast as it is widened),
+        ``convert.float64`` is every conversion from and to 64 bits.
     """
 
     rates: tuple[tuple[str, float], ...]
@@ -245,6 +247,9 @@ class MemoryLayer(Section):
         Whether an rTile lives here.
     capacity_bytes
         Bytes of one instance.
+    reported_bytes, reported_most_bytes
+        GPU, memory of the device: the bytes that programs are told it has (``total_memory`` of PyTorch), the fewest
+        and the most over drivers; what a step has to fit. Absent: unknown; the same as the fewest.
     bandwidth_bytes_per_s
         Device-wide total over all instances; where the next two are given, that of copies: as many writes as reads.
     read_bandwidth_bytes_per_s, triad_bandwidth_bytes_per_s
@@ -282,6 +287,8 @@ class MemoryLayer(Section):
     transaction_bytes: int = number("bytes", 1, 1 << 16, integer=True)
     read_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
     triad_bandwidth_bytes_per_s: float | None = number("bytes/s", 1e8, 1e17, required=False)
+    reported_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
+    reported_most_bytes: int | None = number("bytes", 64, 1 << 50, integer=True, required=False)
     page_bytes: int | None = number("bytes", 256, 1 << 30, integer=True, required=False)
     tlb_entries: int | None = number("pages", 1, 1 << 20, integer=True, required=False)
     tlb_miss_s: float | None = number("s", 1e-11, 1e-4, required=False)

@@ -34,6 +34,7 @@ from roller.hardware.sections import (
     numbers_of,
     quantities,
 )
+from roller.hardware.written import Written
 from roller.targets import KINDS, DeviceKind
 
 #: What is said of a device whose errors were found for others than its numbers.
@@ -80,6 +81,8 @@ class DeviceSpec:
         Instructions of its matrix unit, in no particular order; empty where it has none.
     source_items
         ``(path, source)`` of every number; read it through :attr:`sources`.
+    written
+        Every number as its file has it: all sources, and notes.
     doubt
         Why errors of predictions are assumed that are known of other numbers; empty where they are as validated.
     base
@@ -115,6 +118,7 @@ class DeviceSpec:
     accuracy: Accuracy = field(default_factory=Accuracy)
     fragments: tuple[Fragment, ...] = ()
     source_items: tuple[tuple[str, str], ...] = field(default=(), compare=False, repr=False)
+    written: tuple[Written, ...] = field(default=(), compare=False, repr=False)
     doubt: str = field(default="", compare=False, repr=False)
     base: DeviceSpec | None = field(default=None, compare=False, repr=False)
 
@@ -369,7 +373,7 @@ def settable(spec: DeviceSpec) -> dict[str, Quantity]:
         }
     prefix = "compute.ops_per_cycle_per_unit"
     names = {*OPERATION_CLASSES, *OPTIONAL_CLASSES, *spec.compute.ops_per_cycle_per_unit}
-    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix") for d in DTYPES}
+    names |= {f"{c}.{d}" for c in ("fma", "add", "matrix", "group_matrix", "convert", "convert_to") for d in DTYPES}
     out |= {f"{prefix}.{name}": RATE for name in sorted(names)}
     for layer in spec.traits.layers:
         out |= {f"memory_layers.{layer}.{k}": q for k, q in quantities(MemoryLayer).items()}

@@ -15,7 +15,7 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.memory.batches import memory_on
+from roller.insight.memory.batches import border, memory_on
 from roller.insight.memory.replay import Memory
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.parallel import Ring, buckets, with_buckets
@@ -28,6 +28,7 @@ from roller.insight.whatif.data_parallel import data_parallel
 from roller.insight.whatif.graph import Graph, Provenance
 from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.traced import graph_of
+from roller.perf.unit_notes import unit_notes
 
 #: Share of a step from which on waiting for links is told.
 NOTABLE = 0.1
@@ -258,11 +259,13 @@ def _of_step(
     device_s = sum(p.seconds for _, p in step.operators)
     unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
+    near = border(trace, spec, memory, settings)
+    lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, step.operators, tuple(trace.warnings), devices,
+        unmapped / device_s if device_s else 0.0, step.operators, (*trace.warnings, *lacks, *filter(None, [near])), devices,
         sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_us(graph, run) / 1e6,
         trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from roller.hardware import DeviceSpec
 from roller.insight.price.kernels import KernelPrice, Kernels
+from roller.perf.unit_notes import unit_notes
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class ModelForecast:
         Of constants, and of everything that is alive together between kernels.
     kernels
         Every kernel, the most expensive first.
+    notes
+        What the matrix unit of the device lacks.
     """
 
     device: str
@@ -53,6 +56,7 @@ class ModelForecast:
     weights_bytes: int
     arena_bytes: int
     kernels: Sequence[KernelShare] = field(repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def throughput(self) -> float:
@@ -109,6 +113,7 @@ def forecast_onnx(
         sum(p.lower for p in found.values()), sum(p.upper for p in found.values()),
         sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
         _shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
+        unit_notes(prices.expressions, spec, ours=policy == "roller"),
     )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from roller.arguments import expression_of, options_of, target_of
 from roller.core.display import one_line
 from roller.core.validation import flag
 from roller.errors import NoCandidateError, counted
-from roller.explaining.lifts import Change, Effect, constructed, effects, is_resource, of_programs
+from roller.explaining.lifts import Change, Effect, Pricer, constructed, effects, is_resource, of_programs
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.search.constructor import construct_candidates
@@ -135,20 +135,39 @@ def sensitivity(
         price = constructed(expressions, chosen)
     else:
         price = of_programs([construct_candidates(e, spec, chosen)[0].program for e in expressions])
-    found = list(effects(spec, price))
+    return of_price(spec, tuple(e.name for e in expressions), price, anew=anew)
+
+
+def of_price(
+    spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
+) -> Sensitivity:
+    """Return how the times that a function gives follow a device's numbers.
+
+    Parameters
+    ----------
+    spec
+        The device.
+    names
+        Of what is priced, in the order of ``price``.
+    price
+        Seconds of each on a device; infinite where one does not fit it.
+    anew
+        Whether every changed device gets programs of its own.
+    fields
+        Those to look at; all by default.
+
+    Raises
+    ------
+    NoCandidateError
+        Where one has no program for the device.
+    """
+    found = list(effects(spec, price, fields))
     before = found[0].seconds if found else price(spec)
     if not all(map(math.isfinite, before)):
-        raise NoCandidateError(f"{expressions[before.index(math.inf)].name}: no program fits {spec.name}.")
+        raise NoCandidateError(f"{names[before.index(math.inf)]}: no program fits {spec.name}.")
     deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
-    return Sensitivity(
-        spec.name,
-        tuple(e.name for e in expressions),
-        before,
-        anew,
-        tuple(deciding),
-        max((e for e in deciding if e.best is not None), key=_gain, default=None),
-        _reducible(found, anew),
-    )
+    best = max((e for e in deciding if e.best is not None), key=_gain, default=None)
+    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible(found, anew))
 
 
 def _gain(effect: Effect) -> float:

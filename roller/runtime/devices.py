@@ -161,7 +161,7 @@ def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSp
         )
 
     def distance(spec: DeviceSpec) -> tuple[float, str]:
-        memory = spec.memory_layers[-1].capacity_bytes
+        memory = spec.memory_layers[-1].reported_bytes or spec.memory_layers[-1].capacity_bytes
         units = abs(math.log(max(properties.units, 1) / spec.units))
         return units + abs(math.log(max(properties.memory_bytes, 1) / memory)), spec.name
 

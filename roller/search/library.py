@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+
+import numpy as np
 
 from roller import perf
 from roller.errors import RollerError, shown
@@ -45,6 +48,38 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
     if not found:
         raise nothing_fits(expr, spec, options)
     return min(found, key=lambda e: e.seconds)
+
+
+def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
+    """Return what prices the program of :func:`library_estimate` on other devices: the same kernel, other numbers.
+
+    Raises
+    ------
+    RollerError
+        Where there is no such policy, or the device is no GPU.
+    NoCandidateError
+        Where no program fits the device.
+    """
+    _policy(policy, spec)
+    options = ConstructOptions(policy=policy)
+    batches = [b for b in programs_of(expr, spec, options) if len(b)]
+    if not batches:
+        raise nothing_fits(expr, spec, options)
+    moments = any(b.moments_together for b in batches)
+    here = called(expr, spec, policy, moments)
+    chosen = min((_chosen(b, here) for b in batches), key=lambda price: price(here).seconds)
+    return lambda other: chosen(called(expr, other, policy, moments))
+
+
+def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
+    """Return what prices the fastest program of a batch on other devices."""
+    if batch.structure != TILED.name:
+        row = batch.take(np.array([int(np.argmin(perf.price(batch, spec)["seconds"]))]))
+        return lambda other: perf.estimate_best(row, other)
+    programs = [p for n in range(len(batch)) for p in layouts(program_of(batch, n, spec), spec)]
+    seconds = [e.seconds for e in perf.estimate_programs(programs, spec)]
+    program = programs[seconds.index(min(seconds))]
+    return lambda other: perf.estimate_program(program, other)
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:

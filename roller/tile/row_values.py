@@ -23,9 +23,9 @@ from roller.expr import (
     Scalar,
     Stage,
     TensorExpr,
-    instruction_mix,
     walk,
 )
+from roller.expr.conversions import dtypes_of, priced_mix, stored_conversion
 from roller.expr.scalar import loads
 from roller.tile.rows import kept_loads, row_stages
 
@@ -96,7 +96,7 @@ class Share(Enum):
 
 
 def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
-    """Return how often, accumulation dtype, instruction class and count of all arithmetic of a row expression."""
+    """Return how often, the dtype of the rate, instruction class and count of all arithmetic of a row expression."""
     if "row_mix" not in expr._memo:
         found: dict[tuple[Share, str, str], float] = {}
         columns = {a.name for a in expr.anchor.reduction_axes}
@@ -104,8 +104,8 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
         again = shared_values(expr)
 
         def add(share: Share, s: Stage, body: Scalar, combiner: str | None) -> None:
-            for fn, count in instruction_mix(body, combiner).items():
-                key = (share, s.acc_dtype, fn)
+            for (fn, dtype), count in priced_mix(body, combiner, dtypes_of(expr), s.acc_dtype).items():
+                key = (share, dtype, fn)
                 found[key] = found.get(key, 0.0) + count
 
         for r in row_stages(expr):
@@ -124,6 +124,19 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
         expr._memo["row_mix"] = tuple((*key, n) for key, n in found.items())
     mix: tuple[tuple[Share, str, str, float], ...] = expr._memo["row_mix"]
     return mix
+
+
+def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ...]:
+    """Return how often results are converted to the dtype they are stored in, and the rate of that."""
+    if "row_conversions" not in expr._memo:
+        found = []
+        for r in row_stages(expr):
+            rate, wide = stored_conversion(r.stage), r.stage.combiner is None and bool(r.columns)
+            if rate is not None:
+                found.append((Share.ELEMENT if wide else Share.ROW, rate))
+        expr._memo["row_conversions"] = tuple(found)
+    conversions: tuple[tuple[Share, tuple[str, str]], ...] = expr._memo["row_conversions"]
+    return conversions
 
 
 def shared_words(expr: TensorExpr) -> int:
@@ -288,5 +301,6 @@ def _first(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
 
 
 __all__ = [
-    "RowForm", "Share", "least", "replaced", "row_form", "row_mix", "shared_values", "shared_words", "with_reciprocals",
+    "RowForm", "Share", "least", "replaced", "row_conversions", "row_form", "row_mix", "shared_values", "shared_words",
+    "with_reciprocals",
 ]  # fmt: skip

@@ -149,7 +149,7 @@ def test_construct_says_what_cannot_run(cli):
         assert len(found["candidates"]) == 2 and len(found["notes"]) == notes
     code, out, _ = cli("construct", big, "-d", "v100", "-k", "1")
     assert code == 0 and "'C' has 4,294,967,296 elements: offsets in kernels are 32 bits wide" in out
-    assert "take 17,213,423,616 bytes, global memory of v100 has 16,000,000,000" in out
+    assert "take 17,213,423,616 bytes, global memory of v100 has 16,913,530,880" in out
     code, _, err = cli("compile", big, "-d", "v100", "-k", "2", "--no-cache")
     assert code == 1 and "2 x failed: cuda: tensor 'C'" in err and err.rstrip().endswith("32 bits wide.")
 

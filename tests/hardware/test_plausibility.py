@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 import roller
 from roller.errors import SpecError
 from roller.hardware import list_specs, load_spec, parse_spec, spec_folder
-from roller.hardware.consistency import suspicions
+from roller.hardware.consistency import check_file, suspicions
 from roller.hardware.peaks import peak_flops_per_s
+from roller.hardware.spec import settable
 from tests.offenders import every
 
 H100 = (spec_folder() / "h100.yaml").read_text()
@@ -106,3 +108,83 @@ def test_blocks_too_small_for_a_group_of_warps_leave_other_programs(threads):
     spec = load_spec("h200", {"limits.threads_per_block": threads})
     best = roller.construct(roller.ops.matmul(512, 512, 512, dtype="float16"), spec, top_k=1)[0]
     assert best.estimate.seconds > 0 and "wgmma" not in str(best.program)
+
+
+#: Units that a thousand may slip in.
+MEASURES = ("bytes", "bytes/s", "s", "Hz", "W", "J", "operations/cycle/unit")
+#: What devices do have a thousand times larger: huge pages.
+LEFT_OUT = ("page_bytes",)
+
+
+@pytest.mark.parametrize("factor", [1000.0, 1024.0, 1 / 1000])
+@every("name", ["h100", "t4", "mi300x", "k80", "rtx4090", "b200", "cpu-avx2"])
+def test_no_number_slips_by_a_thousand_without_a_word(name, factor):
+    spec, silent = load_spec(name), []
+    known = settable(spec)
+    for path, value in spec.values().items():
+        if known[path].unit not in MEASURES or path.endswith(LEFT_OUT) or not value:
+            continue
+        try:
+            other = spec.with_overrides({path: int(value * factor) if known[path].integer else value * factor})
+            check_file(name, other)
+        except SpecError:
+            continue
+        if not suspicions(other):
+            silent.append(path)
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "said"),
+    [
+        (
+            "l4", "matrix.float16: {datasheet: 512", "matrix.float16: {datasheet: 1024",
+            "compute.ops_per_cycle_per_unit.matrix.float16: 1024 x 2 x 58 units x 2.04 GHz are 242.3 T operations/s, "
+            "beside 121 of its own note",
+        ),
+        (
+            "t4", "matrix.float16: {datasheet: 512", "matrix.float16: {datasheet: 496",
+            "compute.ops_per_cycle_per_unit.matrix.float16: 496 beside 8 times 64 of its own note",
+        ),
+        (
+            "l4", "global\n    scope: device\n    tiled: false\n    capacity_bytes: {datasheet: 24000000000}",
+            "global\n    scope: device\n    tiled: false\n    capacity_bytes: {datasheet: 240000000000}",
+            "memory_layers.global.reported_bytes: 22 GiB beside a capacity of 224 GiB: check both",
+        ),
+        (
+            "v100", "{datasheet: 9.0e+11, measured: 8.26e+11", "{datasheet: 9.0e+11, measured: 8.26e+10",
+            "memory_layers.global.bandwidth_bytes_per_s: measured 8.26e+10 is 11 times below datasheet 9e+11: check "
+            "both units",
+        ),
+        (
+            "v100", "latency_s: {measured: 1.4e-7", "latency_s: {measured: 1.4e-10",
+            "memory_layers.l2.latency_s: 1.4e-10 s are 0.193 cycles of 1.38 GHz, where 5 to 20000 are usual: check the "
+            "unit",
+        ),
+    ],
+)  # fmt: skip
+def test_what_looks_wrong_is_said_with_what_it_was_compared_with(name, old, new, said):
+    text = (spec_folder() / f"{name}.yaml").read_text()
+    assert text.count(old) == 1, "the edit of this test no longer applies"
+    assert said in suspicions(parse_spec(text.replace(old, new), "mine.yaml"))
+
+
+def test_a_file_that_looks_wrong_is_told_of_wherever_it_is_used(cli, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(edited("derived: 2.8e+12,", "derived: 2.8e+9,"))
+    for verb in ("predict", "construct"):
+        more = ("--policy", "library") if verb == "predict" else ("-k", "1")
+        code, _, err = cli(verb, "matmul(512, 512, 512)", "-d", str(mine), *more)
+        assert code == 0
+        assert "mine.yaml: memory_layers.global.bandwidth_bytes_per_s: 2.8 GB/s is 3554 times below the 9950" in err
+    assert cli("devices", "--show", str(mine))[2] == "", "there it stands below the table"
+
+
+def test_devices_names_the_file_that_a_device_is_from(cli, tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(H100)
+    for name, path in (("h100", spec_folder() / "h100.yaml"), (str(mine), mine)):
+        out = cli("devices", "--show", name)[1]
+        assert f"from {path}" in out and "drivers report 79.11 to 79.22 GiB" in out
+    assert json.loads(cli("devices", "--show", "null:h100", "--json")[1])["files"] == [str(spec_folder() / "h100.yaml")]
+    assert cli("devices", "--show", "cpu")[1].count(f"from {spec_folder()}") == 1

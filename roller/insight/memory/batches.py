@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller.arguments import target_of
 from roller.errors import NoCandidateError
-from roller.hardware import DeviceSpec
+from roller.hardware import DeviceSpec, capacity
 from roller.insight.memory import replay as replays
 from roller.insight.memory.host import host_memory
 from roller.insight.memory.replay import Library, Memory
@@ -17,6 +17,7 @@ from roller.insight.records import Alloc, Trace
 
 #: Where a search ends that nothing stops: a device without a limit.
 _MOST = 1 << 24
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -97,10 +98,39 @@ def memory_on(trace: Trace, device: str | DeviceSpec, settings: AllocatorSetting
     return replays.replay(trace, capacity_of(spec), settings=settings, library=Library.of(spec))
 
 
-def capacity_of(spec: DeviceSpec) -> int | None:
-    """Return the bytes of a device's memory; ``None`` where its specification does not say."""
-    size = spec.layer("global" if spec.traits.discrete else spec.traits.home).capacity_bytes
-    return None if size is None else int(size)
+def capacity_of(spec: DeviceSpec) -> int:
+    """Return the bytes of a device's memory: the least that its drivers report, where that is known."""
+    return capacity.capacity_of(spec).bytes
+
+
+def border(trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None) -> str:
+    """Say that what is not known of a device decides whether a step fits; ``""`` where it does not.
+
+    Not known are the size of the context, and which of several sizes a driver reports.
+
+    Parameters
+    ----------
+    trace, device, settings
+        As for :func:`memory_on`.
+    memory
+        What that says.
+    """
+    spec = target_of(device)[0]
+    known = capacity.capacity_of(spec)
+    context = memory.total_error_bytes
+    what = f"{known.text}, and a context may take {context / _MIB:.0f} MiB more or less" if context else known.text
+    if memory.fits:
+        left = known.bytes - memory.total_bytes
+        if left >= context + known.doubtful_bytes:
+            return ""
+        return f"{spec.name}: it fits with {max(0, left) / _MIB:.0f} MiB left; {what}: it may not fit."
+    if not spec.traits.discrete:
+        return ""
+    library = Library.of(spec)
+    roomy = replace(library, context_bytes=library.context_bytes - library.context_error_bytes)
+    if not replays.replay(trace, known.most_bytes, settings=settings, library=roomy).fits:
+        return ""
+    return f"{spec.name}: it does not fit by little; {what}: it may fit."
 
 
 def max_batch(
@@ -121,15 +151,12 @@ def max_batch(
         Not even one sample fits, or the device has no limit.
     """
     spec = target_of(device)[0]
-    capacity = capacity_of(spec)
-    if capacity is None:
-        raise NoCandidateError(f"largest batch: expected a device whose memory ends, got {spec.name}. Name another.")
 
     def guess() -> int | None:
         line = Line.through(trace_of(_NEAR), trace_of(2 * _NEAR))
         return None if line is None else line.last(lambda trace: memory_on(trace, spec, settings).fits)
 
-    return largest_batch(lambda n: memory_on(trace_of(n), spec, settings), capacity, guess=guess)
+    return largest_batch(lambda n: memory_on(trace_of(n), spec, settings), capacity_of(spec), guess=guess)
 
 
 #: Batches whose traces give the line: beyond what a batch of one sample is spared.

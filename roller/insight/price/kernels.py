@@ -67,6 +67,11 @@ class Kernels:
             found = self._found[expr] = self._of_disk(expr) if self._path else self._computed(expr)
         return found
 
+    @property
+    def expressions(self) -> tuple[TensorExpr, ...]:
+        """Every expression that was priced, once."""
+        return tuple(self._found)
+
     def price_together(self, exprs: Iterable[TensorExpr]) -> None:
         """Price expressions in processes of their own, as many at a time as there are processors.
 

@@ -10,8 +10,9 @@ _SHARED, _L2, _GLOBAL = (f"memory_layers.{name}" for name in ("shared", "l2", "g
 PROBES: tuple[Probe, ...] = (
     Probe("tiles", "gpu", ("clock_hz", f"{_RATES}.fma", "execution.step_latency_s", "execution.step_issue_s"),
           "gpu/tiles.cu", compute.tiles),
-    Probe("rates", "gpu", tuple(f"{_RATES}.{c}" for c in ("add", "special", "convert", "fma.float16", "fma.float64",
-                                                         "integer", "issue")), "gpu/rates.cu", compute.rates),
+    Probe("rates", "gpu", tuple(f"{_RATES}.{c}" for c in ("add", "special", "convert.float16", "convert_to.float16",
+                                                         "fma.float16", "fma.float64", "integer", "issue")),
+          "gpu/rates.cu", compute.rates),
     Probe("matrix", "gpu", tuple(f"{_RATES}.matrix.{d}" for d in ("float16", "bfloat16", "int8")), "gpu/matrix.cu",
           compute.matrix),
     Probe("group_matrix", "gpu", tuple(f"{_RATES}.group_matrix.{d}" for d in ("float16", "bfloat16")),

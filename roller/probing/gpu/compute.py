@@ -28,7 +28,7 @@ _BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
 _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
 #: Class and operations of one thread and step, per kernel.
-_CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert", 128),
+_CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert.float16", 128),
             "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "integer": ("integer", 128),
             "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
 _PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
@@ -144,7 +144,7 @@ def rates_plan(spec: DeviceSpec) -> ProbePlan:
     cases = []
     for entry, (name, operations) in _CLASSES.items():
         rates = spec.compute.ops_per_cycle_per_unit
-        rate = rates.get(name, rates["fma"]) * spec.units * spec.clock_hz
+        rate = rates.get(name, rates.get(name.partition(".")[0], rates["fma"])) * spec.units * spec.clock_hz
         for part, grid in both.items():
             seconds = operations * grid * _BLOCK / rate
             if entry == "convert":
@@ -180,6 +180,11 @@ def rates(session: GpuSession) -> Finding:
         if path not in values or found.value > values[path].value:  # the most of several mixes
             values[path] = found
             doubts.pop(path, None)
+    widening = f"{_RATES}.convert.float16"
+    if widening in values:  # as many of both directions were timed together: each has the mean of both
+        values[f"{_RATES}.convert_to.float16"] = values[widening]
+    if widening in doubts:
+        doubts[f"{_RATES}.convert_to.float16"] = doubts[widening]
     together = _turns(timed)
     if together is not None and together > _BESIDE and f"{_RATES}.integer" in values:
         reason = f"both kinds together take {together:.0%} of one after another: no pipes beside those of multiply-adds"

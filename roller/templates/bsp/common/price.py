@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.expr import Stage, instruction_mix
+from roller.expr import Stage
+from roller.expr.conversions import dtypes_of, priced_mix, rate_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.bsp.common.decide import decided, fits, passes, pieces_of, points_of
@@ -70,8 +71,8 @@ def _once_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 def stage_cycles(stage: Stage, batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return cycles of one stage over a unit's tile: vectors of arithmetic beside loads, shared among the workers."""
-    mix = instruction_mix(stage.body, stage.combiner)
-    arithmetic = sum(n / _rate(spec, c, stage.acc_dtype) for c, n in mix.items())
+    mix = priced_mix(stage.body, stage.combiner, dtypes_of(batch.geometry.expr), stage.acc_dtype)
+    arithmetic = sum(n / rate_of(spec.compute.ops_per_cycle_per_unit, *kind) for kind, n in mix.items())
     loads = max(1, len(stage.loads)) / spec.compute.ops_per_cycle_per_unit["load_store"]
     issue = spec.execution.step_issue_s * spec.clock_hz / spec.teu.lanes
     each = max(arithmetic, loads) + issue

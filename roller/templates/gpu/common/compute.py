@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from roller.expr import Cast, Load, instruction_mix, walk
+from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, stored_conversion
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.laid_out import LaidOut
@@ -116,19 +116,21 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
     """
     g, per_unit = batch.geometry, spec.compute.ops_per_cycle_per_unit
     width = spec.teu.lanes * spec.teu.schedulers_per_unit
-    anchor = g.expr.anchor
-    mix = dict(instruction_mix(anchor.body, anchor.combiner))
-    converted = {n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
-    if fragments and "convert" in mix:
-        mix["convert"] -= len(converted)
-    cycles = sum(n * width / _rate(per_unit, c, anchor.acc_dtype) for c, n in mix.items())
+    anchor, dtypes = g.expr.anchor, dtypes_of(g.expr)
+    mix = priced_mix(anchor.body, anchor.combiner, dtypes, anchor.acc_dtype)
+    once = {n: n.arg.tensor for n in walk(anchor.body) if isinstance(n, Cast) and isinstance(n.arg, Load)}
+    rates = {tensor: conversion(dtypes[tensor], n.dtype) for n, tensor in once.items()} if fragments else {}
+    for tensor in once.values() if fragments else ():
+        rate = rates[tensor]
+        if rate is not None:
+            mix[rate] -= 1.0
+    cycles = sum(n * width / rate_of(per_unit, *kind) for kind, n in mix.items())
     count = (batch.register_outputs * batch.register_points).astype(np.float64)
     conversions = np.zeros(len(batch))
     for a in g.loads if fragments else ():
-        if a.tensor.name in converted:
-            conversions = conversions + batch.register_elements(a) * (
-                width / _rate(per_unit, "convert", a.tensor.dtype)
-            )
+        rate = rates.get(a.tensor.name)
+        if rate is not None:
+            conversions = conversions + batch.register_elements(a) * (width / rate_of(per_unit, *rate))
     return count * cycles + conversions, count * sum(mix.values())
 
 
@@ -170,7 +172,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
         multiplies=copies[1]
         / np.maximum(1, batch.threads_per_block)
         * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
-        finish=np.asarray(finish * slot),
+        finish=np.asarray(finish * slot + batch.register_outputs * _stored_cycles(batch, spec)),
         groups=inner,
         steps=batch.steps.astype(np.float64),
         chain=latency,
@@ -205,8 +207,11 @@ def _row_work(batch: TileBatch, spec: DeviceSpec) -> Work:
     )
 
 
-def _rate(per_unit: Mapping[str, float], instruction_class: str, dtype: str) -> float:
-    return per_unit.get(f"{instruction_class}.{dtype}", per_unit.get(instruction_class, per_unit["fma"]))
+def _stored_cycles(batch: TileBatch, spec: DeviceSpec) -> float:
+    """Return the cycles of a scheduler in which one output is converted to the dtypes it is stored in."""
+    per_unit, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes * spec.teu.schedulers_per_unit
+    found = (stored_conversion(s) for s in batch.geometry.expr.stages)
+    return sum(width / rate_of(per_unit, *rate) for rate in found if rate is not None)
 
 
 def _finish_instructions(batch: TileBatch) -> Floats:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
+from roller.expr.conversions import rate_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.warm import is_warm
@@ -17,7 +18,7 @@ from roller.templates.gpu.rows.exchange import SHUFFLE_LANES, Meeting, moved_ele
 from roller.templates.gpu.rows.shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
 from roller.templates.gpu.rows.widths import LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS, edge_instructions, row_access_width
 from roller.tile.geometry import Access, Floats, Ints
-from roller.tile.row_values import Share, row_mix
+from roller.tile.row_values import Share, row_conversions, row_mix
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
 
 #: A conversion from or to half precision, per element.
@@ -143,12 +144,14 @@ def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: f
     times = {Share.ROW: outputs, Share.ELEMENT: points, Share.AGAIN: np.where(keeps(batch), 0.0, points)}
     cycles = count = np.zeros(len(batch))
     for share, dtype, fn, n in row_mix(batch.geometry.expr):
-        rate = rates.get(f"{fn}.{dtype}", rates.get(fn, rates["fma"]))
+        rate = rate_of(rates, fn, dtype)
         each, instructions = lanes_cycles / rate, n
         if fn == "special":
             each = max(each, SPECIAL_INSTRUCTIONS * lanes_cycles / rates["fma"])
             instructions = n * (1.0 + SPECIAL_INSTRUCTIONS)
         cycles, count = cycles + times[share] * n * each, count + times[share] * instructions
+    for share, narrowing in row_conversions(batch.geometry.expr):  # their instructions are among those of the stores
+        cycles = cycles + times[share] * lanes_cycles / rate_of(rates, *narrowing)
     return cycles, count
 
 

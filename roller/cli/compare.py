@@ -1,0 +1,112 @@
+"""``roller compare``: operators on several devices side by side, with what a million calls cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.table import Table
+
+import roller
+from roller.cli.common import JsonOption, SetOption, check_writable, console, one_of, operator_rows, print_json, seconds
+from roller.cli.progress import counted_steps
+from roller.cli.sensitivity import BatchOption, FilterOption, OperatorsArgument
+from roller.cli.sweep import PolicyOption, PricesOption
+from roller.cli.training import devices_of
+from roller.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from roller.insight.compare import Comparison
+
+DevicesOption = Annotated[str, typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100,./mine.yaml.")]
+CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every cell as CSV.")]
+PictureOption = Annotated[
+    Path | None, typer.Option("--picture", metavar="FILE", help="Draw times and costs: .svg, .png, .pdf.")
+]
+ThemeOption = Annotated[str, typer.Option("--theme", help="Of the picture: light or dark.")]
+WidthOption = Annotated[float, typer.Option("--width", min=4, max=40, help="Of the picture, in inches.")]
+
+
+def compare_command(
+    operators: OperatorsArgument,
+    devices: DevicesOption = "a100,h100",
+    policy: PolicyOption = "library",
+    prices: PricesOption = None,
+    batch: BatchOption = None,
+    pattern: FilterOption = "*",
+    csv: CsvOption = None,
+    picture: PictureOption = None,
+    theme: ThemeOption = "light",
+    width: WidthOption = 10.0,
+    as_json: JsonOption = False,
+    settings: SetOption = None,
+) -> None:
+    """Compare what operators take on devices, and what a million calls cost: `*` marks the fastest, `$` the cheapest.
+
+    Everything is predicted, at the clock that lasts; nothing is built or run.
+    """
+    from roller.insight import compare as comparing
+    from roller.insight.sweep import check_picture, read_prices
+
+    specs = devices_of(devices, settings)
+    if any(count > 1 for _, count in specs):
+        raise UsageError("--device: expected one of each, got several: an operator runs on one. Name it alone.")
+    one_of("--policy", policy, ("library", "roller"))
+    one_of("--theme", theme, tuple(comparing.THEMES))
+    known = None if prices is None else read_prices(prices)
+    for path in (csv, picture):
+        if path is not None:
+            check_writable(path)
+    if picture is not None:
+        check_picture(picture)
+    if operators.endswith((".yaml", ".yml")):
+        rows = operator_rows(Path(operators), pattern)
+        expressions = {str(row["id"]): roller.ops.from_spec(row, batch=batch) for row in rows}
+    else:
+        parsed = roller.ops.parse(operators)
+        expressions = {parsed.name: parsed}
+    with counted_steps("compare", len(specs)) as done:
+        found = comparing.compare(expressions, [s for s, _ in specs], policy=policy, prices=known, done=done)
+    if csv is not None:
+        from roller.core.files import whole_file
+
+        with whole_file(csv) as out:
+            out.write(found.to_csv().encode())
+    if picture is not None:
+        comparing.picture(found, picture, theme=theme, width=width)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    screen = console()
+    whose = "kernels of libraries" if policy == "library" else "constructed kernels"
+    screen.say(f"{operators}: predicted, {whose}, at the clock that lasts")
+    screen.print(_table(found))
+    for note in found.notes:
+        screen.say(note)
+
+
+def _table(found: Comparison) -> Table:
+    """Return a row an operator and a column a device: time, and cost below it."""
+    table = Table(box=box.SIMPLE)
+    table.add_column("operator")
+    for device in found.devices:
+        table.add_column(device, justify="right")
+        if found.currency is not None:
+            table.add_column(f"{found.currency}\na million", justify="right")
+    for name in found.operators:
+        cells = []
+        for device in found.devices:
+            cell = found.of(name, device)
+            about = "~" if "bytes" in cell.by else ""
+            cells.append(f"{about}{seconds(cell.seconds)}{' *' if cell.fastest else '  '}")
+            if found.currency is not None:
+                cost = "-" if cell.price_per_million is None else f"{cell.price_per_million:,.4g}"
+                cells.append(f"{cost}{' $' if cell.cheapest else '  '}")
+        table.add_row(name, *cells)
+    table.caption = "* fastest, $ cheapest; " if found.currency is not None else "* fastest; "
+    table.caption += "a time may be off as --json says (lower_s, upper_s)"
+    if any("bytes" in c.by for c in found.cells):
+        table.caption += "; ~ at least: by its bytes alone"
+    return table

@@ -1,0 +1,115 @@
+"""Which rate of a device a conversion takes: by the narrower dtype, and by whether it widens or narrows.
+
+Devices convert to and from 64 bits at another rate than between 16 and 32, and widen at another rate than they narrow:
+what a conversion costs depends on both of its dtypes, not on the one its result is accumulated in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from roller.core.dtypes import DTYPES
+from roller.expr.scalar import Cast, Const, IndexValue, Load, Scalar, instruction_mix, walk
+
+if TYPE_CHECKING:
+    from roller.expr.tensor_expr import Stage, TensorExpr
+
+#: Instruction classes of conversions: of a narrow dtype to a wider one, and of a wider one to it.
+WIDENING, NARROWING = "convert", "convert_to"
+_WIDE_BYTES = 8
+
+
+def conversion(source: str, target: str) -> tuple[str, str] | None:
+    """Return the instruction class and the dtype that have the rate of a conversion; ``None``: it costs nothing.
+
+    Examples
+    --------
+    >>> conversion("float16", "float32"), conversion("float32", "float16")
+    (('convert', 'float16'), ('convert_to', 'float16'))
+    >>> conversion("int64", "float32"), conversion("uint8", "float32"), conversion("float32", "int32")
+    (('convert', 'float64'), ('convert', 'int8'), ('convert_to', 'int32'))
+    """
+    one, other = DTYPES[source], DTYPES[target]
+    alike = {one.kind, other.kind} <= {"int", "uint"} and one.itemsize_bytes == other.itemsize_bytes
+    if source == target or alike or other.kind == "bool":  # the same bits, or a choice between two
+        return None
+    if _WIDE_BYTES in (one.itemsize_bytes, other.itemsize_bytes):
+        return WIDENING, "float64"
+    narrows = other.itemsize_bytes < one.itemsize_bytes
+    if one.itemsize_bytes == other.itemsize_bytes:
+        narrows = not other.is_float
+    row = other if narrows else one
+    named = row.name if row.is_float else f"int{8 * row.itemsize_bytes}"
+    return (NARROWING if narrows else WIDENING), named
+
+
+def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
+    """Return how many conversions of each class and dtype one point takes; what is equal is converted once.
+
+    Parameters
+    ----------
+    body
+        What is computed.
+    dtypes
+        Dtype by the name of a tensor; another name is that of a value of ``computed``.
+    computed
+        Dtype in which functions are computed.
+    """
+    found: Counter[tuple[str, str]] = Counter()
+    for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
+        rate = conversion(_dtype(node.arg, dtypes, computed), node.dtype)
+        if rate is not None:
+            found[rate] += 1
+    return found
+
+
+def stored_conversion(stage: Stage) -> tuple[str, str] | None:
+    """Return the conversion of a stage's result to its output's dtype; ``None`` where it is computed in that."""
+    body = stage.body
+    made = body.dtype if isinstance(body, Cast) and stage.combiner is None else stage.acc_dtype
+    return conversion(made, stage.output.dtype)
+
+
+def dtypes_of(expr: TensorExpr) -> dict[str, str]:
+    """Return the dtype of every tensor by name."""
+    if "dtypes" not in expr._memo:
+        expr._memo["dtypes"] = {name: t.dtype for name, t in expr.tensors.items()}
+    found: dict[str, str] = expr._memo["dtypes"]
+    return found
+
+
+def priced_mix(
+    body: Scalar, combiner: str | None, dtypes: Mapping[str, str], computed: str
+) -> dict[tuple[str, str], float]:
+    """Return the instructions of one point by class and the dtype whose rate they take.
+
+    Examples
+    --------
+    >>> half = Cast("float32", Load("X", ()))
+    >>> priced_mix(half, "sum", {"X": "float16"}, "float32")
+    {('fma', 'float32'): 1.0, ('convert', 'float16'): 1.0}
+    """
+    mix = {(name, computed): n for name, n in instruction_mix(body, combiner).items() if name != WIDENING}
+    return mix | {rate: float(n) for rate, n in conversions(body, dtypes, computed).items()}
+
+
+def rate_of(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
+    """Return operations per cycle and unit: of the dtype, else of the class; narrowing without one as widening.
+
+    Examples
+    --------
+    >>> rates = {"fma": 128.0, "convert": 16.0, "convert.float16": 64.0, "convert_to.float16": 16.0}
+    >>> [rate_of(rates, *x) for x in (("convert", "float16"), ("convert_to", "float16"), ("convert_to", "int8"))]
+    [64.0, 16.0, 16.0]
+    """
+    classes = (instruction, WIDENING) if instruction == NARROWING else (instruction,)
+    names = [x for name in classes for x in (f"{name}.{dtype}", name)]
+    return next((rates[x] for x in names if x in rates), rates["fma"])
+
+
+def _dtype(node: Scalar, dtypes: Mapping[str, str], computed: str) -> str:
+    if isinstance(node, Load):
+        return dtypes.get(node.tensor, computed)
+    return node.dtype if isinstance(node, Cast | Const | IndexValue) else computed

@@ -1,0 +1,277 @@
+"""Numbers that no device like it has: mostly a slip of a thousand, or a rate that is not what its own note says.
+
+Nothing here refuses a device: what is unusual may be right. Each line names the figure that looks wrong, and what it
+was compared with.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from roller.core.display import bytes_text
+
+if TYPE_CHECKING:
+    from roller.hardware.sections import MemoryLayer
+    from roller.hardware.spec import DeviceSpec
+    from roller.hardware.written import Written
+
+#: Cycles from a load to its use, of a layer of one unit and of one of the device: all shipped devices lie ten times
+#: within.
+_CYCLES = {"unit": (1.0, 1000.0), "device": (5.0, 20_000.0)}
+#: Least and most cycles of the times of a program's steps.
+_STEPS = {"step_latency_s": (0.3, 1000.0), "step_issue_s": (0.05, 300.0), "barrier_s": (0.3, 3000.0)}
+#: Least and most seconds of what does not follow the clock.
+_TIMES = {
+    "execution.launch_s": (3e-8, 2.5e-4), "execution.fork_s": (5e-8, 3e-4), "link_latency_s": (5e-8, 5e-4),
+    "execution.element_gather_s": (2e-12, 3e-8), "execution.element_copy_s": (2e-12, 3e-8),
+    "execution.element_scatter_s": (2e-12, 3e-8), "execution.fault_s": (2e-8, 3e-4),
+}  # fmt: skip
+#: Share of a board's power that its units draw at the clock: busy, with the matrix unit, and idle.
+_POWERS_DRAWN = {"busy_cycle_j": (0.1, 20.0), "matrix_cycle_j": (0.1, 20.0), "idle_cycle_j": (2e-3, 2.0)}
+_POWER_W, _STANDING = (5.0, 5000.0), (0.02, 0.9)
+#: Bytes that are moved at once, bytes of a link a second, and of memory, at the most and least.
+_MOST_MOVED, _LEAST_LINK, _MOST_MEMORY, _LEAST_CONTEXT = 1024, 1e9, 4 << 40, 10_000_000
+#: Least and most rates of pipes, and of dot products, as a share of what the schedulers issue.
+_RATES, _MOST_DOT = (1 / 200, 8.0), 64.0
+#: Float32 operations for every byte of memory: shipped devices have 1 to 114.
+_BALANCE = (0.2, 1000.0)
+#: Times that the memory of the device holds its cache, and registers of a thread of a full unit.
+_LEAST_OF_CACHE, _REGISTERS = 100, (4, 256)
+#: How far two sources of one number may be apart, and a rate from the figure of its note.
+_SOURCES_APART, _NOTE_APART = 8.0, 0.12
+_OPS = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([TPG])(?:FL)?OP/s")
+_UNITS = re.compile(r"(\d+) (?:tensor cores?|matrix cores?|units?) of (\d+) (?:FMA|multiply-adds)")
+_BYTES = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s*([TGM])B/s")
+_POWERS = {"M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
+
+
+def implausible(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
+    """Yield what is unlike all devices, path first; nothing is compared with a number that is ``accused`` already.
+
+    ``accused`` is looked at between lines: whoever reads them adds the paths that were said.
+    """
+    home = f"memory_layers.{spec.home.name}"
+    if "clock_hz" not in accused:
+        yield from _latencies(spec)
+        yield from _times(spec)
+    yield from _sizes(spec)
+    if f"{home}.capacity_bytes" not in accused:
+        yield from _amounts(spec)
+    yield from _pipes(spec, accused)
+    if not {f"{home}.bandwidth_bytes_per_s", "compute.ops_per_cycle_per_unit.fma", "clock_hz"} & set(accused):
+        yield from _balance(spec)
+    if f"{home}.bandwidth_bytes_per_s" not in accused:
+        yield from _bandwidths(spec)
+    for layer in spec.memory_layers:
+        if f"memory_layers.{layer.name}.bandwidth_bytes_per_s" not in accused:
+            yield from _of_one_teu(spec, layer)
+    yield from _of_the_board(spec)
+    for x in spec.written:
+        if spec.sources.get(x.path) not in ("override", "detected"):
+            yield from _sources(x)
+            yield from _note(spec, x)
+
+
+def _latencies(spec: DeviceSpec) -> Iterator[str]:
+    before: MemoryLayer | None = None
+    for layer in spec.memory_layers:
+        if not layer.latency_s:
+            continue
+        path, cycles = f"memory_layers.{layer.name}.latency_s", layer.latency_s * spec.clock_hz
+        bounds = _CYCLES.get(layer.scope)
+        if bounds and not bounds[0] <= cycles <= bounds[1]:
+            yield (f"{path}: {layer.latency_s:.3g} s are {cycles:.3g} cycles of {spec.clock_hz / 1e9:.3g} GHz, where "
+                   f"{bounds[0]:g} to {bounds[1]:g} are usual: check the unit")  # fmt: skip
+        if before is not None and before.latency_s and layer.latency_s < 0.7 * before.latency_s:
+            yield (f"{path}: {layer.latency_s:.3g} s is less than the {before.latency_s:.3g} s of the faster layer "
+                   f"{before.name}: check both")  # fmt: skip
+        before = layer
+
+
+def _times(spec: DeviceSpec) -> Iterator[str]:
+    for name, (least, most) in _STEPS.items():
+        value = getattr(spec.execution, name)
+        cycles = value * spec.clock_hz
+        if value and not least <= cycles <= most:
+            yield (f"execution.{name}: {value:.3g} s are {cycles:.3g} cycles of {spec.clock_hz / 1e9:.3g} GHz, where "
+                   f"{least:g} to {most:g} are usual: check the unit")  # fmt: skip
+    values = spec.values()
+    for layer in spec.memory_layers:
+        misses = (layer.tlb_miss_s or 0.0) * spec.clock_hz
+        if misses > _CYCLES["unit"][1]:
+            yield (f"memory_layers.{layer.name}.tlb_miss_s: {layer.tlb_miss_s:.3g} s are {misses:.3g} cycles, where at "
+                   f"most {_CYCLES['unit'][1]:g} are usual: check the unit")  # fmt: skip
+    for path, (least, most) in _TIMES.items():
+        if values.get(path) and not least <= values[path] <= most:
+            yield f"{path}: {values[path]:.3g} s, where {least:g} to {most:g} s are usual: check the unit"
+
+
+def _amounts(spec: DeviceSpec) -> Iterator[str]:
+    home = spec.home
+    caches = [x for x in spec.memory_layers if x.scope == "device" and x is not home]
+    if spec.traits.blocks and caches and home.capacity_bytes < _LEAST_OF_CACHE * caches[-1].capacity_bytes:
+        yield (f"memory_layers.{home.name}.capacity_bytes: {bytes_text(home.capacity_bytes)} is less than "
+               f"{_LEAST_OF_CACHE} times the {bytes_text(caches[-1].capacity_bytes)} of {caches[-1].name}: is it in "
+               "KiB or MiB?")  # fmt: skip
+    for name in ("reported_bytes", "reported_most_bytes"):
+        told = getattr(home, name)
+        if told is not None and not 0.8 * home.capacity_bytes <= told <= 1.1 * home.capacity_bytes:
+            yield (f"memory_layers.{home.name}.{name}: {bytes_text(told)} beside a capacity of "
+                   f"{bytes_text(home.capacity_bytes)}: check both")  # fmt: skip
+    limits, least, most = spec.limits, *_REGISTERS
+    if limits.registers_per_unit and limits.threads_per_unit:
+        each = limits.registers_per_unit / limits.threads_per_unit
+        if not least <= each <= most:
+            yield (f"limits.registers_per_unit: {limits.registers_per_unit} are {each:.3g} for each of "
+                   f"{limits.threads_per_unit} threads, where {least} to {most} are usual: are they bytes or "
+                   "thousands?")  # fmt: skip
+    first = spec.memory_layers[0]
+    if limits.registers_per_thread and not 0.4 < first.capacity_bytes / (4 * limits.registers_per_thread) < 2.5:
+        yield (f"memory_layers.{first.name}.capacity_bytes: {first.capacity_bytes} bytes for "
+               f"{limits.registers_per_thread} registers of 4 bytes: check both")  # fmt: skip
+
+
+def _sizes(spec: DeviceSpec) -> Iterator[str]:
+    """Yield what is moved or set aside at once that is out of all proportion."""
+    home = spec.home
+    if home.capacity_bytes > _MOST_MEMORY:
+        most = bytes_text(_MOST_MEMORY)
+        yield (f"memory_layers.{home.name}.capacity_bytes: {bytes_text(home.capacity_bytes)}, where at most {most} are "
+               "usual: check the unit")  # fmt: skip
+    if spec.process_bytes and not _LEAST_CONTEXT <= spec.process_bytes <= 0.25 * home.capacity_bytes:
+        yield (f"process_bytes: {bytes_text(spec.process_bytes)} beside a memory of {bytes_text(home.capacity_bytes)}, "
+               f"where at least {bytes_text(_LEAST_CONTEXT)} are usual: check the unit")  # fmt: skip
+    for layer in spec.memory_layers:
+        path = f"memory_layers.{layer.name}"
+        for name in ("transaction_bytes", "line_bytes", "fetch_bytes"):
+            size = getattr(layer, name)
+            if size is not None and size > _MOST_MOVED:
+                yield f"{path}.{name}: {size} bytes, where at most {_MOST_MOVED} are usual: check the unit"
+        taken = layer.reserved_bytes
+        if taken and not 16 <= taken <= layer.capacity_bytes / 8:
+            yield (f"{path}.reserved_bytes: {taken} of {layer.capacity_bytes} bytes, where 16 to an eighth are usual: "
+                   "check the unit")  # fmt: skip
+    static = spec.limits.shared_bytes_per_block
+    if static is not None:
+        layer = spec.layer("shared")
+        if static > layer.capacity_bytes:
+            yield (f"limits.shared_bytes_per_block: {static} bytes of a block are more than the "
+                   f"{layer.capacity_bytes} of {layer.name}: check both")  # fmt: skip
+
+
+def _bandwidths(spec: DeviceSpec) -> Iterator[str]:
+    home = spec.home
+    path, whole = f"memory_layers.{home.name}", home.bandwidth_bytes_per_s
+    for name in ("read_bandwidth_bytes_per_s", "triad_bandwidth_bytes_per_s"):
+        value = getattr(home, name)
+        if value is not None and not 0.5 < value / whole < 2:
+            yield f"{path}.{name}: {_rate(value)} beside the {_rate(whole)} of copies: check both"
+    if spec.link_bytes_per_s and not _LEAST_LINK <= spec.link_bytes_per_s <= whole:
+        yield (f"link_bytes_per_s: {_rate(spec.link_bytes_per_s)} beside {_rate(whole)} of its own memory, where at "
+               f"least {_rate(_LEAST_LINK)} are usual: check the unit")  # fmt: skip
+
+
+def _balance(spec: DeviceSpec) -> Iterator[str]:
+    peak, whole = 2 * spec.ops_per_s("fma"), spec.home.bandwidth_bytes_per_s
+    if spec.traits.blocks and not _BALANCE[0] <= peak / whole <= _BALANCE[1]:
+        yield (f"memory_layers.{spec.home.name}.bandwidth_bytes_per_s: {_rate(whole)} beside {peak / 1e12:.3g} TFLOP/s "
+               f"are {peak / whole:.3g} operations a byte, where {_BALANCE[0]:g} to {_BALANCE[1]:g} are usual: check "
+               "the unit")  # fmt: skip
+
+
+def _of_one_teu(spec: DeviceSpec, layer: MemoryLayer) -> Iterator[str]:
+    """Yield what one warp, or core, draws that is no part of what all draw together."""
+    each, whole, teu = layer.bandwidth_per_teu_bytes_per_s, layer.bandwidth_bytes_per_s, spec.teu.name
+    if each is None:
+        return
+    name = f"memory_layers.{layer.name}.bandwidth_per_teu_bytes_per_s"
+    # A warp on every unit does not saturate the memory; all that are resident do.
+    alone = spec.units if spec.traits.blocks else 1
+    threads = spec.limits.threads_per_unit if spec.traits.blocks else None
+    teus = spec.units * (threads or spec.teu.lanes) / spec.teu.lanes
+    if alone * each > whole * 1.05:
+        yield f"{name}: {_rate(each)} of each of {alone} {teu}s are more than all of {_rate(whole)}: check the unit"
+    elif teus * each < whole / 8:
+        yield (f"{name}: {_rate(each)} of each of {teus:.0f} resident {teu}s are {_rate(each * teus)}, less than an "
+               f"eighth of {_rate(whole)}: check the unit")  # fmt: skip
+
+
+def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
+    """Yield powers and energies that do not belong together."""
+    power = spec.power_w
+    if power is None:
+        return
+    least, most = _POWER_W
+    if not least <= power <= most:
+        yield f"power_w: {power:g} W, where {least:g} to {most:g} are usual: check the unit"
+    standing, (low, high) = spec.execution.standing_w, _STANDING
+    if standing and not low <= standing / power <= high:
+        yield f"execution.standing_w: {standing:g} of {power:g} W, where {low:.0%} to {high:.0%} are usual"
+    for name, (low, high) in _POWERS_DRAWN.items():
+        joules = getattr(spec.execution, name)
+        drawn = 0.0 if joules is None else joules * spec.units * spec.clock_hz
+        if joules is not None and not low <= drawn / power <= high:
+            yield (f"execution.{name}: {joules:.3g} J x {spec.units} units x {spec.clock_hz / 1e9:.4g} GHz are "
+                   f"{drawn:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
+
+
+def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:
+    """Yield rates that the schedulers of a unit cannot issue, or hardly, and matrix units below the pipes."""
+    width = spec.teu.lanes * spec.teu.schedulers_per_unit
+    rates = spec.compute.ops_per_cycle_per_unit
+    for name, rate in rates.items():
+        family, _, dtype = name.partition(".")
+        if family in ("matrix", "group_matrix"):
+            pipe = rates.get(f"fma.{dtype}", rates["fma"])
+            known = "compute.ops_per_cycle_per_unit.fma" not in accused
+            if spec.traits.blocks and known and not pipe * 0.9 <= rate <= 256 * pipe:
+                yield (f"compute.ops_per_cycle_per_unit.{name}: {rate:g} of a cycle and unit beside {pipe:g} of the "
+                       f"pipes: is it TFLOP/s?")  # fmt: skip
+            continue
+        least, most = _RATES[0], _MOST_DOT if family == "dot" else _RATES[1]
+        if family in ("fma", "issue") and not dtype:
+            least = 1 / 8
+        if not least * width <= rate <= most * width:
+            yield (f"compute.ops_per_cycle_per_unit.{name}: {rate:g} of a cycle and unit, where "
+                   f"{spec.teu.schedulers_per_unit} schedulers of {spec.teu.lanes} lanes issue {width}: is it "
+                   "TFLOP/s?")  # fmt: skip
+
+
+def _sources(x: Written) -> Iterator[str]:
+    values = [(s, v) for s, v in x.values if v > 0]
+    if len(values) > 1:
+        (high, most), (low, least) = max(values, key=lambda v: v[1]), min(values, key=lambda v: v[1])
+        if most > _SOURCES_APART * least:
+            yield f"{x.path}: {low} {least:g} is {most / least:.0f} times below {high} {most:g}: check both units"
+
+
+def _note(spec: DeviceSpec, x: Written) -> Iterator[str]:
+    family, value = x.path.rpartition("compute.ops_per_cycle_per_unit.")[2], x.values[0][1]
+    if x.path.startswith("compute.") and family.partition(".")[0] in ("fma", "dot", "matrix", "group_matrix"):
+        yield from _note_of_rate(spec, x, value)
+    elif x.path.endswith("bandwidth_bytes_per_s"):
+        told = [float(n) * _POWERS[p] for n, p in _BYTES.findall(x.note)]
+        if len(told) == 1 and not 0.02 < value / told[0] < 50:
+            yield f"{x.path}: {_rate(value)} beside {_rate(told[0])} of its own note: check the unit"
+
+
+def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
+    """Yield a rate that is neither what its note says of units nor, times units and clock, its operations a second."""
+    clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
+    peaks = [2 * value * spec.units * c for c in clocks]
+    told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]
+    # A board of several devices is told of as one; sparse products count twice.
+    parts = (1, 2) if "of the board" in x.note else (1,)
+    near = any(abs(peak * k / t - 1) <= _NOTE_APART for t in told for peak in peaks for k in parts)
+    if told and not near:
+        yield (f"{x.path}: {value:g} x 2 x {spec.units} units x {spec.clock_hz / 1e9:.4g} GHz are "
+               f"{peaks[0] / 1e12:.4g} T operations/s, beside {told[0] / 1e12:.4g} of its own note")  # fmt: skip
+    for count, each in _UNITS.findall(x.note):
+        if int(count) * int(each) != value:
+            yield f"{x.path}: {value:g} beside {count} times {each} of its own note"
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:,.3g} GB/s"

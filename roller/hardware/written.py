@@ -1,0 +1,60 @@
+"""What a file of a device says beside its effective numbers: the values of other sources, and notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.hardware.checks import SOURCES, join_path
+
+
+@dataclass(frozen=True)
+class Written:
+    """One number as a file has it.
+
+    Parameters
+    ----------
+    path
+        Dotted path of the field.
+    values
+        ``(source, value)`` of every source, in the order in which they are preferred.
+    note
+        What its author says of it; ``""`` where nothing is.
+    """
+
+    path: str
+    values: tuple[tuple[str, float], ...]
+    note: str = ""
+
+
+def written(data: Mapping[str, Any]) -> tuple[Written, ...]:
+    """Return every number of a parsed file.
+
+    Examples
+    --------
+    >>> layers = [{"name": "l2", "latency_s": {"assumed": 1.0e-7}}]
+    >>> [(x.path, x.values) for x in written({"units": {"datasheet": 80, "note": "SMs"}, "memory_layers": layers})]
+    [('units', (('datasheet', 80),)), ('memory_layers.l2.latency_s', (('assumed', 1e-07),))]
+    """
+    return tuple(_walk("", data))
+
+
+def _walk(path: str, data: object) -> Iterator[Written]:
+    if isinstance(data, list):
+        for x in data:
+            if isinstance(x, Mapping) and isinstance(x.get("name"), str):
+                yield from _walk(join_path(path, x["name"]), x)
+        return
+    if not isinstance(data, Mapping):
+        return
+    values = tuple((s, data[s]) for s in SOURCES if isinstance(data.get(s), (int, float)))
+    if values:
+        yield Written(path, values, str(data.get("note", "")))
+        return
+    for key, value in data.items():
+        if key == "clock_hz" and isinstance(value, Mapping) and "boost" in value:
+            yield from _walk("clock_hz", value["boost"])
+            yield from _walk("sustained_clock_hz", value.get("sustained"))
+        else:
+            yield from _walk(join_path(path, str(key)), value)

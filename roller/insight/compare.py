@@ -1,0 +1,322 @@
+"""Operators x devices x prices: what a call takes on each device, and what a million calls cost at given prices."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roller.core.cache_location import cache_folder
+from roller.core.display import seconds_text
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.insight.price.kernels import Kernels
+from roller.insight.price.operators import check_policy
+from roller.insight.sweep import Prices, check_picture
+from roller.perf.unit_notes import unit_notes
+
+#: Name of the row in which every operator is called once.
+ALL = "all, once each"
+_MILLION, _HOUR_S = 1e6, 3600.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operator on one device; every time is predicted.
+
+    Parameters
+    ----------
+    operator, text
+        Its id, and what it computes.
+    device
+        Name of the specification.
+    seconds
+        Of one call, replayed without a host, at the clock that lasts.
+    lower_s, upper_s
+        One expected error below and above.
+    bound
+        What bounds it: ``"compute"``, ``"dram"``, ``"latency"``, ...
+    by
+        ``"library"`` or ``"construct"``: whose program was priced; ``"bytes"`` where none fits the device, so that it
+        takes at least what its tensors take to move.
+    price_per_million
+        Of a million calls, in the user's currency; ``None`` where nobody said what the device costs.
+    fastest, cheapest
+        Whether no other device is faster, or cheaper.
+    """
+
+    operator: str
+    text: str
+    device: str
+    seconds: float
+    lower_s: float
+    upper_s: float
+    bound: str
+    by: str
+    price_per_million: float | None = None
+    fastest: bool = False
+    cheapest: bool = False
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cells of all operators on all devices, operator by operator, with the sum of each device last.
+
+    Parameters
+    ----------
+    policy
+        Whose kernels run.
+    devices, operators
+        Names, in the order asked for.
+    cells
+        Operator by operator; the last operator is :data:`ALL` where there are several.
+    notes
+        What matrix units lack, and which devices have no price.
+    currency
+        Of the prices; ``None`` without.
+    """
+
+    policy: str
+    devices: tuple[str, ...]
+    operators: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    notes: tuple[str, ...] = ()
+    currency: str | None = None
+
+    def of(self, operator: str, device: str) -> Cell:
+        """Return the cell of an operator on a device."""
+        return next(c for c in self.cells if (c.operator, c.device) == (operator, device))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "kind": "predicted", "policy": self.policy, "currency": self.currency, "devices": list(self.devices),
+            "operators": list(self.operators), "cells": [asdict(c) for c in self.cells], "notes": list(self.notes),
+        }  # fmt: skip
+
+    def to_csv(self) -> str:
+        """Return the cells as CSV with a header."""
+        out = io.StringIO()
+        rows = [asdict(c) | {"kind": "predicted", "currency": self.currency} for c in self.cells]
+        writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue()
+
+
+def compare(
+    operators: Mapping[str, TensorExpr],
+    devices: Sequence[DeviceSpec],
+    *,
+    policy: str = "library",
+    prices: Prices | None = None,
+    done: Callable[[str], None] = lambda name: None,
+) -> Comparison:
+    """Price operators on devices, at the clock that lasts.
+
+    Parameters
+    ----------
+    operators
+        Expressions by id.
+    devices
+        Specifications.
+    policy
+        ``"library"``: a framework's kernels (on a processor, where they are not described, the fastest constructed
+        program). ``"roller"``: the fastest constructed program.
+    prices
+        What an hour of a device costs.
+    done
+        Told the name of each device.
+
+    Raises
+    ------
+    RollerError
+        There is no such policy.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> from roller.hardware import load_spec
+    >>> found = compare({"relu": ops.elementwise("relu", (1 << 24,))}, [load_spec("a100"), load_spec("h100")])
+    >>> [(c.device, c.bound, c.fastest) for c in found.cells]
+    [('a100', 'dram', False), ('h100', 'dram', True)]
+    """
+    check_policy(policy)
+    cells: list[Cell] = []
+    notes: dict[str, None] = {}
+    for spec in devices:
+        kernels = Kernels(spec.sustained, policy, cache_folder() / "prices")
+        kernels.price_together(operators.values())
+        mine = [_cell(name, expr, spec, kernels) for name, expr in operators.items()]
+        kernels.save()
+        cells += [*mine, *([_sum(mine)] if len(mine) > 1 else [])]
+        notes |= dict.fromkeys(unit_notes(operators.values(), spec, ours=policy == "roller"))
+        done(spec.name)
+    unpriced = [s.name for s in devices if prices is not None and prices.per_hour(s.name) is None]
+    if unpriced:
+        notes[f"The prices say nothing of {', '.join(unpriced)}: no cost is given."] = None
+    names = (*operators, *([ALL] if len(operators) > 1 else ()))
+    ordered = [_marked([_priced(c, prices) for c in cells if c.operator == name]) for name in names]
+    return Comparison(
+        policy, tuple(s.name for s in devices), names, tuple(c for row in ordered for c in row), tuple(notes),
+        None if prices is None else prices.currency,
+    )  # fmt: skip
+
+
+def _cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels) -> Cell:
+    found = kernels.expression(expr)
+    return Cell(
+        name, str(expr), spec.name, found.seconds, found.lower, found.upper, found.resource, found.provenance
+    )  # fmt: skip
+
+
+def _sum(cells: Sequence[Cell]) -> Cell:
+    """Return one call of every operator; its bound is that of the longest."""
+    longest = max(cells, key=lambda c: c.seconds)
+    whole, low, high = (sum(getattr(c, n) for c in cells) for n in ("seconds", "lower_s", "upper_s"))
+    by = ", ".join(dict.fromkeys(c.by for c in cells))
+    return replace(longest, operator=ALL, text=ALL, seconds=whole, lower_s=low, upper_s=high, by=by)
+
+
+def _priced(cell: Cell, prices: Prices | None) -> Cell:
+    hour = None if prices is None else prices.per_hour(cell.device)
+    return cell if hour is None else replace(cell, price_per_million=cell.seconds * _MILLION * hour / _HOUR_S)
+
+
+def _marked(cells: Sequence[Cell]) -> list[Cell]:
+    """Mark the fastest and the cheapest devices of one operator."""
+    fastest = min(c.seconds for c in cells)
+    costs = [c.price_per_million for c in cells if c.price_per_million is not None]
+    return [
+        replace(c, fastest=c.seconds == fastest, cheapest=bool(costs) and c.price_per_million == min(costs))
+        for c in cells
+    ]
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a picture."""
+
+    back: str
+    text: str
+    grid: str
+    devices: tuple[str, ...]
+
+
+#: Colours that people who confuse some of them tell apart, after Okabe and Ito.
+THEMES = {
+    "light": Theme("#ffffff", "#1f2328", "#d0d7de", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#4b4b4b")),
+    "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
+}
+_MARKS = ("o", "s", "D", "^", "v", "P")
+#: Inches of an operator, of each device more of it, of what stands above and below all, and of a picture's width.
+_ROW, _DEVICE, _FRAME, WIDTH = 0.2, 0.09, 1.5, 10.0
+#: Factor between the ends of an axis from which on powers of ten are marks enough.
+_DECADES = 50
+
+
+def picture(found: Comparison, path: str | Path, *, theme: str = "light", width: float = WIDTH) -> None:
+    """Draw time and cost, a row an operator and a mark a device, for a slide.
+
+    Parameters
+    ----------
+    path
+        Ends in ``.svg``, ``.png`` or ``.pdf``.
+    theme
+        One of :data:`THEMES`.
+    width
+        Inches.
+
+    Raises
+    ------
+    RollerError
+        matplotlib is missing, or does not write such files.
+    """
+    check_picture(path)
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    colours = THEMES[theme]
+    settings = {
+        "text.color": colours.text, "axes.labelcolor": colours.text, "xtick.color": colours.text,
+        "ytick.color": colours.text, "axes.edgecolor": colours.grid, "font.size": 10, "svg.fonttype": "none",
+        "svg.hashsalt": "roller",
+    }  # fmt: skip
+    with mpl.rc_context(settings):
+        priced = any(c.price_per_million is not None for c in found.cells)
+        figure = Figure(
+            figsize=(width, _FRAME + (_ROW + _DEVICE * len(found.devices)) * len(found.operators)), layout="constrained"
+        )
+        FigureCanvasAgg(figure)
+        figure.set_facecolor(colours.back)
+        panels = figure.subplots(1, 2 if priced else 1, sharey=True, squeeze=False)[0]
+        _panel(panels[0], found, colours, lambda c: (c.lower_s, c.seconds, c.upper_s))
+        panels[0].set_xlabel("time of a call")
+        panels[0].xaxis.set_major_formatter(lambda value, _: _plain(seconds_text(value)))
+        if priced:
+            _panel(panels[1], found, colours, _costs)
+            panels[1].set_xlabel(f"{found.currency} per million calls")
+            panels[1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        marks, names = panels[0].get_legend_handles_labels()
+        figure.legend(marks, names, loc="outside upper center", ncols=min(len(names), 6), frameon=False)
+        whose = "kernels of libraries" if found.policy == "library" else "constructed kernels"
+        figure.supxlabel(f"Predicted, {whose}, at the clock that lasts; lines: one expected error", fontsize=8)
+        metadata = {"Date": None} if Path(path).suffix == ".svg" else None
+        figure.savefig(path, metadata=metadata, dpi=150, facecolor=colours.back)
+
+
+def _plain(text: str) -> str:
+    """Return a time without digits that say nothing: ``"10.00 us"`` as ``"10 us"``."""
+    number, _, unit = text.partition(" ")
+    return f"{float(number):g} {unit}"
+
+
+def _costs(cell: Cell) -> tuple[float, float, float] | None:
+    if cell.price_per_million is None:
+        return None
+    each = cell.price_per_million / cell.seconds
+    return cell.lower_s * each, cell.price_per_million, cell.upper_s * each
+
+
+def _panel(
+    axes: Any, found: Comparison, colours: Theme, value: Callable[[Cell], tuple[float, float, float] | None]
+) -> None:
+    """Draw a row an operator, a mark a device, and its expected error as a line."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    rows = {name: n for n, name in enumerate(found.operators)}
+    shift = 0.6 / max(1, len(found.devices))
+    for k, device in enumerate(found.devices):
+        colour, mark = (x[k % len(x)] for x in (colours.devices, _MARKS))
+        named = device
+        for cell in _cells_of(found, device):
+            spread = value(cell)
+            if spread is None:
+                continue
+            low, middle, high = spread
+            y = rows[cell.operator] + (k - (len(found.devices) - 1) / 2) * shift
+            axes.plot([low, high], [y, y], color=colour, linewidth=1, alpha=0.6)
+            axes.plot([middle], [y], mark, color=colour, markersize=6, linestyle="none", label=named)
+            named = "_"
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high > _DECADES * low else (1.0, 2.0, 5.0)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_yticks(list(rows.values()), list(rows))
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_facecolor(colours.back)
+    axes.grid(axis="x", color=colours.grid, linewidth=0.6)
+    axes.set_axisbelow(True)
+    for n in range(1, len(rows)):
+        axes.axhline(n - 0.5, color=colours.grid, linewidth=0.4)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _cells_of(found: Comparison, device: str) -> Iterable[Cell]:
+    return (c for c in found.cells if c.device == device)

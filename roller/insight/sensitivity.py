@@ -1,0 +1,164 @@
+"""Which numbers of a device decide the time of a whole model, or of a training step: its kernels stay as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roller.errors import RollerError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.hardware.overrides import NOT_OF_KERNELS
+from roller.insight.price.kernels import KernelPrice, Kernels
+from roller.insight.price.operators import Pricer, check_policy
+from roller.insight.price.processor import ProcessorPricer
+from roller.insight.records import Operator, Trace
+from roller.insight.step import TracedStep
+from roller.perf.estimate import Estimate
+from roller.perf.unit_notes import unit_notes
+from roller.report.sensitivity import Sensitivity, of_price
+from roller.templates.common.options import ConstructOptions
+
+#: What prices one kernel on any device.
+Program = Callable[[DeviceSpec], Estimate]
+
+
+@dataclass(frozen=True)
+class WholeSensitivity:
+    """How the time of a model or a step follows a device's numbers, and what is said of its prices."""
+
+    sensitivity: Sensitivity
+    notes: tuple[str, ...]
+
+
+class _Fixed(Kernels):
+    """Prices of kernels whose programs were chosen for another device: those of its numbers, not of its choice."""
+
+    def __init__(
+        self, spec: DeviceSpec, policy: str, programs: dict[TensorExpr, Program | None], base: DeviceSpec
+    ) -> None:
+        super().__init__(spec, policy)
+        self._programs, self._base = programs, base
+
+    def _computed(self, expr: TensorExpr) -> KernelPrice:
+        if expr not in self._programs:
+            self._programs[expr] = _chosen(expr, self._base, self.policy)
+        program = self._programs[expr]
+        if program is None:  # priced by its bytes, on every device
+            return super()._computed(expr)
+        return self._of(program(self.spec), "library" if self.policy == "library" else "construct")
+
+
+def _chosen(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
+    """Return what prices the program that is chosen on a device; ``None`` where none fits it."""
+    from roller.search.constructor import construct_candidates
+    from roller.search.library import library_program
+    from roller.search.program_names import estimate_named
+
+    try:
+        if policy == "library" and spec.traits.blocks:
+            return library_program(expr, spec, "library-graph")
+        program = construct_candidates(expr, spec, ConstructOptions())[0].program
+    except RollerError:
+        return None
+    return lambda other: estimate_named(program, other)
+
+
+def _fields(spec: DeviceSpec) -> list[str]:
+    return [path for path in spec.values() if path not in NOT_OF_KERNELS or not spec.traits.discrete]
+
+
+def of_step(
+    step: TracedStep | Trace,
+    device: DeviceSpec,
+    *,
+    batch: int | None = None,
+    amp: str | None = None,
+    policy: str = "library",
+) -> WholeSensitivity:
+    """Return what the numbers of a device do to the time it works in a training step.
+
+    Parameters
+    ----------
+    step
+        As :func:`roller.trace` gives it.
+    device
+        The specification.
+    batch, amp, policy
+        As for :meth:`~roller.insight.step.TracedStep.forecast`.
+
+    Raises
+    ------
+    RollerError
+        The step does not run so.
+    """
+    check_policy(policy)
+    trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
+    operators = list(trace.steady())
+    if not device.traits.discrete and policy == "library":
+
+        def priced(spec: DeviceSpec) -> tuple[float, ...]:
+            return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).steady(trace)),)
+
+        return WholeSensitivity(of_price(device, ("step",), priced, anew=False, fields=_fields(device)), ())
+    programs: dict[TensorExpr, Program | None] = {}
+
+    def total(spec: DeviceSpec) -> tuple[float, ...]:
+        return (_step_s(operators, _Fixed(spec.sustained, policy, programs, device.sustained)),)
+
+    found = of_price(device, ("step",), total, anew=False, fields=_fields(device))
+    return WholeSensitivity(found, (*trace.warnings, *unit_notes(programs, device, ours=policy == "roller")))
+
+
+def _step_s(operators: Sequence[Operator], kernels: Kernels) -> float:
+    pricer = Pricer(kernels.spec, kernels.policy, kernels)
+    try:
+        return math.fsum(pricer.price(operator).seconds for operator in operators)
+    except RollerError:  # a program that the changed device has no room for
+        return math.inf
+
+
+def of_model(
+    model: str | Path | bytes,
+    device: DeviceSpec,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    policy: str = "roller",
+) -> WholeSensitivity:
+    """Return what the numbers of a device do to the time of all kernels of an ONNX model.
+
+    Parameters
+    ----------
+    model, batch, shapes, policy
+        As for :func:`~roller.insight.onnx_models.forecast_onnx`.
+    device
+        The specification.
+
+    Raises
+    ------
+    ModelError
+        The file is no model, or holds operators that cannot be lowered.
+    """
+    from collections import Counter
+
+    from roller.graph.steps import runs_of
+    from roller.onnx.compile import partitioned, read
+
+    check_policy(policy)
+    program = partitioned(read(model, batch=batch, shapes=shapes))
+    runs = Counter(run.kernel for run in runs_of(program.steps))
+    uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}
+    programs: dict[TensorExpr, Program | None] = {}
+
+    def total(spec: DeviceSpec) -> tuple[float, ...]:
+        kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
+        try:
+            return (math.fsum(kernels.expression(expr).times(n).seconds for expr, n in uses.values()),)
+        except RollerError:
+            return (math.inf,)
+
+    found = of_price(device, (program.name,), total, anew=False, fields=_fields(device))
+    return WholeSensitivity(found, unit_notes(programs, device, ours=policy == "roller"))

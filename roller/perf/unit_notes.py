@@ -1,0 +1,103 @@
+"""What a price says of a device's matrix unit: which dtypes it lacks, and which of its instructions are not counted on.
+
+A product whose operands no matrix instruction takes is priced on the pipes, which may be a tenth of what a reader of
+the data sheet expects: that is said beside every price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from roller.core.dtypes import DTYPES
+from roller.core.fragment import Fragment
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.hardware.architectures import own_matrix_family
+
+#: What people call the arithmetic pipes, by the language of a target.
+_PIPES = {"cuda": "CUDA cores", "hip": "vector units"}
+
+
+def takes(fragment: Fragment, expression: TensorExpr) -> bool:
+    """Whether a fragment multiplies two inputs of an expression."""
+    anchor, tensors = expression.anchor, expression.tensors
+    alike = [tensors[x.tensor].dtype for x in anchor.loads] == [fragment.operand] * 2
+    return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator
+
+
+def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
+    """Return a sentence for every dtype of a product that is not priced as the device's matrix unit might have it.
+
+    Parameters
+    ----------
+    expressions
+        What is priced; those that are no products are left out.
+    spec
+        The device.
+    ours
+        Whether kernels are those that templates emit: matrix instructions that none emits are priced all the same.
+
+    Examples
+    --------
+    >>> from roller import ops
+    >>> from roller.hardware import load_spec
+    >>> unit_notes([ops.matmul(64, 64, 64, dtype="bfloat16")], load_spec("t4"))
+    ('bfloat16 has no matrix unit on t4 (its specification has one for float16): priced on CUDA cores.',)
+    >>> unit_notes([ops.matmul(64, 64, 64), ops.matmul(64, 64, 64, dtype="float16")], load_spec("t4"))
+    ()
+    """
+    if not spec.traits.blocks:
+        return ()
+    found: dict[str, None] = {}
+    for expression in expressions:
+        dtype = _operands(expression)
+        note = "" if dtype is None else _note(expression, dtype, spec, ours)
+        if note:
+            found[note] = None
+    return tuple(found)
+
+
+def _operands(expression: TensorExpr) -> str | None:
+    """Return the dtype of a product's operands, ``None`` where it is no product of two of the same."""
+    anchor, tensors = expression.anchor, expression.tensors
+    dtypes = {tensors[x.tensor].dtype for x in anchor.loads if x.tensor in tensors}
+    return dtypes.pop() if anchor.combiner == "sum" and len(anchor.loads) == 2 and len(dtypes) == 1 else None
+
+
+def _note(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> str:
+    name, pipes = spec.name, _PIPES.get(spec.target["language"], "its pipes")
+    used = [f for f in spec.fragments if takes(f, expression)]
+    if used:
+        return _of_instructions(used, dtype, spec, ours)
+    if any(f.operand == dtype for f in spec.fragments):
+        sums = expression.anchor.acc_dtype
+        return f"{dtype} with sums in {sums} has no matrix unit on {name}: priced on {pipes}."
+    if not DTYPES[dtype].is_float or DTYPES[dtype].is_narrow:
+        known = ", ".join(dict.fromkeys(f.operand for f in spec.fragments))
+        others = f" (its specification has one for {known})" if known else ""
+        return f"{dtype} has no matrix unit on {name}{others}: priced on {pipes}."
+    rates = spec.compute.ops_per_cycle_per_unit
+    own, pipe = rates.get(f"matrix.{dtype}", 0.0), rates.get(f"fma.{dtype}", rates["fma"])
+    if own <= pipe:
+        return ""
+    return (
+        f"{dtype} on {name}: its matrix unit takes it at {own / pipe:.3g} times the rate of its pipes, but no "
+        f"instruction of that is priced here: priced on {pipes}."
+    )
+
+
+def _of_instructions(used: list[Fragment], dtype: str, spec: DeviceSpec, ours: bool) -> str:
+    """Return what is said of the instructions that a dtype is priced with; ``""`` where they are the fastest."""
+    families = ", ".join(sorted({f.family for f in used}))
+    if ours and not any(f.emitted for f in used):
+        return (
+            f"{dtype} on {spec.name}: priced with its matrix unit ({families}), which no template emits code for: "
+            "compiled kernels run without it."
+        )
+    own = own_matrix_family(spec.target.get("arch", ""))
+    if own and own not in families:
+        return (
+            f"{dtype} on {spec.name}: priced with the matrix instructions of earlier devices ({families}); its own "
+            f"({own}) are not counted on, and may be faster."
+        )
+    return ""
