@@ -14,8 +14,9 @@ step_issue)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -276,16 +277,19 @@ def _running_s(
 
 
 def least_held_s(
-    batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, most: bool
-) -> Floats:
+    batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, *,
+    most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
+) -> Floats:  # fmt: skip
     """Return a time that no program beats of whose blocks a unit holds ``resident``, however it is laid out, ``(N,)``.
 
-    That of :func:`price` with these blocks, without bank conflicts, and with no byte through L2 that no tile uses.
-    ``copies`` are the least copy instructions of a layout, and those for addresses. Where units hold as many at
+    That of :func:`price` with these blocks, without bank conflicts, and where nothing is ``counted`` with no byte through
+    L2 that no tile uses. ``copies`` are the least copy instructions of a layout, and those for addresses. Where units hold as many at
     ``most``, waves and TEUs are counted in fractions: fewer blocks do no better.
     """
+    least = least_counted(batch, spec)
     waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
-    l2_bytes, dram_bytes, _, _ = global_traffic(batch, spec, waves.active[0], least_counted(batch, spec))
+    least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
+    l2_bytes, dram_bytes, _, _ = global_traffic(batch, spec, waves.active[0], least)
     share = waves.active / batch.blocks
     dram = dram_time_s(batch, spec, dram_bytes * share, waves.active, dram_bytes)
     memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)

@@ -45,8 +45,7 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
     for n, a in enumerate((*g.reads, g.store)):
-        counted = [counted_bytes(a, row, transaction) for row in (once if a is g.store else batch.block)]
-        known = np.array([np.nan if c is None else c for c in counted])
+        known = counted_bytes(a, once if a is g.store else batch.block, transaction)
         if not np.isnan(known).all():
             found[n] = known
     return found

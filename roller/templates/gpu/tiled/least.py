@@ -23,7 +23,7 @@ from roller.templates.gpu.common.occupancy import (
 )
 from roller.templates.gpu.common.price import least_held_s
 from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
-from roller.templates.gpu.common.traffic import unstaged_copies
+from roller.templates.gpu.common.traffic import counted_traffic, unstaged_copies
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats, Ints
@@ -47,30 +47,42 @@ class LeastLaidOut:
         self._copies = _least_copies(batch, spec)
 
     def likely_s(self) -> Floats:
-        """Return the times of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
+        """Return bounds of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
         return self._of(np.flatnonzero(self._most > 0), self._most)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
-        """Return the times of all layouts, ``(N,)``; what is above ``limit_s``, or ``likely`` below it, may stay there.
+        """Return bounds of all layouts, ``(N,)``, those above ``limit_s`` at least that.
 
-        ``likely`` is what :meth:`likely_s` returned.
+        ``likely`` is what :meth:`likely_s` returned. Transactions are counted here, which takes longer.
         """
-        found, rows = likely.copy(), np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
-        rows = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
-        blocks = self._most.copy()
+        found = np.full(len(self._batch), np.inf)
+        rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
+        fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
+        rows = np.sort(np.concatenate([np.flatnonzero(likely <= limit_s), fewer]))
+        if not len(rows):
+            return found
+        counted = counted_traffic(self._batch.take(rows), self._spec)
+        place, blocks = np.arange(len(rows)), self._most[rows]
         while len(rows):
-            blocks[rows] -= 1
-            found[rows] = self._of(rows, blocks)[rows]
-            rows = rows[(blocks[rows] > self._fewest[rows]) & (found[rows] > limit_s)]
+            now = self._held(rows, blocks[place], {n: x[place] for n, x in counted.items()})
+            found[rows] = np.minimum(found[rows], now)
+            blocks[place] -= 1
+            more = (blocks[place] >= self._fewest[rows]) & (found[rows] > limit_s)
+            rows, place = rows[more], place[more]
         return found
 
     def _of(self, rows: NDArray[np.intp], resident: Ints, *, most: bool = False) -> Floats:
         found = np.full(len(self._batch), np.inf)
         if len(rows):
-            some, (every, addresses) = self._batch.take(rows), self._copies
-            copies = every[rows], addresses[rows]
-            found[rows] = least_held_s(some, self._spec, resident[rows], copies, PHASES, most)
+            found[rows] = self._held(rows, resident[rows], {}, most=most)
         return found
+
+    def _held(
+        self, rows: NDArray[np.intp], resident: Ints, counted: dict[int, Floats], *, most: bool = False
+    ) -> Floats:
+        every, addresses = self._copies
+        copies = every[rows], addresses[rows]
+        return least_held_s(self._batch.take(rows), self._spec, resident, copies, PHASES, most=most, counted=counted)
 
 
 def _resident(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
