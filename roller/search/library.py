@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roller import perf
 from roller.errors import RollerError, shown
@@ -17,8 +19,12 @@ from roller.search.constructor import nothing_fits, program_of
 from roller.search.named_layouts import layouts
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import POLICIES, LibraryPolicy
+from roller.templates.gpu.tiled.least import LeastLaidOut
 from roller.templates.registry import programs_of
 from roller.tile.structures import TILED
+
+#: Seconds, where a program stands (batch, row, layout), and its estimate.
+_Best: TypeAlias = tuple[float, tuple[int, int, int], Estimate]
 
 
 def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tuple[str, ...] = ()) -> Estimate:
@@ -44,10 +50,10 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
     options = ConstructOptions(policy=policy)
     batches = [replace(b, warm=warm) for b in programs_of(expr, spec, options)]
     spec = called(expr, spec, policy, any(b.moments_together for b in batches))
-    found = [_fastest(b, spec) for b in batches if len(b)]
-    if not found:
+    fastest = _fastest([b for b in batches if len(b)], spec)
+    if fastest is None:
         raise nothing_fits(expr, spec, options)
-    return min(found, key=lambda e: e.seconds)
+    return fastest
 
 
 def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
@@ -110,9 +116,50 @@ def _tensors_made(expr: TensorExpr, moments: bool) -> int:
     return len(expr.output_tensors) + sums
 
 
-def _fastest(batch: TileBatch, spec: DeviceSpec) -> Estimate:
-    """Return the estimate of a batch's fastest program; tiles in the scratchpad as they are laid out best."""
-    if batch.structure != TILED.name:
-        return perf.estimate_best(batch, spec)
-    programs = [p for n in range(len(batch)) for p in layouts(program_of(batch, n, spec), spec)]
-    return min(perf.estimate_programs(programs, spec, batch.warm), key=lambda e: e.seconds)
+#: Programs laid out together: pricing several takes little longer than pricing one.
+_TOGETHER = 8
+
+
+def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
+    """Return the estimate of the fastest program; tiles in the scratchpad as they are laid out best.
+
+    Of programs equally fast it is the first one's. Laying a program out takes as long as pricing hundreds of them, so
+    that of tiles only those are laid out whose bound does not exceed what another program takes.
+    """
+    best: _Best | None = None
+    tiled = []
+    for n, batch in enumerate(batches):
+        if batch.structure != TILED.name:
+            estimate = perf.estimate_best(batch, spec)
+            best = _first(best, (estimate.seconds, (n, 0, 0), estimate))
+        elif len(batch):
+            bounds = LeastLaidOut(batch, spec)
+            tiled.append((n, batch, bounds, bounds.likely_s()))
+    for n, batch, _, likely in sorted(tiled, key=lambda t: float(t[3].min())):
+        best = _laid_out(n, batch, np.argsort(likely, kind="stable")[:_TOGETHER], spec, best)
+    for n, batch, bounds, likely in tiled:
+        seconds = bounds.least_s(likely, float("inf") if best is None else best[0])
+        order = np.argsort(seconds, kind="stable")
+        for at in range(0, len(order), _TOGETHER):
+            rows = order[at : at + _TOGETHER]
+            rows = rows if best is None else rows[seconds[rows] <= best[0]]
+            if not len(rows):
+                break
+            best = _laid_out(n, batch, rows, spec, best)
+    return None if best is None else best[2]
+
+
+def _first(one: _Best | None, other: _Best) -> _Best:
+    return other if one is None or other[:2] < one[:2] else one
+
+
+def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
+    """Return the best of all layouts of some rows of the ``n``-th batch, and of what was the best before."""
+    places, programs = [], []
+    for row in rows.tolist():
+        for which, program in enumerate(layouts(program_of(batch, row, spec), spec)):
+            places.append((n, row, which))
+            programs.append(program)
+    for place, estimate in zip(places, perf.estimate_programs(programs, spec, batch.warm), strict=True):
+        best = _first(best, (estimate.seconds, place, estimate))
+    return best

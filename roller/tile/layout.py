@@ -257,6 +257,10 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     return out
 
 
+#: Storage paddings that are tried: so many multiples of a copy's vector.
+PADDING_STEPS = 8
+
+
 @lru_cache(maxsize=4096)
 def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors: bool = True) -> tuple[int, int]:
     """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
@@ -270,7 +274,7 @@ def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors
     best = (reads.degree(0, banks, bank_width_bytes), 0)
     if not any(reads.rows):  # padding only moves rows
         return 0, best[0]
-    for pad in range(step, 8 * step + 1, step):
+    for pad in range(step, PADDING_STEPS * step + 1, step):
         if best[0] == 1:
             break
         best = min(best, (reads.degree(pad, banks, bank_width_bytes), pad))

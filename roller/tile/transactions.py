@@ -83,43 +83,78 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
     return float(min(moved[0], -(-access.tensor.nbytes // transaction_bytes) * transaction_bytes))
 
 
-def counted_bytes(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
-    """Return the bytes all tiles of a launch load in whole transactions, every row at the offset it really has.
+def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
+    """Return the bytes all tiles of a launch load in whole transactions, every row at the offset it really has, ``(N,)``.
 
-    ``None`` where rows are not counted one by one: gathered tiles, diagonals, and more than a few ten thousand
-    different rows; :func:`tile_transaction_bytes` then says what is expected.
+    NaN where rows are not counted one by one: gathered tiles, diagonals, and more than a few ten thousand different
+    rows; :func:`tile_transaction_bytes` then says what is expected.
     """
-    key = ("counted", transaction_bytes, tile[access.uses].tobytes())
-    if key not in access._memo:
-        access._memo[key] = _count(access, tile, transaction_bytes)
-    once: float | None = access._memo[key]
-    counts = -(-access.axis_extents // tile)
-    again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod()
-    return None if once is None else float(again * once)
+    axes = _axes_by_dimension(access)
+    if axes is None:
+        return np.full(len(tiles), np.nan)
+    used, which = np.unique(np.where(access.uses, tiles, 1), axis=0, return_inverse=True)
+    counts = -(-access.axis_extents // tiles)
+    again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod(axis=1)
+    return np.asarray(again * _counted_once(access, axes, used, transaction_bytes)[which.reshape(-1)])
 
 
-def _count(access: Access, tile: Ints, transaction_bytes: int) -> float | None:
-    """Return the bytes of every data tile once."""
-    shape, size = access.tensor.shape, access.tensor.itemsize_bytes
-    if access.gather or not shape or any(len(dims) > 1 for dims, _ in access.groups):
+def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
+    """Return the axes that move along each dimension; ``None`` where rows are not counted one by one."""
+    if access.gather or not access.tensor.shape or any(len(dims) > 1 for dims, _ in access.groups):
         return None
-    axes = {dims[0]: a for dims, a in access.groups}
-    counts = -(-access.axis_extents // tile)
-    if any(int(np.prod(counts[list(a)])) > _COUNTED_ROWS for a in axes.values()):
-        return None
-    lead = len(shape) - 1  # the run starts at this dimension: those behind it are covered whole
-    while lead > 0 and access.lattice[lead - 1] == 1 and _whole(access, lead, axes[lead], tile):
-        lead -= 1
-    slots = transaction_bytes // size
-    offsets = np.zeros(slots)  # rows by where they start in a transaction, in elements
-    offsets[0] = 1.0
+    return {dims[0]: a for dims, a in access.groups}
+
+
+def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
+    """Return the bytes of every data tile once, ``(N,)``: whole numbers, exact in whatever order they are added."""
+    counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
+    known = np.ones(len(tiles), bool)
+    for a in axes.values():
+        known &= counts[:, list(a)].prod(axis=1) <= _COUNTED_ROWS
+    found, leads = np.full(len(tiles), np.nan), _leads(access, axes, tiles)
+    for lead in np.unique(leads[known]).tolist():
+        rows = np.flatnonzero(known & (leads == lead))
+        found[rows] = transaction_bytes * _transactions(access, axes, tiles[rows], lead, slots)
+    return found
+
+
+def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int) -> Floats:
+    """Return the transactions of all runs, which start at dimension ``lead``, ``(N,)``; NaN where they are too many."""
+    offsets = np.zeros((len(tiles), slots))  # rows by where they start in a transaction, in elements
+    offsets[:, 0] = 1.0
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
     for d in range(lead):
-        moved = _rows_by_offset(access, d, axes[d], tile, slots)
-        if moved is None:
-            return None
-        offsets = offsets[rolled] @ moved
-    return float(transaction_bytes * (_transactions_by_offset(access, lead, axes[lead], tile, slots) @ offsets))
+        distinct, which = _distinct(tiles, axes[d])
+        moved = np.stack([_rows_by_offset(access, d, axes[d], tile, slots) for tile in distinct])
+        if slots == 1:
+            offsets = offsets * moved[which]
+            continue
+        circulant = moved[:, rolled]  # convolutions over the offsets, as matrices
+        for n in range(len(distinct)):
+            mine = which == n
+            offsets[mine] = offsets[mine] @ circulant[n].T
+    distinct, which = _distinct(tiles, axes[lead])
+    touched = np.stack([_transactions_by_offset(access, lead, axes[lead], tile, slots) for tile in distinct])
+    return np.asarray((touched[which] * offsets).sum(axis=1))
+
+
+def _distinct(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
+    """Return tiles that differ in the extents along ``axes``, and which of them each tile is like, ``(N,)``."""
+    _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
+    return tiles[first], which.reshape(-1)
+
+
+def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
+    """Return the dimension that the run of every tile starts at: those behind it are covered whole, ``(N,)``."""
+    last = len(access.tensor.shape) - 1
+    leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
+    for d in range(last, 0, -1):
+        if access.lattice[d - 1] != 1:
+            break
+        distinct, which = _distinct(tiles, axes[d])
+        going = going & np.array([_whole(access, d, axes[d], tile) for tile in distinct])[which]
+        leads[going] = d - 1
+    return leads
 
 
 def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
@@ -135,16 +170,17 @@ def _pitch(access: Access, d: int) -> int:
     return math.prod(access.tensor.shape[d + 1 :])
 
 
-def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats | None:
+def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
     """Return how many positions of all tiles along a dimension lie at which element of a transaction, ``(slots,)``.
 
-    ``None`` where they are too many to be counted.
+    NaN where they are too many to be counted.
     """
     key = ("offsets", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)
         if number.sum() > _COUNTED_ROWS:
-            return None
+            access._memo[key] = np.full(slots, np.nan)
+            return np.asarray(access._memo[key])
         steps = np.arange(int(number.max(initial=0)), dtype=np.int64) * int(access.lattice[d])
         inside = np.arange(len(steps))[None, :] < number[:, None]
         starts = (first[:, None] + steps[None, :])[inside] * _pitch(access, d) % slots

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -68,6 +68,10 @@ class Work:
     chain: Floats | float
     combine: Floats
     side_by_side: bool
+
+    def spread(self) -> Work:
+        """Return the work as if the TEUs of blocks were shared evenly among schedulers."""
+        return replace(self, fma=np.zeros_like(self.fma), overhead=self.overhead + self.fma)
 
     def arithmetic(self, blocks: Ints | float, schedulers: int) -> Floats:
         """Return cycles one unit needs for the arithmetic of ``blocks`` co-resident blocks."""

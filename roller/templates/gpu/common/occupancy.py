@@ -194,12 +194,16 @@ def occupancy(
 
     ``padding`` elements are appended to the rows of staged tiles.
     """
+    return held_blocks(batch, spec, scratchpad, allocated_registers(batch, spec, padding))
+
+
+def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+    """Return :func:`occupancy` of blocks whose threads want so many registers."""
     lim = spec.limits
     threads = batch.threads_per_block
     unit = max(1, (lim.register_allocation_unit or 1) // spec.teu.lanes)  # allocated per TEU
     most = lim.registers_per_thread or lim.usable_registers_per_thread or 0
     # Addresses and fragments are squeezed, at worst spilled, where accumulators and operands leave them no room.
-    wanted = allocated_registers(batch, spec, padding)
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")

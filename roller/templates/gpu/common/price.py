@@ -14,8 +14,9 @@ step_issue)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from roller.templates.gpu.common.traffic import (
     dram_time_s,
     global_traffic,
     least_copies,
+    least_counted,
     least_traffic,
     stored_shares,
 )
@@ -56,8 +58,8 @@ class _Waves:
     ``count`` waves of ``per_unit`` blocks on every unit (a tail's blocks spread over the units), ``active`` on all.
     """
 
-    count: Ints
-    per_unit: Ints
+    count: Ints | Floats
+    per_unit: Ints | Floats
     active: Ints
 
     @classmethod
@@ -66,6 +68,13 @@ class _Waves:
         full, rest = np.divmod(batch.blocks, resident * units)
         tail = np.maximum(-(-rest // units), 1)
         return cls(np.stack([full, rest > 0]), np.stack([resident, tail]), np.stack([resident * units, rest]))
+
+    @classmethod
+    def even(cls, batch: TileBatch, most: Ints, units: int) -> _Waves:
+        """Return waves of which no part is left, as long as a block or more come to each unit."""
+        active = np.minimum(most * units, batch.blocks)
+        none, count = np.zeros(len(batch)), batch.blocks / active
+        return cls(np.stack([count, none]), np.stack([np.maximum(active / units, 1.0)] * 2), np.stack([active] * 2))
 
     def total(self, each: Floats) -> Floats:
         """Return the sum over all waves of what is given per full wave and for the tail."""
@@ -253,12 +262,39 @@ def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
     dram_s = dram_bytes / spec.layer("global").most_bytes_per_s
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
-    seconds = _wave_s(memory, work, waves, batch, spec, phases)["seconds"]
-    launches = 1 + (batch.split_k > 1)
-    every = waves.total(seconds)
+    return np.where(resident > 0, _running_s(batch, spec, memory, work, waves, phases), np.inf)
+
+
+def _running_s(
+    batch: TileBatch, spec: DeviceSpec, memory: Floats, work: Work, waves: _Waves, phases: Phases,
+    least: Work | None = None,
+) -> Floats:  # fmt: skip
+    """Return a bound of the seconds of launches whose waves take ``memory`` and do ``work``, at ``least``, ``(N,)``."""
+    every = waves.total(_wave_s(memory, least or work, waves, batch, spec, phases)["seconds"])
     running = np.maximum(every, least_power_s(batch, spec, work, every))
-    total = running + launches * spec.execution.launch_s + combining_s(batch, spec)
-    return np.where(resident > 0, total * _BOUND_SHARE, np.inf)
+    launches = 1 + (batch.split_k > 1)
+    return np.asarray((running + launches * spec.execution.launch_s + combining_s(batch, spec)) * _BOUND_SHARE)
+
+
+def least_held_s(
+    batch: TileBatch, spec: DeviceSpec, resident: Ints, copies: tuple[Floats, Floats], phases: Phases, *,
+    most: bool = False, counted: Mapping[int, Floats] = MappingProxyType({}),
+) -> Floats:  # fmt: skip
+    """Return a time that no program beats of whose blocks a unit holds ``resident``, however it is laid out, ``(N,)``.
+
+    That of :func:`price` with these blocks, without bank conflicts, and where nothing is ``counted`` with no byte through
+    L2 that no tile uses. ``copies`` are the least copy instructions of a layout, and those for addresses. Where units hold as many at
+    ``most``, waves and TEUs are counted in fractions: fewer blocks do no better.
+    """
+    least = least_counted(batch, spec)
+    waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
+    least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
+    l2_bytes, dram_bytes, _, _ = global_traffic(batch, spec, waves.active[0], least)
+    share = waves.active / batch.blocks
+    dram = dram_time_s(batch, spec, dram_bytes * share, waves.active, dram_bytes)
+    memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)
+    work = phases.work(batch, spec, copies, None)
+    return _running_s(batch, spec, memory, work, waves, phases, work.spread() if most else work)
 
 
 def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[Parts] | None, phases: Phases) -> Terms:

@@ -45,8 +45,7 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
     for n, a in enumerate((*g.reads, g.store)):
-        counted = [counted_bytes(a, row, transaction) for row in (once if a is g.store else batch.block)]
-        known = np.array([np.nan if c is None else c for c in counted])
+        known = counted_bytes(a, once if a is g.store else batch.block, transaction)
         if not np.isnan(known).all():
             found[n] = known
     return found
@@ -105,8 +104,7 @@ def global_traffic(
             all_of_tile, for_addresses = _staging(n, a, batch, spec, padding.get(a.tensor.name))
             copies, addresses = copies + all_of_tile, addresses + for_addresses
         else:
-            each = COPY_INSTRUCTIONS + _address_instructions(a, block)
-            copies = copies + batch.block_elements(a) / access_width(a, batch) * each
+            copies = copies + _unstaged(a, batch)
     (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(g.store, block, transaction),))
     if len(g.reads) in counted:
         stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
@@ -123,6 +121,19 @@ def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_byt
     parts = 0.5 * _partial_bytes(batch)
     through, written = stored + parts, np.minimum(stored, 2.0 * store.tensor.nbytes) + parts
     return np.minimum(through / l2_bytes, 1.0), np.minimum(written / dram_bytes, 1.0)
+
+
+def _unstaged(access: Access, batch: TileBatch) -> Floats:
+    """Return the instructions per block and step of loads from memory into registers, ``(N,)``."""
+    each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
+    return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
+
+
+def unstaged_copies(batch: TileBatch) -> Floats:
+    """Return the instructions per block and step of all loads that no scratchpad holds, ``(N,)``."""
+    staged = batch.staged_loads
+    loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
+    return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))
 
 
 def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding: Ints | None) -> tuple[Floats, Floats]:
@@ -166,11 +177,23 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     once = g.store.tensor.nbytes + _partial_bytes(batch)
     cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
-    loaded = batch.of_tiles(
-        spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
-    )
+    loaded = _least_loaded(batch, spec)
     l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
     return np.asarray(l2), np.asarray(once + sum(_touched(a, fetch) for a in g.reads))
+
+
+def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
+    """Return the bytes of what all tiles of a launch use of every read, ``(N,)`` each."""
+    g = batch.geometry
+    return batch.of_tiles(
+        spec, "least loaded", lambda: tuple(a.loaded_elements(batch.block) * a.tensor.itemsize_bytes for a in g.reads)
+    )
+
+
+def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
+    """Return the least that :func:`counted_traffic` may find: bytes that tiles use, not those of whole transactions."""
+    stored = np.full(len(batch), float(batch.geometry.store.tensor.nbytes))
+    return dict(enumerate((*_least_loaded(batch, spec), stored)))
 
 
 def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:

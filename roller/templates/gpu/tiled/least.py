@@ -1,0 +1,112 @@
+"""What no layout of tiled programs beats: a bound close enough to tell which programs are worth laying out.
+
+A layout in scratchpad decides storage padding and vectors. Padding takes blocks off a unit and may narrow copies; the
+waves that are left may all the same end better, so that the bound is the least over every number of blocks that a
+padding may leave.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copies import copy_instructions
+from roller.templates.gpu.common.occupancy import (
+    BASE_REGISTERS,
+    allocated_registers,
+    held_blocks,
+    held_registers,
+    register_words,
+    scratchpad_bytes,
+)
+from roller.templates.gpu.common.price import least_held_s
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
+from roller.templates.gpu.common.traffic import counted_traffic, unstaged_copies
+from roller.templates.gpu.tiled.price import PHASES
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Floats, Ints
+from roller.tile.layout import PADDING_STEPS
+
+
+class LeastLaidOut:
+    """Times that no layout of each tiled program beats.
+
+    Parameters
+    ----------
+    batch
+        Programs of structure ``tiled``.
+    spec
+        A GPU.
+    """
+
+    def __init__(self, batch: TileBatch, spec: DeviceSpec) -> None:
+        self._batch, self._spec = batch, spec
+        self._fewest, self._most = _resident(batch, spec)
+        self._copies = _least_copies(batch, spec)
+
+    def likely_s(self) -> Floats:
+        """Return bounds of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
+        return self._of(np.flatnonzero(self._most > 0), self._most)
+
+    def least_s(self, likely: Floats, limit_s: float) -> Floats:
+        """Return bounds of all layouts, ``(N,)``, those above ``limit_s`` at least that.
+
+        ``likely`` is what :meth:`likely_s` returned. Transactions are counted here, which takes longer.
+        """
+        found = np.full(len(self._batch), np.inf)
+        rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
+        fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
+        rows = np.sort(np.concatenate([np.flatnonzero(likely <= limit_s), fewer]))
+        if not len(rows):
+            return found
+        counted = counted_traffic(self._batch.take(rows), self._spec)
+        place, blocks = np.arange(len(rows)), self._most[rows]
+        while len(rows):
+            now = self._held(rows, blocks[place], {n: x[place] for n, x in counted.items()})
+            found[rows] = np.minimum(found[rows], now)
+            blocks[place] -= 1
+            more = (blocks[place] >= self._fewest[rows]) & (found[rows] > limit_s)
+            rows, place = rows[more], place[more]
+        return found
+
+    def _of(self, rows: NDArray[np.intp], resident: Ints, *, most: bool = False) -> Floats:
+        found = np.full(len(self._batch), np.inf)
+        if len(rows):
+            found[rows] = self._held(rows, resident[rows], {}, most=most)
+        return found
+
+    def _held(
+        self, rows: NDArray[np.intp], resident: Ints, counted: dict[int, Floats], *, most: bool = False
+    ) -> Floats:
+        every, addresses = self._copies
+        copies = every[rows], addresses[rows]
+        return least_held_s(self._batch.take(rows), self._spec, resident, copies, PHASES, most=most, counted=counted)
+
+
+def _resident(batch: TileBatch, spec: DeviceSpec) -> tuple[Ints, Ints]:
+    """Return the fewest (one at least) and the most blocks that a unit holds, whatever the layout."""
+    pads = {a.tensor.name: np.full(len(batch), _most_padding(a.tensor.itemsize_bytes)) for a in batch.staged_loads}
+    fewest, _ = held_blocks(batch, spec, scratchpad_bytes(batch, pads), allocated_registers(batch, spec))
+    least_wanted = register_words(batch) + held_registers(batch, spec) + BASE_REGISTERS
+    most, _ = held_blocks(batch, spec, scratchpad_bytes(batch), least_wanted)
+    return np.maximum(fewest, 1), most
+
+
+def _most_padding(itemsize_bytes: int) -> int:
+    return PADDING_STEPS * max(1, VECTOR_BYTES // itemsize_bytes)
+
+
+def _least_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
+    """Return the least copy instructions per block and step, and those for addresses, of rows padded anyhow."""
+    every, addresses = unstaged_copies(batch), np.zeros(len(batch))
+    for a in batch.staged_loads:
+        counted = []
+        padding = 0  # whole vectors, then ever narrower ones
+        while padding < max(1, VECTOR_BYTES // a.tensor.itemsize_bytes):
+            copy = StagedCopy.of(a, batch, axes_of(a, batch), padding)
+            counted.append(copy_instructions(a, batch, copy, spec))
+            padding = 2 * padding or 1
+        every, addresses = (x + np.minimum.reduce([c[n] for c in counted]) for n, x in enumerate((every, addresses)))
+    return every, addresses
