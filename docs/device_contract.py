@@ -225,8 +225,8 @@ def contract() -> str:
         else:
             lines += [
                 "Whole models are priced at `sustained_clock_hz` (`clock_hz` where it is unknown), kernels alone at",
-                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`, and `reported_bytes` and",
-                "`reported_most_bytes` of the memory;",
+                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`, and",
+                "`reported_bytes` and `reported_most_bytes` of the memory;",
                 "those of several devices `link_bytes_per_s` and `link_latency_s`.", "",
             ]  # fmt: skip
         unread = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]
