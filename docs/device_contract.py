@@ -56,6 +56,8 @@ UNKNOWN = {
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
     "process_bytes": "forecasts of memory leave it out",
+    "reported_bytes": "`capacity_bytes`, of which up to 9 % are said to be doubtful",
+    "reported_most_bytes": "`reported_bytes`",
     "fault_s": "forecasts of steps on a CPU take fresh pages as known ones",
     "link_bytes_per_s": "no forecasts of several devices",
     "link_latency_s": "0",
@@ -223,7 +225,8 @@ def contract() -> str:
         else:
             lines += [
                 "Whole models are priced at `sustained_clock_hz` (`clock_hz` where it is unknown), kernels alone at",
-                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`,",
+                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`, and",
+                "`reported_bytes` and `reported_most_bytes` of the memory;",
                 "those of several devices `link_bytes_per_s` and `link_latency_s`.", "",
             ]  # fmt: skip
         unread = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]

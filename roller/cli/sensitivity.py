@@ -83,6 +83,10 @@ def sensitivity_command(
             raise UsageError("--reconstruct: expected operators, got a model: its programs stay as they are. Drop it.")
         _show_model(Path(operators), spec, Asked(policy, batch, amp, shapes), as_json=as_json)
         return
+    if policy is not None or amp != "fp32" or shapes:
+        raise UsageError(
+            "--policy, --amp, --shape: expected beside a model or an entry file, got operators. Drop them."
+        )
     if operators.endswith((".yaml", ".yml")):
         rows = operator_rows(Path(operators), pattern)
         expressions = [roller.ops.from_spec(row, batch=batch) for row in rows]

@@ -85,7 +85,8 @@ def sweep_command(
     if picture is not None:
         sweeps.picture(rows, picture, known)
     if as_json:
-        print_json([row.to_dict() for row in rows])
+        said = [[] if row.forecast is None else list(row.forecast.notes) for row in rows]
+        print_json([{**row.to_dict(), "notes": notes} for row, notes in zip(rows, said, strict=True)])
         return
     screen = console()
     screen.say(f"{file.name}: predicted, at the clock that lasts")

@@ -123,6 +123,7 @@ def test_the_verb_prints_a_table_and_writes_all(cli, tmp_path):
         (("sensitivity", "model.onnx", "-d", "a100", "--reconstruct"), "expected operators, got a model"),
         (("sensitivity", "model.onnx", "-d", "a100", "--amp", "bf16"), "expected no --amp for a model"),
         (("sensitivity", "entry.py", "-d", "a100", "--shape", "x=1"), "expected no --shape beside an entry file"),
+        (("sensitivity", "matmul(8, 8, 8)", "--policy", "library"), "expected beside a model or an entry file"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(cli, words, said):
