@@ -202,10 +202,10 @@ def test_a_trace_that_unpacks_to_more_than_any_trace(tmp_path, monkeypatch):
 
 
 def test_an_event_without_an_end(tmp_path, monkeypatch):
-    from roller.insight.whatif import kineto
+    from roller.insight.whatif import rows
 
-    monkeypatch.setattr(kineto, "_MOST_EVENT", 1000)
-    monkeypatch.setattr(kineto, "_CHUNK", 100)
+    monkeypatch.setattr(rows, "_MOST_EVENT", 1000)
+    monkeypatch.setattr(rows, "_CHUNK", 100)
     (tmp_path / "p.json").write_bytes(b'{"traceEvents": [{"name": "' + b"x" * 10_000)
     with pytest.raises(ArtifactError, match="an event of more than 1000 characters"):
         read_events(tmp_path / "p.json")

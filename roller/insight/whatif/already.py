@@ -21,10 +21,10 @@ MOSTLY = 0.5
 #: Operators and kernels that update many parameters at once, in several passes and in one.
 _GROUPED, _FUSED = (
     re.compile(r"_foreach_|_fused_|multi_tensor_|Fused"),
-    re.compile(r"_fused_|Fused|multi_tensor_\w*adam"),
+    re.compile(r"_fused_|Fused|multi_tensor_\w*<.*(Adam|Lamb|SGD|Adagrad)\w*Functor"),
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
-_FROM_WORKERS = "_MultiProcessing"
+_FROM_WORKERS = "MultiProcessing"
 #: A batch that takes so many times as long as one that is ready was waited for.
 _WAITED = 2.0
 #: What kernels of PyTorch's compiler are called, which fuses chains.
@@ -86,14 +86,14 @@ def optimizer(graph: Graph, to: str, of: str) -> str:
 
 
 def half_precision(graph: Graph) -> str:
-    """Return why mixed precision is in place: most of the time of products is in 16 bits."""
+    """Return why mixed precision is in place: most time of products, or of all where none counts, is in 16 bits."""
     prices = Prices(graph)
-    every = (graph.tasks[n] for n in work(graph, "forward", "backward"))
-    products = [t for t in every if prices.bound(t) == "compute"]
+    every = [graph.tasks[n] for n in work(graph, "forward", "backward")]
+    products = [t for t in every if prices.bound(t) == "compute"] or every
     whole, short = total_us(graph, [t.id for t in products]), [t.id for t in products if is_16_bits(t)]
     if not whole or total_us(graph, short) < MOSTLY * whole:
         return ""
-    return f"{100 * total_us(graph, short) / whole:.0f} % of the time of products is in 16 bits."
+    return f"{100 * total_us(graph, short) / whole:.0f} % of the time of what is computed is in 16 bits."
 
 
 def compiled(graph: Graph) -> str:
@@ -112,10 +112,16 @@ def workers(graph: Graph, loads: Sequence[int], asked: int, of: int | None) -> s
     Raises
     ------
     RollerError
-        ``of`` is named for a profile that loads without workers; or fewer are asked for, and what one takes is unknown.
+        The profile shows no loading; ``of`` is named where no workers load; or fewer are asked for than it had, and
+        what one takes is unknown.
     """
-    if not loads or not all(_FROM_WORKERS in graph.tasks[n].name for n in loads):
-        if of is not None and loads:
+    if not loads:
+        raise RollerError(
+            f"{graph.name}: LoaderWorkers: expected the loading of batches, got a profile that marks none. Load them "
+            f"with PyTorch's DataLoader, which is marked, or within record_function('enumerate(batches)')."
+        )
+    if not all(_FROM_WORKERS in graph.tasks[n].name for n in loads):
+        if of is not None:
             raise RollerError(
                 f"{graph.name}: LoaderWorkers: of: expected a profile whose batches come from workers, got one that "
                 f"loads them on the thread that trains. Leave it out."

@@ -22,7 +22,7 @@ from roller.insight.whatif.told import Told
 #: A launch that lasts longer has waited, where the queue of launches is full; shorter ones, and those where it is not,
 #: are only slow.
 LONG_CALL_US = 20.0
-#: Calls that only wait, and what one takes to return: the median of 24 public profiles (1 to 68).
+#: Calls that only wait, and what one takes to return: the median of 23 public profiles (1 to 68).
 _SYNCHRONISES, _RETURN_US = "Synchronize", 6.0
 #: What PyTorch marks the step of an optimizer with.
 _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")

@@ -32,8 +32,10 @@ _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
 _PROPERTIES = re.compile(r'"deviceProperties"\s*:\s*\[\s*\{')
 _WORLD = re.compile(r'"world_size"\s*:\s*(\d{1,9})\b')
 _BACKEND = re.compile(r'"backend"\s*:\s*"[^"]*?(nccl|rccl)')
-#: Operators and marks of libraries that only run on GPUs, and what PyTorch calls a GPU.
-_ON_DEVICE = re.compile(r"(nccl|rccl):|aten::_?(cudnn|miopen|cuda|cublas)")
+#: Operators and marks of what only runs on GPUs, and what PyTorch calls a GPU.
+_ON_DEVICE = re.compile(
+    r"(nccl|rccl):|fbgemm_gpu|aten::(_?(cudnn|miopen|cuda|cublas)|_(flash|efficient)_attention|_pin_memory|record_stream)"
+)
 _DEVICE_NAME = re.compile(r"(cuda|hip|xpu)(:\d+)?$")
 
 

@@ -70,6 +70,14 @@ IN_PLACE = {
     "16 bits by their kernels": (
         renamed(training(rows=[(p, layer, o, t, ()) for p, layer, o, t, _ in STEP]), ("forward", "backward"),
                 "ampere_bf16_s16816gemm_bf16"), AMP("fp16")),
+    "16 bits where all is bound by memory": (
+        renamed(training(rows=[r for r in STEP if "conv" not in r[1]], gradients=()), ("forward", "backward"),
+                dtypes=("c10::Half",)), AMP()),
+    "a fused one of another library": (
+        renamed(training(), "update", "multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>"),
+        FusedOptimizer()),
+    "workers of another loader": (
+        loading(name="enumerate(DataLoader)#_StatefulMultiProcessingDataLoaderIter.__next__"), LoaderWorkers()),
     "compiled chains": (renamed(training(), ("forward", "backward"), "triton_poi_fused_add_relu_0"), FusePointwise()),
     "the same optimizer": (replace(training(), optimizers=("SGD",)), OtherOptimizer(to="sgd")),
     "as many devices": (
@@ -130,6 +138,7 @@ def test_workers_keep_up_only_as_fast_as_they_load():
     ("graph", "change", "match"),
     [
         (loading(name="load"), LoaderWorkers(4, of=2), "batches come from workers"),
+        (training(), LoaderWorkers(), "the loading of batches, got a profile that marks none"),
         (loading(data_us=1000.0), LoaderWorkers(1, of=2), "at least the 2 of the profile"),
         (replace(training(), optimizers=("SGD",)), OtherOptimizer(to="adamw"), "of: expected sgd or momentum"),
         (IN_PLACE["as many devices"][0], DDP(8, bandwidth=1e9), "of a job of 4 processes, with 1 reductions"),
