@@ -121,13 +121,12 @@ def _first(one: _Best | None, other: _Best) -> _Best:
     return other if one is None or other[:2] < one[:2] else one
 
 
-def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
+def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best:
     """Return the best of all layouts of some rows of the ``n``-th batch, and of what was the best before."""
     places, programs = [], []
-    for row in rows.tolist():
+    for row in sorted(rows.tolist()):
         for which, program in enumerate(layouts(program_of(batch, row, spec), spec)):
             places.append((n, row, which))
             programs.append(program)
-    for place, estimate in zip(places, perf.estimate_programs(programs, spec, batch.warm), strict=True):
-        best = _first(best, (estimate.seconds, place, estimate))
-    return best
+    place, estimate = perf.fastest(programs, spec, batch.warm)
+    return _first(best, (estimate.seconds, places[place], estimate))
