@@ -24,6 +24,7 @@ from roller.insight.parallel import Ring, buckets, with_buckets
 from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer, check_policy
 from roller.insight.price.processor import ProcessorPricer
+from roller.insight.price.progress import priced
 from roller.insight.records import Operator, Trace
 
 #: Host time of one operator of an eager framework that launches. Assumed: it is that of a processor of 3 GHz;
@@ -236,23 +237,23 @@ def forecast(
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
     if not spec.traits.discrete:
-        priced, lanes = _on_processor(trace, spec, policy, host_op_s, kernels, devices)
+        rows, lanes = _on_processor(trace, spec, policy, host_op_s, kernels, devices)
     elif spec.traits.blocks:
-        priced, lanes, trace = _on_gpu(trace, spec, policy, host_op_s, kernels, devices)
+        rows, lanes, trace = _on_gpu(trace, spec, policy, host_op_s, kernels, devices)
     else:
         raise RollerError(
             f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
             f"allocator take elsewhere is not described yet; name one of those."
         )
     end_s, host_s = lanes.end_s, lanes.host_s
-    device_s = sum(p.seconds for _, p in priced)
-    unmapped = sum(p.seconds for _, p in priced if p.provenance == "bytes")
+    device_s = sum(p.seconds for _, p in rows)
+    unmapped = sum(p.seconds for _, p in rows if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
-    below, above = (sum(getattr(p, n) for _, p in priced) - device_s for n in ("lower", "upper"))
+    below, above = (sum(getattr(p, n) for _, p in rows) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, tuple(priced), tuple(trace.warnings), devices, lanes.links_s,
+        unmapped / device_s if device_s else 0.0, tuple(rows), tuple(trace.warnings), devices, lanes.links_s,
         lanes.exposed_s, trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()),
     )  # fmt: skip
 
@@ -262,13 +263,12 @@ def _on_gpu(
 ) -> tuple[list[tuple[Operator, Price]], Lanes, Trace]:
     """Return the priced operators of the last step, when its lanes end, and the trace with what devices exchange."""
     pricer = Pricer(spec.sustained, policy, kernels or Kernels(spec.sustained, policy, cache_folder() / "prices"))
-    priced = [(operator, pricer.price(operator)) for operator in trace.steady()]
-    pricer.kernels.save()
+    found = list(zip(trace.steady(), priced(pricer, trace.steady()), strict=True))
     exchange = None
     if devices != 1:
         exchange = _exchange(trace, Ring.of(spec, devices), pricer)
         trace = with_buckets(trace, exchange.buckets)
-    return priced, run_lanes([p for _, p in priced], host_op_s, exchange), trace
+    return found, run_lanes([p for _, p in found], host_op_s, exchange), trace
 
 
 def _on_processor(
@@ -288,8 +288,7 @@ def _on_processor(
         prices = ProcessorPricer(spec.sustained).steady(trace)
     else:
         pricer = Pricer(spec.sustained, policy, kernels or Kernels(spec.sustained, policy, cache_folder() / "prices"))
-        prices = [pricer.price(operator) for operator in trace.steady()]
-        pricer.kernels.save()
+        prices = priced(pricer, trace.steady())
     return list(zip(trace.steady(), prices, strict=True)), run_in_series(prices, host_op_s)
 
 
