@@ -7,7 +7,7 @@ import importlib.util
 
 import typer
 
-VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens")
+VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed")
 
 
 def app() -> typer.Typer:

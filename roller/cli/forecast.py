@@ -75,10 +75,12 @@ def forecast_command(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
         shapes_of(shapes), calls,
     )  # fmt: skip
+    from roller.insight.price.progress import listening
+
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
-    with counted_steps("forecast", total) as done:
+    with counted_steps("forecast", total) as done, listening(done.within):
         for x in forecasts(file, asked):
             found.append(x)
             done(f"{x.device}, batch {x.batch}")

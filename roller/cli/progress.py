@@ -21,8 +21,23 @@ def watched() -> bool:
     return sys.stderr is not None and sys.stderr.isatty() and not is_quiet()
 
 
+class Steps:
+    """Is told the name of each step as it is done, and of a bar also how much of one is."""
+
+    def __init__(self, done: Callable[[str], None], within: Callable[[float], None] = lambda share: None) -> None:
+        self._done, self._within = done, within
+
+    def __call__(self, name: str) -> None:
+        """Tell that a step is done."""
+        self._done(name)
+
+    def within(self, part: int, whole: int) -> None:
+        """Tell how much of the step at hand is done."""
+        self._within(part / whole)
+
+
 @contextmanager
-def counted_steps(what: str, total: int) -> Iterator[Callable[[str], None]]:
+def counted_steps(what: str, total: int) -> Iterator[Steps]:
     """Yield what is told the name of each step as it is done.
 
     Parameters
@@ -41,9 +56,17 @@ def counted_steps(what: str, total: int) -> Iterator[Callable[[str], None]]:
             if done == 1 or done * 10 // total > (done - 1) * 10 // total:
                 _LOG.info("%s: %d of %d (%s)", what, done, total, name)
 
-        yield tell
+        yield Steps(tell)
         return
     columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
-        yield lambda name: bar.update(task, advance=1, description=printable(name))
+        done = 0
+
+        def step(name: str) -> None:
+            nonlocal done
+            done += 1
+            bar.update(task, completed=done, description=printable(name))
+
+        # Never a whole step: that is told when it is done.
+        yield Steps(step, lambda share: bar.update(task, completed=done + min(share, 0.99)))

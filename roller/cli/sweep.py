@@ -62,6 +62,7 @@ def sweep_command(
     Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
     """
     from roller.insight import sweep as sweeps
+    from roller.insight.price.progress import listening
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
@@ -73,7 +74,7 @@ def sweep_command(
     if picture is not None:
         sweeps.check_picture(picture)
     step = step_of(file, calls)
-    with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done:
+    with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done, listening(done.within):
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )

@@ -10,6 +10,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.price.kernels import Kernels
 from roller.insight.price.operators import Price, Pricer, check_policy
 from roller.insight.price.processor import ProcessorPricer
+from roller.insight.price.progress import priced
 from roller.insight.records import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
@@ -73,8 +74,7 @@ def price_step(
         )
     pricer = cached_pricer(spec, policy, kernels)
     if spec.traits.discrete or policy == "roller":
-        prices = [pricer.price(operator) for operator in trace.steady()]
-        pricer.kernels.save()
+        prices = priced(pricer, trace.steady())
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
         prices = ProcessorPricer(spec.sustained).steady(trace)
     return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)

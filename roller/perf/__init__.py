@@ -10,6 +10,7 @@ from roller.perf.model import (
     estimate_explained,
     estimate_program,
     estimate_programs,
+    fastest,
     price,
 )
 from roller.perf.terms import RULES, Term
@@ -26,5 +27,6 @@ __all__ = [
     "estimate_explained",
     "estimate_program",
     "estimate_programs",
+    "fastest",
     "price",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,17 +113,34 @@ def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tupl
 
     Alike programs are priced together. ``warm`` are inputs that whatever ran before left in the shared cache.
     """
+    out: dict[int, Estimate] = {}
+    for members, batch, terms in _alike(programs, spec, warm):
+        out.update({n: _estimate(terms, row, spec, batch) for row, n in enumerate(members)})
+    return [out[n] for n in range(len(programs))]
+
+
+def fastest(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> tuple[int, Estimate]:
+    """Return the position and the estimate of the fastest program, of equally fast ones of the first."""
+    found = []
+    for members, batch, terms in _alike(programs, spec, warm):
+        row = int(np.argmin(terms["seconds"]))
+        found.append((float(terms["seconds"][row]), members[row], terms, row, batch))
+    _, place, terms, row, batch = min(found, key=lambda x: x[:2])
+    return place, _estimate(terms, row, spec, batch)
+
+
+def _alike(
+    programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...]
+) -> Iterator[tuple[list[int], TileBatch, Mapping[str, Floats]]]:
+    """Yield the positions of programs that are priced together, as a batch, with their terms."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes, p.open_axes)
         groups.setdefault((id(p.expr), p.structure, p.staged, _batched_axis(p), *alike), []).append(n)
-    out: dict[int, Estimate] = {}
     for members in groups.values():
         mine = [programs[n] for n in members]
         batch = replace(batch_of(mine), warm=warm)
-        terms = spec.traits.room("templates").price_programs(batch, mine, spec)
-        out.update({n: _estimate(terms, row, spec, batch) for row, n in enumerate(members)})
-    return [out[n] for n in range(len(programs))]
+        yield members, batch, spec.traits.room("templates").price_programs(batch, mine, spec)
 
 
 def estimate_explained(
@@ -159,7 +176,8 @@ def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:
 
 def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec, batch: TileBatch) -> Estimate:
     values = {k: float(v[row]) for k, v in terms.items() if k not in ("seconds", "clock_hz")}
-    stages = {k: v for k, v in values.items() if k in spec.traits.room("templates").BOTTLENECKS}
+    competing = spec.traits.room("templates").BOTTLENECKS
+    stages = {k: v for k, v in values.items() if k in competing}
     bottleneck = max(stages, key=lambda k: stages[k])[:-2]
     mechanisms = len(unconfirmed_mechanisms(batch, spec))
     error = prediction_error(spec, bottleneck, batch.fragment is not None, mechanisms)

@@ -192,7 +192,4 @@ def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
             break  # no conflict without padding, nothing read twice: nothing can be better
     _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
     padding = tuple((t, p) for t, p in pads.items() if p)
-    # The padding moves no lane, so the rule that checks it need not enumerate again.
-    chosen_program = replace(program, interleaved=not contiguous, storage_padding=padding)
-    chosen_program._memo["lane_reads"] = reads
-    return chosen_program
+    return replace(program, interleaved=not contiguous, storage_padding=padding).reading(reads)

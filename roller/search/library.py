@@ -21,6 +21,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import POLICIES, LibraryPolicy
 from roller.templates.gpu.tiled.least import LeastLaidOut
 from roller.templates.registry import programs_of
+from roller.tile.geometry import Floats
 from roller.tile.structures import TILED
 
 #: Seconds, where a program stands (batch, row, layout), and its estimate.
@@ -116,8 +117,8 @@ def _tensors_made(expr: TensorExpr, moments: bool) -> int:
     return len(expr.output_tensors) + sums
 
 
-#: Programs laid out together: pricing several takes little longer than pricing one.
-_TOGETHER = 8
+#: Programs laid out before bounds are compared, and together later: pricing several takes little longer than one.
+_FIRST, _TOGETHER = 4, 8
 
 
 def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
@@ -127,25 +128,34 @@ def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
     that of tiles only those are laid out whose bound does not exceed what another program takes.
     """
     best: _Best | None = None
-    tiled = []
+    tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):
         if batch.structure != TILED.name:
             estimate = perf.estimate_best(batch, spec)
             best = _first(best, (estimate.seconds, (n, 0, 0), estimate))
-        elif len(batch):
+        else:
             bounds = LeastLaidOut(batch, spec)
-            tiled.append((n, batch, bounds, bounds.likely_s()))
-    for n, batch, _, likely in sorted(tiled, key=lambda t: float(t[3].min())):
-        best = _laid_out(n, batch, np.argsort(likely, kind="stable")[:_TOGETHER], spec, best)
-    for n, batch, bounds, likely in tiled:
+            tiled[n] = bounds, bounds.likely_s()
+    done = {}
+    for n, (_, likely) in sorted(tiled.items(), key=lambda x: float(x[1][1].min())):
+        rows = np.argsort(likely, kind="stable")[:_FIRST]
+        done[n] = rows if best is None else rows[likely[rows] <= best[0]]
+        best = _laid_out(n, batches[n], done[n], spec, best)
+    left: list[tuple[float, int, int]] = []
+    for n, (bounds, likely) in tiled.items():
         seconds = bounds.least_s(likely, float("inf") if best is None else best[0])
-        order = np.argsort(seconds, kind="stable")
-        for at in range(0, len(order), _TOGETHER):
-            rows = order[at : at + _TOGETHER]
-            rows = rows if best is None else rows[seconds[rows] <= best[0]]
-            if not len(rows):
-                break
-            best = _laid_out(n, batch, rows, spec, best)
+        seconds[done[n]] = np.inf
+        left += [(float(seconds[row]), n, int(row)) for row in np.flatnonzero(np.isfinite(seconds))]
+    left.sort()
+    for at in range(0, len(left), _TOGETHER):
+        rows_by_batch: dict[int, list[int]] = {}
+        for seconds_, n, row in left[at : at + _TOGETHER]:
+            if best is None or seconds_ <= best[0]:
+                rows_by_batch.setdefault(n, []).append(row)
+        if not rows_by_batch:
+            break
+        for n, some in rows_by_batch.items():
+            best = _laid_out(n, batches[n], np.array(some), spec, best)
     return None if best is None else best[2]
 
 
@@ -155,11 +165,12 @@ def _first(one: _Best | None, other: _Best) -> _Best:
 
 def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
     """Return the best of all layouts of some rows of the ``n``-th batch, and of what was the best before."""
-    places, programs = [], []
-    for row in rows.tolist():
-        for which, program in enumerate(layouts(program_of(batch, row, spec), spec)):
-            places.append((n, row, which))
-            programs.append(program)
-    for place, estimate in zip(places, perf.estimate_programs(programs, spec, batch.warm), strict=True):
-        best = _first(best, (estimate.seconds, place, estimate))
-    return best
+    placed = [
+        ((n, row, which), program)
+        for row in sorted(rows.tolist())
+        for which, program in enumerate(layouts(program_of(batch, row, spec), spec))
+    ]
+    if not placed:
+        return best
+    place, estimate = perf.fastest([p for _, p in placed], spec, batch.warm)
+    return _first(best, (estimate.seconds, placed[place][0], estimate))

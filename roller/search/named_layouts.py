@@ -35,4 +35,5 @@ def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
         apart = replace(program, interleaved=True, vector_axis=axis, vector_elements=elements, storage_padding=())
         reads = lane_reads(apart, spec.teu.lanes)
         pads = {t: storage_padding(r, banks, width, vectors=False)[0] for t, r in reads.items()}
-        yield replace(apart, storage_padding=tuple((t, pad) for t, pad in pads.items() if pad))
+        padded = replace(apart, storage_padding=tuple((t, pad) for t, pad in pads.items() if pad))
+        yield padded.reading(reads)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import ModuleType
 from typing import Any
 
 
 def module(name: str) -> ModuleType:
     """Return a module, loaded now if it was not."""
-    return importlib.import_module(name)
+    return sys.modules.get(name) or importlib.import_module(name)
 
 
 def loaded(reference: str) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -140,6 +141,11 @@ class RProgram:
         names: tuple[str, ...] = self.expr._memo.get("axis_names") or tuple(a.name for a in self.axes)
         self.expr._memo["axis_names"] = names
         return names
+
+    def reading(self, reads: Mapping[str, Any]) -> RProgram:
+        """Return the program, which knows how its lanes read staged tiles: as without padding, which moves no lane."""
+        self._memo["lane_reads"] = reads
+        return self
 
     def tile(self, layer: str) -> dict[str, int]:
         """Return the extents of a layer's tile by axis name."""

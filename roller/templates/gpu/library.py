@@ -14,7 +14,7 @@ from roller.templates.common.policy import LibraryPolicy
 from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
 from roller.templates.gpu.rows.shape import RowShape, keeps, lane_counts
-from roller.templates.gpu.tiled.pool import split_variants
+from roller.templates.gpu.tiled.pool import joined, split_variants
 from roller.tile.geometry import Geometry, product
 from roller.tile.structures import TILED, structure_of
 
@@ -45,7 +45,7 @@ def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -
     )  # fmt: skip
     fits = whole_teus(batch, spec) & (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes)
     batch = batch.take(np.flatnonzero(fits))
-    return [batch, *split_variants(batch, spec)] if len(batch) else []
+    return [joined([batch, *split_variants(batch, spec)])] if len(batch) else []
 
 
 def _sides(geometry: Geometry) -> tuple[int, int, int] | None:

@@ -62,13 +62,15 @@ class LeastLaidOut:
         if not len(rows):
             return found
         counted = counted_traffic(self._batch.take(rows), self._spec)
-        place, blocks = np.arange(len(rows)), self._most[rows]
-        while len(rows):
-            now = self._held(rows, blocks[place], {n: x[place] for n, x in counted.items()})
-            found[rows] = np.minimum(found[rows], now)
-            blocks[place] -= 1
-            more = (blocks[place] >= self._fewest[rows]) & (found[rows] > limit_s)
-            rows, place = rows[more], place[more]
+        found[rows] = now = self._held(rows, self._most[rows], counted)
+        more = np.flatnonzero(now > limit_s)
+        times = self._most[rows[more]] - np.minimum(self._fewest, self._most)[rows[more]]
+        place = np.repeat(more, times)  # once for every smaller number of blocks
+        if len(place):
+            fewer_by = 1 + np.arange(len(place)) - np.repeat(times.cumsum() - times, times)
+            each = rows[place]
+            now = self._held(each, self._most[each] - fewer_by, {n: x[place] for n, x in counted.items()})
+            np.minimum.at(found, each, now)
         return found
 
     def _of(self, rows: NDArray[np.intp], resident: Ints, *, most: bool = False) -> Floats:

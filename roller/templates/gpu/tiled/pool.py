@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -125,16 +126,18 @@ def _finish(geometry: Geometry, spec: DeviceSpec, register: Ints, block: Ints, o
     batch = batch.take(np.flatnonzero(keep)[: options.pool])
     if not options.split_k:
         return batch
-    parts = [batch, *split_variants(batch, spec)]
+    return joined([batch, *split_variants(batch, spec)])
+
+
+def joined(parts: Sequence[TileBatch]) -> TileBatch:
+    """Return programs that differ in tiles and splits alone as one batch, in their order."""
     if len(parts) == 1:
-        return batch
-    return TileBatch(
-        geometry,
-        TILED.name,
-        np.concatenate([p.register for p in parts]),
-        np.concatenate([p.block for p in parts]),
-        np.concatenate([p.split_k for p in parts]),
-        batch.staged,
+        return parts[0]
+    return replace(
+        parts[0],
+        register=np.concatenate([p.register for p in parts]),
+        block=np.concatenate([p.block for p in parts]),
+        split_k=np.concatenate([p.split_k for p in parts]),
     )
 
 
