@@ -7,7 +7,7 @@ import importlib.util
 
 import typer
 
-VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover")
+VERBS = ("memory", "time", "trace", "zoo", "batches", "cpu", "replay", "loader", "ddp", "handover")
 
 
 def app() -> typer.Typer:
