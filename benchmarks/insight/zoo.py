@@ -1,9 +1,9 @@
 """Which models of well-known libraries trace: one training step of each, on a GPU that is not here.
 
 ``python -m benchmarks.insight zoo``: transformers by small configurations of every family, timm and torchvision as they
-are named, a module of Lightning by its own step. A row has the operators of the step and the bytes of its weights, which
-must be those of the model, and of transformers' also the bytes of gradients and optimizer, which must be those of a real
-step on the CPU. ``--write`` writes the table of the documentation. What a library lacks here is named, not left out.
+are named, a module of Lightning by its own step. A row has the operators of the step, and the bytes of weights,
+gradients and optimizer state after it. ``--write`` writes the table of the documentation. What does not trace, or a
+library that is not installed, is a row that says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ RESULTS = Path(__file__).parents[1] / "results" / "insight_zoo.md"
 DEVICE = "a100"
 
 #: Class of a configuration and of a model in transformers, with what makes it small.
-_TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 256}
+_TEXT = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+}
 _GROUPED = {**_TEXT, "num_key_value_heads": 2, "max_position_embeddings": 128}
 _HEADS = {"decoder_layers": 2, "encoder_layers": 2, "d_model": 64, "vocab_size": 256}
 _SMALL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -40,8 +46,7 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "DebertaV2ForMaskedLM": ("DebertaV2Config", _TEXT),
     "GPT2LMHeadModel": ("GPT2Config", {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 256, **_SMALL}),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", _TEXT),
-    "OPTForCausalLM": ("OPTConfig", {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 128,
-                                     "vocab_size": 256, "word_embed_proj_dim": 64}),
+    "OPTForCausalLM": ("OPTConfig", {**_TEXT, "ffn_dim": 128, "word_embed_proj_dim": 64}),
     "LlamaForCausalLM": ("LlamaConfig", _GROUPED),
     "MistralForCausalLM": ("MistralConfig", _GROUPED),
     "Qwen2ForCausalLM": ("Qwen2Config", _GROUPED),
@@ -49,8 +54,9 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "GemmaForCausalLM": ("GemmaConfig", {**_GROUPED, "head_dim": 16}),
     "PhiForCausalLM": ("PhiConfig", _GROUPED),
     "MixtralForCausalLM": ("MixtralConfig", {**_GROUPED, "num_local_experts": 4}),
-    "T5ForConditionalGeneration": ("T5Config", {"decoder_start_token_id": 0, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
-                                                "vocab_size": 256}),
+    "T5ForConditionalGeneration": ("T5Config", {
+        "decoder_start_token_id": 0, "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4,
+        "vocab_size": 256}),
     "BartForConditionalGeneration": ("BartConfig", {**_HEADS, **_SMALL, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
                                                     "encoder_attention_heads": 4, "decoder_attention_heads": 4}),
     "ViTForImageClassification": ("ViTConfig", {**_TEXT, "image_size": 32, "patch_size": 8}),
@@ -67,14 +73,18 @@ TRANSFORMERS: dict[str, tuple[str, dict[str, Any]]] = {
     "CLIPModel": ("CLIPConfig", {"text_config": {**_TEXT, **_SMALL}, "projection_dim": 32,
                                  "vision_config": {**_TEXT, "image_size": 32, "patch_size": 8}}),
 }  # fmt: skip
-TIMM = """resnet18 resnet34 resnet50 resnet101 resnext50_32x4d wide_resnet50_2 seresnext50_32x4d resnetv2_50x1_bit
-res2net50_26w_4s regnety_032 regnetx_032 efficientnet_b0 efficientnet_b3 tf_efficientnetv2_s mobilenetv2_100
-mobilenetv3_large_100 mobilenetv3_small_100 mobilenetv4_conv_small mnasnet_100 ghostnet_100 densenet121 vgg16 vgg16_bn
-inception_v3 inception_v4 xception41 convnext_tiny convnextv2_tiny vit_tiny_patch16_224 vit_small_patch16_224
-vit_base_patch16_224 deit_small_patch16_224 deit3_small_patch16_224 beit_base_patch16_224 eva02_tiny_patch14_224
-swin_tiny_patch4_window7_224 swinv2_tiny_window8_256 cait_xxs24_224 mixer_b16_224 resmlp_12_224 poolformer_s12
-coat_lite_tiny crossvit_9_240 levit_128 maxvit_tiny_tf_224 edgenext_small mobilevit_s nf_resnet50 hrnet_w18 dla34 dpn68
-fastvit_t8 volo_d1_224 twins_svt_small pvt_v2_b0 davit_tiny focalnet_tiny_srf""".split()
+TIMM = [
+    "resnet18", "resnet34", "resnet50", "resnet101", "resnext50_32x4d", "wide_resnet50_2", "seresnext50_32x4d",
+    "resnetv2_50x1_bit", "res2net50_26w_4s", "regnety_032", "regnetx_032", "efficientnet_b0", "efficientnet_b3",
+    "tf_efficientnetv2_s", "mobilenetv2_100", "mobilenetv3_large_100", "mobilenetv3_small_100",
+    "mobilenetv4_conv_small", "mnasnet_100", "ghostnet_100", "densenet121", "vgg16", "vgg16_bn", "inception_v3",
+    "inception_v4", "xception41", "convnext_tiny", "convnextv2_tiny", "vit_tiny_patch16_224",
+    "vit_small_patch16_224", "vit_base_patch16_224", "deit_small_patch16_224", "deit3_small_patch16_224",
+    "beit_base_patch16_224", "eva02_tiny_patch14_224", "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256",
+    "cait_xxs24_224", "mixer_b16_224", "resmlp_12_224", "poolformer_s12", "coat_lite_tiny", "crossvit_9_240",
+    "levit_128", "maxvit_tiny_tf_224", "edgenext_small", "mobilevit_s", "nf_resnet50", "hrnet_w18", "dla34",
+    "dpn68", "fastvit_t8", "volo_d1_224", "twins_svt_small", "pvt_v2_b0", "davit_tiny", "focalnet_tiny_srf",
+]  # fmt: skip
 DETECTORS = (
     "fasterrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "ssd300_vgg16", "maskrcnn_resnet50_fpn", "fcos_resnet50_fpn",
     "keypointrcnn_resnet50_fpn", "ssdlite320_mobilenet_v3_large",
@@ -213,7 +223,7 @@ def of_lightning() -> Iterator[Found]:
 
 
 #: An entry file of a module of Lightning.
-LIGHTNING = '''
+LIGHTNING = """
 import lightning
 import torch
 from torch import nn
@@ -254,7 +264,7 @@ def iteration_provider(module):
         found["lr_scheduler"].step()
 
     return step
-'''
+"""
 
 
 def declare_torchvision() -> None:
@@ -334,7 +344,10 @@ def rows(libraries: list[str]) -> Iterator[Found]:
 
 def table(found: list[Found]) -> str:
     """Return rows as a table of Markdown."""
-    lines = ["| library | model | operators of a step | weights | gradients | optimizer | |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| library | model | operators of a step | weights | gradients | optimizer | |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in found:
         sizes = (row.weights_bytes, row.gradients_bytes, row.optimizer_bytes)
         cells = [f"{size / 2**20:.2f} MiB" for size in sizes] if row.operators else ["-"] * 3
@@ -351,7 +364,9 @@ def main(
     found = []
     for row in rows([name for name in only.split(",") if name]):
         found.append(row)
-        print(f"{row.library:13} {row.model:36} {row.operators:6} operators {row.seconds:6.2f} s  {row.said}", flush=True)
+        print(
+            f"{row.library:13} {row.model:36} {row.operators:6} operators {row.seconds:6.2f} s  {row.said}", flush=True
+        )
     good = sum(bool(row.operators) for row in found)
     print(f"{good} of {len(found)} trace")
     if write:

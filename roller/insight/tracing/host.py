@@ -119,6 +119,7 @@ def _written_into(func: Any, args: Any, kwargs: Any) -> Any:
 
 def _by_shape(func: Any, args: Any, kwargs: Any) -> Any:
     """Return tensors without values, of the shapes that an operator gives."""
+
     def shape(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta:
             return tensor

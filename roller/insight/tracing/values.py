@@ -157,7 +157,7 @@ class Values:
     def _count(self, mask: torch.Tensor, elements: int) -> int:
         share, value = self.share_nonzero, None if self.share_nonzero is not None else known.value_of(mask)
         if value is not None:
-            count = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
+            count: int = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
             self.warn(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
             return count
         share = 1.0 if share is None else share

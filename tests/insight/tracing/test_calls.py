@@ -112,7 +112,9 @@ def test_lengths_that_differ_are_averaged_and_said(tmp_path):
     assert (trace.options["calls"], trace.options["unlike_steps"]) == (6, 3)
     assert any("3 that differ repeat" in w and "mean" in w for w in trace.warnings)
     done = trace.forecast("a100")
-    rows = [sorted({t.shape[1] for o in part.steady() for t in o.outputs if len(t.shape) == 3}) for part in trace.unlike()]
+    rows = [
+        sorted({t.shape[1] for o in part.steady() for t in o.outputs if len(t.shape) == 3}) for part in trace.unlike()
+    ]
     assert sorted(row[-1] for row in rows) == [8, 16, 32]
     assert done.throughput == pytest.approx(4 / done.iteration_s)
     longest = entry(tmp_path).memory("a100").peak

@@ -81,12 +81,14 @@ MOVED = {
                   "nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4))\n",
     "by default": "torch.set_default_device('cuda')\n" + MLP,
     "if there is one": "device = 'cuda' if torch.cuda.is_available() else 'cpu'\n" + MLP,
-    "of a state": "def model_provider():\n    a, b = (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4)) for _ in "
-                  "range(2))\n    b.load_state_dict(a.state_dict())\n    return b\n",
-    "of the module": "NET = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4))\ndef model_provider():\n    return NET\n",
+    "of a state": "def model_provider():\n    a, b = (nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4)) "
+                  "for _ in range(2))\n    b.load_state_dict(a.state_dict())\n    return b\n",
+    "of the module": "NET = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 4))\n"
+                     "def model_provider():\n    return NET\n",
     "kept": "@functools.lru_cache\ndef model_provider():\n    return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), "
             "nn.Linear(128, 4))\n",
-    "without shapes": "def model_provider():\n    return nn.Sequential(nn.LazyLinear(128), nn.ReLU(), nn.LazyLinear(4))\n",
+    "without shapes": "def model_provider():\n    return nn.Sequential(nn.LazyLinear(128), nn.ReLU(), "
+                      "nn.LazyLinear(4))\n",
 }  # fmt: skip
 
 
@@ -132,7 +134,8 @@ def input_provider(batch_size=4):
         ("Bag(torch.zeros(batch_size, 64))", "b", "b.to(torch.device('cuda')).x"),
         ("Encoding({'x': torch.zeros(batch_size, 64)})", "b", "b.to('cuda').x"),
         ("next(iter(torch.utils.data.DataLoader(torch.zeros(64, 64), batch_size)))", "x", "x"),
-        ("torch.zeros(batch_size, 64)", "x", "x + torch.zeros(64).to(x.device) + torch.ones(64).cuda() + torch.zeros(64).to(x)"),
+        ("torch.zeros(batch_size, 64)", "x", "x + torch.zeros(64).to(x.device) + torch.ones(64).cuda()"),
+        ("torch.zeros(batch_size, 64)", "x", "x + torch.zeros(64).to(x)"),
         ("torch.zeros(batch_size, 64)", "x", "x + torch.arange(64, device=x.device) * x.new_ones(64)"),
     ],
 )  # fmt: skip
@@ -176,9 +179,15 @@ def input_provider(batch_size=8):
 
 
 def test_what_is_saved_on_the_host_is_not_held(tmp_path):
-    deep = "def model_provider():\n    return nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(4)])\n"
+    block = "nn.Sequential(nn.Linear(64, 64), nn.GELU())"
+    deep = f"def model_provider():\n    return nn.Sequential(*[{block} for _ in range(4)])\n"
     rows = ROWS.replace("=8", "=4096")
-    saving = "opt.zero_grad()\nwith torch.autograd.graph.save_on_cpu(pin_memory=True):\n    y = m(x).sum()\ny.backward(); opt.step()"
+    saving = """
+    opt.zero_grad()
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        y = m(x).sum()
+    y.backward(); opt.step()
+    """
     plain, saved = (traced(tmp_path, deep, rows, iterates(body)) for body in (TRAIN, saving))
     one = 4096 * 64 * 4
     assert most(plain) - most(saved) > 4 * one
@@ -218,9 +227,9 @@ def test_a_shape_that_depends_on_inputs_is_theirs():
     found = roller.trace(Picks(), given, iterations=1)
     assert [o.outputs[0].shape for o in found.operators if "index" in o.name] == [(3, 600, 200), (4 * 600 * 200,)]
     assert any("3 of its 4 elements are true" in w for w in found.warnings)
-    assert [o.outputs[0].shape for o in found.at(batch=8).operators if "index" in o.name][0] == (6, 600, 200)
+    assert next(o.outputs[0].shape for o in found.at(batch=8).operators if "index" in o.name) == (6, 600, 200)
     shared = roller.trace(Picks(), given, iterations=1, share_nonzero=0.5)
-    assert [o.outputs[0].shape for o in shared.operators if "index" in o.name][0] == (2, 600, 200)
+    assert next(o.outputs[0].shape for o in shared.operators if "index" in o.name) == (2, 600, 200)
 
 
 def test_constructors_read_the_values_they_would(tmp_path):
@@ -245,7 +254,7 @@ def model_provider():
 @every(
     ("text", "said"),
     [
-        (MLP.replace("return nn.Sequential(", "return torch.compile(nn.Sequential(").replace("4))", "4)))"), "torch.compile"),
+        (MLP.replace("nn.Sequential(", "torch.compile(nn.Sequential(").replace("4))", "4)))"), "torch.compile"),
         ("@torch.compile\ndef loss(y):\n    return y.tanh()\n" + MLP, "torch.compile"),
         (MLP.replace("    return", "    m =") + "    m.compile()\n    return m\n", "torch.compile"),
     ],
@@ -258,7 +267,7 @@ def test_a_compiled_step_is_said_to_be_priced_as_eager(tmp_path, text, said):
 
 def test_wrappers_are_named_with_the_way_out(tmp_path):
     for wrap in ("nn.parallel.DistributedDataParallel", "nn.DataParallel"):
-        with pytest.raises(roller.RollerError, match="plain model.*2xa100") as caught:
+        with pytest.raises(roller.RollerError, match=r"plain model.*2xa100") as caught:
             traced(tmp_path, MLP, ROWS, iterates(before=f"m = {wrap}(m); opt = torch.optim.AdamW(m.parameters())"))
         assert "entry.py:" in str(caught.value)
 
@@ -273,7 +282,8 @@ def test_questions_and_streams_of_cuda_are_answered(tmp_path):
     assert torch.cuda.max_memory_allocated() == 0 and torch.cuda.get_device_name(0)
     assert torch.cuda.get_device_properties(0).total_memory > 0 and torch.accelerator.is_available()
     """
-    before = "side, start = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)\nopt = torch.optim.AdamW(m.parameters())"
+    before = "side, start = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)\n"
+    before += "opt = torch.optim.AdamW(m.parameters())"
     trace = traced(tmp_path, MLP, ROWS, iterates(body, before))
     assert traced_bytes(trace)["gradient"] == WEIGHTS and any("streams" in w for w in trace.warnings)
 
