@@ -1,4 +1,4 @@
-"""Models of well-known libraries trace, and hold what a real step on this processor holds; each where it is installed."""
+"""Models of well-known libraries trace, and hold what a real step holds; each where its library is installed."""
 
 from __future__ import annotations
 
