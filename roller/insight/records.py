@@ -216,7 +216,7 @@ class Trace:
         return float(self.options.get("batch") or 0) * float(self.options.get("accumulate") or 1)
 
     def unlike(self) -> tuple[Trace, ...]:
-        """Return the trace up to each of the last steps that differ from one another, the last one first: mostly one."""
+        """Return the trace up to each of the last steps that differ from one another, last first; mostly one."""
         count = min(int(self.options.get("unlike_steps") or 1), len(self.iterations) - 1)
         return (self, *(self._until(len(self.iterations) - n) for n in range(1, count)))
 

@@ -122,7 +122,8 @@ def trace(
     return run(
         Request(
             model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention,
-            iterations if calls is None else calls, keep_gradients, accumulate, scale_loss, channels_last, share_nonzero, batch_axis,
+            iterations if calls is None else calls, keep_gradients, accumulate, scale_loss, channels_last,
+            share_nonzero, batch_axis,
         )
     )  # fmt: skip
 

@@ -142,7 +142,8 @@ def said(calls: Sequence[Call], cycle: Cycle, names: dict[int, str], optimizers:
         )
     elif cycle.steps > 1:
         yield (
-            f"calls: {cycle.calls} that differ repeat. Time is the mean of their {cycle.steps} steps, memory the most of all."
+            f"calls: {cycle.calls} that differ repeat. Time is the mean of their {cycle.steps} steps, memory the most "
+            f"of all."
         )
     if cycle.repeats and done and cycle.calls > cycle.steps:
         yield (

@@ -84,8 +84,6 @@ class Device(TorchFunctionMode):
             return self._moved(func, name, args, kwargs)
         if name == "pin_memory":  # of the host, and there in any case
             return args[0] if args[0].is_meta else args[0].clone()
-        if name == "record_stream":
-            return None
         if name == "is_pinned":
             return not args[0].is_meta
         replaced = self._replaced.get(name)
@@ -177,6 +175,7 @@ def answers(device: Device) -> Iterator[None]:
         for home in () if device.host else (torch.nn.utils, torch.nn.utils.clip_grad):
             stack.enter_context(patch.object(home, "clip_grad_norm_", clip_gradients))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", cleared))
+        stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *_: None))
         # It would compare devices that were read above and below this mode.
         defaults = inspect.unwrap(checkpoint).__kwdefaults__
         stack.enter_context(patch.dict(defaults, {"determinism_check": "none"}))

@@ -108,8 +108,17 @@ def called(step: Callable[..., Any], inputs: Any) -> Any:
     """Run a step on inputs: a tuple is its arguments, a mapping is one, unless it takes them otherwise alone."""
     args, kwargs = arguments(inputs)
     if isinstance(inputs, Mapping):
-        return step(inputs) if _takes(step, inputs) or not _takes(step, **kwargs) else step(**kwargs)
+        whole = _takes(step, inputs) and not _named(step, kwargs)
+        return step(inputs) if whole or not _takes(step, **kwargs) else step(**kwargs)
     return step(inputs) if not _takes(step, *args) and _takes(step, inputs) else step(*args)
+
+
+def _named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+    """Whether a function's parameters are called as what is given."""
+    try:
+        return set(inspect.signature(function).parameters) == set(given)
+    except (TypeError, ValueError):  # what is built in says nothing
+        return False
 
 
 def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:

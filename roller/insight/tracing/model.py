@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import fnmatch
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils.checkpoint import checkpoint
 
 from roller.errors import ModelError, shown
@@ -44,6 +46,22 @@ def on_device(model: torch.nn.Module) -> torch.nn.Module:
     for module in copied.modules():
         module._compiled_call_impl = None
     return copied
+
+
+@contextmanager
+def lazy_apart(model: torch.nn.Module) -> Iterator[None]:
+    """Move a model without the parameters that have no shape yet, which are of the device afterwards."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and is_lazy(tensor):
+                    found.append((held, name, tensor))
+    for held, name, _ in found:
+        held[name] = None
+    yield
+    for held, name, tensor in found:
+        held[name] = type(tensor)(tensor.requires_grad, device="meta", dtype=tensor.dtype)
 
 
 def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], places: Places) -> tuple[str, ...]:

@@ -148,7 +148,8 @@ class Recorder(TorchDispatchMode):
         )  # fmt: skip
         results = tuple(self.record(tensor) for tensor in outputs)
         if not outputs and written(func):  # `_foreach_add_` and its like return nothing, but write
-            results = tuple(self.record(t) for n in written(func) for t in _tensors((given.get(n, kwargs.get(n)),)))
+            targets = _tensors([given.get(name, kwargs.get(name)) for name in written(func)])
+            results = tuple(self.record(t) for t in targets if t.device.type == self.device)
         object.__setattr__(self.operators[-1], "outputs", results)
 
     def _plain(self, value: Any, count: Iterator[int]) -> Any:

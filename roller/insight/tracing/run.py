@@ -158,7 +158,7 @@ class Session:
         if not self.values.hosted or model in lasting:
             return models.on_device(model)
         lasting.add(model)
-        with self.recorder.quiet():
+        with self.recorder.quiet(), models.lazy_apart(model):
             return model.to(torch.device("cuda", 0))
 
     def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
@@ -208,6 +208,8 @@ class Session:
 
     def repeat(self, body: Callable[[], Any], count: int | None = None) -> None:
         """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise ModelError(f"trace: calls: expected a whole number of at least 1, got {shown(count)}. Raise it.")
         while len(self.calls) < count if count else not is_enough(self.calls, self._numbers()):
             first = len(self.recorder.operators)
             self.recorder.iteration = len(self.calls)
@@ -279,6 +281,7 @@ class Session:
                 **options,
                 "accumulate": options.get("accumulate", 1) * cycle.accumulate,
                 "unlike_steps": cycle.steps,
+                "calls": len(self.calls),
                 "capability": list(self.target.sm),
                 "capability_matters": self.target.matters,
                 "libraries": libraries,
@@ -301,10 +304,8 @@ def _libraries(target: Target, recorder: Recorder) -> list[str]:
 
 
 def _check(request: Request) -> None:
-    for name, least in (("calls", 1), ("accumulate", 1), ("batch_axis", 0)):
+    for name, least in (("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
-        if name == "calls" and value is None:
-            continue
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ModelError(
                 f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from roller.insight.tracing import host, known
+from roller.insight.tracing import dynamic, host, known
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -83,11 +83,21 @@ class Values:
         elif rule is not None:
             result = rule(func, *args, **kwargs)
         elif ours or not self.hosted:
-            result = func(*args, **kwargs)
+            result = self._by_shape(func, args, kwargs)
         else:
             result = host.run(func, args, kwargs)
         if ours or any(t.is_meta for t in host.tensors_of((result,))):
             known.follow(func, args, kwargs, result)
+        return result
+
+    def _by_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not dynamic.is_dynamic(error):
+                raise
+        result, rows = dynamic.largest(func, args, kwargs)
+        self.warn(f"the size of what {func.name()} gives depends on values; all {rows} rows are taken.")
         return result
 
     def _follows(self, func: Any) -> bool:
@@ -147,7 +157,7 @@ class Values:
     def _count(self, mask: torch.Tensor, elements: int) -> int:
         share, value = self.share_nonzero, None if self.share_nonzero is not None else known.value_of(mask)
         if value is not None:
-            count = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
+            count: int = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
             self.warn(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
             return count
         share = 1.0 if share is None else share
