@@ -64,7 +64,7 @@ def test_sums_that_no_instruction_has_are_said() -> None:
 
 
 @pytest.mark.parametrize("verb", ["predict", "construct", "explain", "sensitivity"])
-def test_every_verb_that_prices_says_it(cli, verb: str) -> None:  # noqa: ANN001
+def test_every_verb_that_prices_says_it(cli, verb: str) -> None:
     more = {"predict": ("--policy", "library"), "construct": ("-k", "1"), "sensitivity": ("--same-program",)}
     more, operator = more.get(verb, ()), "matmul(16, 16, 16, dtype='bfloat16')"
     words = " ".join(cli(verb, operator, "-d", "t4", *more)[1].split())
