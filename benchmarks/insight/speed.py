@@ -121,7 +121,9 @@ def main(
     for name in models.split(","):
         now = _in_child(here, name, devices, batch)
         before = None if base is None else _in_child(base.resolve(), name, devices, batch)
-        ratio = "" if before is None else f"{before['first'] / now['first']:.1f}, {before['second'] / now['second']:.1f}"
+        ratio = (
+            "" if before is None else f"{before['first'] / now['first']:.1f}, {before['second'] / now['second']:.1f}"
+        )
         for label, found in (("before", before), ("after", now)):
             if found is not None:
                 table.add_row(name, label, *(f"{found[x]:.2f}" for x in ("trace", "first", "second")), ratio)
@@ -129,4 +131,4 @@ def main(
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]))))  # noqa: T201
+    print(json.dumps(measure(sys.argv[1], sys.argv[2].split(","), int(sys.argv[3]))))
