@@ -33,7 +33,7 @@ def _scratchpad(spec, share):
     for x in spec.memory_layers:
         if x.name == "shared":
             size = int(x.capacity_bytes * share)
-            x = replace(x, capacity_bytes=size, usable_bytes=x.usable_bytes and min(x.usable_bytes, size))  # noqa: PLW2901
+            x = replace(x, capacity_bytes=size, usable_bytes=x.usable_bytes and min(x.usable_bytes, size))
         layers.append(x)
     return replace(spec, memory_layers=tuple(layers))
 
