@@ -84,10 +84,10 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
 
 
 def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes all tiles of a launch load in whole transactions, every row at the offset it really has, ``(N,)``.
+    """Return the bytes all tiles of a launch load in whole transactions, ``(N,)``.
 
-    NaN where rows are not counted one by one: gathered tiles, diagonals, and more than a few ten thousand different
-    rows; :func:`tile_transaction_bytes` then says what is expected.
+    Every row counts at the offset it really has. NaN where rows are not counted one by one: gathered tiles, diagonals,
+    and more than a few ten thousand different rows; :func:`tile_transaction_bytes` then says what is expected.
     """
     axes = _axes_by_dimension(access)
     if axes is None:

@@ -282,9 +282,9 @@ def least_held_s(
 ) -> Floats:  # fmt: skip
     """Return a time that no program beats of whose blocks a unit holds ``resident``, however it is laid out, ``(N,)``.
 
-    That of :func:`price` with these blocks, without bank conflicts, and where nothing is ``counted`` with no byte through
-    L2 that no tile uses. ``copies`` are the least copy instructions of a layout, and those for addresses. Where units hold as many at
-    ``most``, waves and TEUs are counted in fractions: fewer blocks do no better.
+    That of :func:`price` with these blocks, without bank conflicts, and where nothing is ``counted`` with no byte
+    through L2 that no tile uses. ``copies`` are the least copy instructions of a layout, and those for addresses. With
+    ``most`` waves and TEUs are counted in fractions: fewer blocks than ``resident`` do no better.
     """
     least = least_counted(batch, spec)
     waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
