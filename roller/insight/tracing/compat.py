@@ -12,10 +12,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 __all__ = [
     "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
-    "device_constructors", "plain", "takes_device", "unguarded", "writes_by_name", "written",
+    "device_constructors", "plain", "takes_device", "unguarded", "without_modes", "writes_by_name",
+    "written",
 ]  # fmt: skip
 
 #: Ask, in a Python function of PyTorch, whether a mode or a subclass takes the call over.

@@ -18,10 +18,17 @@ from unittest.mock import patch
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from roller.insight.tracing import cuda_stubs, host, processor
+from roller.insight.tracing import cuda_stubs, host, known, processor
 from roller.insight.tracing.autocast import Autocast
 from roller.insight.tracing.choices import REPLACED, Target, clip_gradients
-from roller.insight.tracing.compat import TorchFunctionMode, default_device, device_constructors, plain, unguarded
+from roller.insight.tracing.compat import (
+    TorchFunctionMode,
+    default_device,
+    device_constructors,
+    plain,
+    unguarded,
+    without_modes,
+)
 from roller.insight.tracing.places import Places
 from roller.insight.tracing.values import Values
 
@@ -86,6 +93,8 @@ class Device(TorchFunctionMode):
             return args[0] if args[0].is_meta else args[0].clone()
         if name == "is_pinned":
             return not args[0].is_meta
+        if name in ("tensor", "as_tensor", "scalar_tensor") and kwargs.get("device") == _META:
+            return _told(func, args, kwargs)
         replaced = self._replaced.get(name)
         if torch.is_autocast_enabled("cuda"):
             func, args, kwargs = self.autocast.cast(func, name, args, kwargs)
@@ -146,6 +155,18 @@ class Device(TorchFunctionMode):
         if isinstance(device, str):
             return self._is_ours(torch.device(device.split(":")[0]))
         return isinstance(device, int) and not isinstance(device, bool) and not self.host
+
+
+def _told(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return a tensor of the device that is made of numbers, which are known."""
+    made = func(*args, **kwargs)
+    if made.is_meta and made.numel() <= known.MOST_FOLLOWED and not isinstance(args[0], torch.Tensor):
+        with without_modes():
+            try:
+                known.know(made, func(*args, **{**kwargs, "device": "cpu"}).detach())
+            except (TypeError, ValueError, RuntimeError):  # made of tensors of the device, or of a kind without numbers
+                known.unknow(made)
+    return made
 
 
 @contextmanager

@@ -14,8 +14,10 @@ import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -118,10 +120,20 @@ def batch_of(module: ModuleType) -> int:
     return parameter.default
 
 
+class _Fresh(SourceFileLoader):
+    """Reads a file as it is: bytecode kept of one of the same second and size may be that of another text."""
+
+    def get_code(self, fullname: str) -> Any:
+        """Return the code of the file."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def _loaded(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
-    spec = importlib.util.spec_from_file_location(f"_roller_entry_{path.stem}", path)
+    name = f"_roller_entry_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
     if spec is None or spec.loader is None:
         raise ModelError(f"{path}: expected a Python file, got one of another kind. Pass a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)

@@ -232,6 +232,17 @@ def test_a_shape_that_depends_on_inputs_is_theirs():
     assert next(o.outputs[0].shape for o in shared.operators if "index" in o.name) == (2, 600, 200)
 
 
+def test_numbers_of_the_device_are_known():
+    class Numbers(torch.nn.Module):
+        def forward(self, x):
+            factor, sizes = torch.tensor(3.0, device=x.device), torch.as_tensor([1, 2], device=x.device)
+            assert factor.item() == 3.0 and sizes.tolist() == [1, 2] and (sizes + 1).sum().item() == 5
+            return x * factor
+
+    for device in ("a100", "cpu-avx2"):
+        assert roller.trace(Numbers(), torch.zeros(2, 3), device=device).warnings == ()
+
+
 def test_constructors_read_the_values_they_would(tmp_path):
     dropped = """
 class Dropped(nn.Module):
