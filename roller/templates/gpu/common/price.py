@@ -59,7 +59,7 @@ class _Waves:
     """
 
     count: Ints | Floats
-    per_unit: Ints | Floats
+    per_unit: Any  # Ints; Floats where waves are counted in fractions
     active: Ints
 
     @classmethod
