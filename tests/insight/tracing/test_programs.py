@@ -10,7 +10,7 @@ from roller.insight.tracing.api import trace_entry  # noqa: E402
 from tests.insight.tracing import programs  # noqa: E402
 
 #: Programs of the slow test, and of one case of it.
-COUNT, EACH = 500, 50
+COUNT, EACH = 500, 25
 
 
 def compare(folder, seed):
@@ -25,7 +25,9 @@ def test_a_traced_program_holds_what_a_real_run_holds(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, COUNT, EACH))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(EACH, COUNT, EACH))]
+)
 def test_traced_programs_hold_what_real_runs_hold(tmp_path, first):
     for seed in range(first, first + EACH):
         compare(tmp_path, seed)
