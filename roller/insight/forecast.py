@@ -262,12 +262,13 @@ def _of_step(
     near = border(trace, spec, memory, settings)
     lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
     notes = (*trace.warnings, *lacks, *filter(None, [near]))
+    exposed_s = exposed_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
-        device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
+        device_s, host_s, host_s > 0.5 * end_s and device_s + exposed_s < 0.9 * end_s, memory,
         unmapped / device_s if device_s else 0.0, step.operators, notes, devices,
-        sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_us(graph, run) / 1e6,
+        sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_s,
         trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import roller
@@ -124,6 +126,22 @@ def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():
     assert two.memory.peak.requested_bytes - one.memory.peak.requested_bytes == 48 * MIB
     assert two.throughput == pytest.approx(16 / two.iteration_s) and one.exposed_s == 0 < two.exposed_s <= two.links_s
     assert memory_on(with_buckets(made, buckets(made)), "a100").peak == two.memory.peak
+
+
+def test_waiting_for_links_is_not_waiting_for_launches():
+    """A host that keeps its device busy does not hold up several devices, whose links do."""
+    (_, update), rows = step(4 * MIB).operators, [TensorRecord((1024, 1024), (1024, 1), "float32", n) for n in range(3)]
+    product = Operator(0, "aten.mm.default", "backward", (rows[1], rows[2]), (rows[0],))
+    others = [replace(product, outputs=(replace(rows[0], storage=3),))] * 20
+    held = {0: Storage("gradient", "w0", 4 * MIB)}
+    made = Trace((*others, product, update), (Alloc(0, 4 * MIB, 20),), held, (0, 22), {"batch": 8})
+    host_op_s = 0.85 * forecast(made, "a100").device_s / 22
+    one = forecast(made, "a100", host_op_s=host_op_s)
+    spec = roller.load_spec("a100", {"link_bytes_per_s": 4 * MIB / (0.3 * one.device_s)})
+    two = forecast(made, spec, host_op_s=host_op_s, devices=2)
+    assert two.host_s > 0.5 * two.iteration_s and two.exposed_s > 0.2 * two.iteration_s
+    assert (one.bound, two.bound) == ("device", "links")
+    assert forecast(made, spec, host_op_s=1e-3, devices=2).bound == "launches"
 
 
 def test_a_device_without_a_link_says_so():
