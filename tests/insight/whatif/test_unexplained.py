@@ -8,6 +8,7 @@ import pytest
 
 from roller.errors import RollerError
 from roller.insight.whatif.build import build
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.host import host
 from roller.insight.whatif.kineto import Event
 from roller.insight.whatif.replay import from_kineto, replay
@@ -143,6 +144,14 @@ def test_the_loading_of_modules_is_nothing_a_change_can_gain():
     # the kernel of the second slow call had run before: that call was only slow
     assert found.baseline_us == pytest.approx(9810 - 6496, abs=1.1) and "1 first launch of kernels" in found.notes[0]
     assert "6.496 ms" in found.notes[0]
+
+
+def test_no_launch_gets_longer_where_loading_is_taken_out():
+    slow = [e for n in range(8) for e in (call("cudaLaunchKernel", n, 1e3 * n, 150.0 + 9 * n),
+                                          kernel(n, 1e3 * n + 155.0 + 9 * n, 5.0, name=f"kernel {n}"))]  # fmt: skip
+    graph = build(slow)
+    assert warm(graph).notes
+    assert all(a.duration_us <= b.duration_us for a, b in zip(warm(graph).tasks, graph.tasks, strict=True))
 
 
 def test_a_kernel_that_waits_behind_the_end_of_a_slow_call_is_not_explained_by_it():
