@@ -143,7 +143,7 @@ class Session:
         self.device = Device(target, self.places, self.values)
         self.calls: list[Call] = []
         self._optimizers: dict[int, int] = {}
-        self._hooked: dict[int, torch.Tensor] = {}
+        self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
 
     def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
         """Move a model to the device, as a trainer does; one that outlives the trace is copied.
@@ -234,16 +234,18 @@ class Session:
         if parameter.requires_grad and id(parameter) not in self._hooked:
             # A step may drop its gradients before it ends, so each is named as soon as it is there.
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
-            self._hooked[id(parameter)] = parameter
+            self._hooked[id(parameter)] = name, parameter
 
     def _adopt_learning(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give names to what an optimizer updates, in the model or not (a discriminator, adapters added later)."""
+        """Name what an optimizer updates, in the model or not, and its gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if id(parameter) not in self._hooked:
                 name = names.get(id(parameter), f"parameter {len(self._hooked)} of {type(optimizer).__name__}")
                 self._adopt_parameter(name, parameter)
-                self._accumulated(name, parameter)
+            else:
+                name = self._hooked[id(parameter)][0]
+            self._accumulated(name, parameter)
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
