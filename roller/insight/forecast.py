@@ -279,9 +279,8 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
     longest = max(steps, key=lambda step: step.device_s)
-    tight = next((step.memory for step in steps if not step.memory.fits), None)
-    memory = tight or max((step.memory for step in steps), key=lambda m: m.peak.reserved_bytes)
-    return replace(longest, memory=memory, **means)
+    fullest = max(steps, key=lambda step: (not step.memory.fits, step.memory.peak.reserved_bytes))
+    return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
 
 
 def _on_several(step: PricedStep, graph: Graph, devices: int) -> tuple[Graph, Trace]:

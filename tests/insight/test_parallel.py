@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.forecast import forecast
+from roller.insight.forecast import _mean, forecast
 from roller.insight.memory.batches import memory_on
 from roller.insight.parallel import Ring, buckets, with_buckets
 from roller.insight.price.kernels import Kernels
@@ -158,3 +158,10 @@ def test_a_faster_link_leaves_prices_and_their_errors_alone():
     assert fast.content_key == a100.content_key and fast.accuracy == a100.accuracy
     made = step(*[8 * MIB] * 6)
     assert forecast(made, fast, devices=4).links_s < forecast(made, a100, devices=4).links_s
+
+
+def test_what_is_said_of_the_memory_is_that_of_the_fullest_step():
+    full = replace(forecast(step(8 * MIB, 8 * MIB), "a100"), notes=("it may not fit.",))
+    long = replace(forecast(step(MIB), "a100"), device_s=1.0, notes=())
+    for both in (_mean(full, [long]), _mean(long, [full])):
+        assert (both.memory, both.notes, both.operators) == (full.memory, full.notes, long.operators)
