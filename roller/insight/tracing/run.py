@@ -21,8 +21,9 @@ from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
 from roller.insight.tracing import kinds, known, processor, steps, wrappers
 from roller.insight.tracing import model as models
-from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, said, traced_cycle
+from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, never_updated, said, traced_cycle
 from roller.insight.tracing.choices import Target
+from roller.insight.tracing.compat import writes_by_name
 from roller.insight.tracing.device import Device, answers
 from roller.insight.tracing.host import Building
 from roller.insight.tracing.inputs import arguments, channels_last, leaves, moved, resized
@@ -269,6 +270,8 @@ class Session:
         names = {self._number(id(optimizer)): type(optimizer).__name__ for optimizer in self.places.made}
         for sentence in said(self.calls, cycle, names, self._numbers()):
             self.values.note(sentence)
+        if options["mode"] == "entry" and not names and self._learns_without_update():
+            self.values.note(never_updated(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1
@@ -290,6 +293,13 @@ class Session:
             },
             tuple(self.values.warnings),
         )
+
+    def _learns_without_update(self) -> bool:
+        """Whether parameters got gradients, and nothing wrote to a parameter."""
+        storages, run = self.recorder.storages, self.recorder.operators[self.calls[0].first :]
+        targets = {t.storage for o in run if writes_by_name(o.name) for t in o.outputs}
+        written = {held.kind for number, held in storages.items() if number in targets}
+        return "parameter" not in written and any(held.kind == "gradient" for held in storages.values())
 
     def _where(self) -> str:
         place = self.places.here()
