@@ -222,7 +222,7 @@ THEMES = {
     "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
 }
 _MARKS = ("o", "s", "D", "^", "v", "P")
-#: Inches of an operator, of each device more of it, of what stands above and below all, and of a picture's width.
+#: Inches of an operator's row, of each further device in it, of the margins above and below, and of the width.
 _ROW, _DEVICE, _FRAME, WIDTH = 0.2, 0.09, 1.5, 10.0
 #: Factor between the ends of an axis from which on powers of ten are marks enough.
 _DECADES = 50

@@ -133,7 +133,7 @@ class Forecast:
         return self._shares([o.name for o, _ in self.operators])
 
     def by_module(self, depth: int | None = None) -> list[Share]:
-        """Return the modules, the most expensive first; paths are cut behind ``depth`` names."""
+        """Return the modules, the most expensive first; paths are cut after ``depth`` names."""
         paths = [o.module.split(".") if o.module else ["(none)"] for o, _ in self.operators]
         return self._shares([".".join(p[:depth]) for p in paths])
 
