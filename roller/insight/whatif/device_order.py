@@ -6,7 +6,7 @@ What a task waited for beyond that is unexplained: it is counted, never kept as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -72,6 +72,7 @@ class DeviceOrder:
         self.by_end = sorted((t for own in streams.values() for t in own), key=lambda t: (t.end, t.id))
         self.ends = [t.end for t in self.by_end]
         self.launches = sorted(t.call.start for t in self.by_end if t.call is not None)
+        self.launched = Counter(t.call.id for t in self.by_end if t.call is not None)
         self.issued: dict[str, list[tuple[float, int, Item]]] = {
             lane: sorted(((t.call.start, t.id, t) for t in own if t.call is not None), key=lambda row: row[:2])
             for lane, own in streams.items()
@@ -154,8 +155,8 @@ class DeviceOrder:
 
     def _launched(self, item: Item, call: Item, free: float) -> _Launched:
         """Return how a call launches a task of a stream that is free from then on."""
-        # A call that lasts is still at work, as one that loads the kernel's module: it launches at its end, or, of a
-        # graph of many kernels, within. How long a call lasts that may wait for the device says nothing.
+        # A call that lasts is still at work, as one that loads the kernel's module: it launches at its end, or, where
+        # it launches a graph of many kernels, within. How long a call lasts that may wait for the device says nothing.
         latency = self.lags.latency_us
         is_late = item.start > max(free + _TOLERANCE_US, call.start + _LATE * latency)
         lasts = call.end > call.start + _LATE * latency
@@ -163,7 +164,9 @@ class DeviceOrder:
             return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
         if item.start >= call.end - max(latency, _EARLY_US):
             return _Launched(True, self.behind_us, call.end + self.behind_us, call.end + _LATE * latency)
-        return _Launched(False, item.start - call.start, item.start, item.start)
+        if self.launched[call.id] > 1:
+            return _Launched(False, item.start - call.start, item.start, item.start)
+        return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
 
     def may_wait(self, call: Item) -> bool:
         """Return whether a call may wait for the device, by what it is or since its queue is full."""

@@ -160,6 +160,17 @@ def test_a_kernel_that_waits_behind_the_end_of_a_slow_call_is_not_explained_by_i
     assert (wait.start_us, wait.end_us) == (7504.0, 9500.0)
 
 
+def test_a_kernel_that_starts_late_within_its_own_long_call_waited():
+    """A launch of one kernel has no latency of milliseconds: another stream held it, or nobody knows."""
+    late = [*usual(), call("cudaLaunchKernel", 1, 1000.0, 6500.0), kernel(1, 4000.0, 5.0)]
+    graph = build(late)
+    assert max(d.lag_us for d in graph.dependencies if d.because == "launch") == 8.0
+    (wait,) = waits(graph)
+    assert (wait.start_us, wait.end_us) == (1008.0, 4000.0)
+    other = build([*late, call("cudaLaunchKernel", 2, 900.0), kernel(2, 908.0, 3090.0, lane=SIDE)])
+    assert other.unexplained_share == 0.0 and any(d.because == "event" for d in other.dependencies)
+
+
 def test_a_graph_that_is_launched_for_long_runs_meanwhile():
     kernels = [kernel(1, 1400.0 + 21.0 * n, 20.0) for n in range(30)]
     graph = build([*usual(), call("cudaGraphLaunch", 1, 1000.0, 800.0), *kernels])
