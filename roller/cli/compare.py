@@ -99,7 +99,7 @@ def _table(found: Comparison) -> Table:
         cells = []
         for device in found.devices:
             cell = found.of(name, device)
-            about = "~" if "bytes" in cell.by else ""
+            about = "~" if cell.is_bound else ""
             cells.append(f"{about}{seconds(cell.seconds)}{' *' if cell.fastest else '  '}")
             if found.currency is not None:
                 cost = "-" if cell.price_per_million is None else f"{cell.price_per_million:,.4g}"
@@ -107,6 +107,6 @@ def _table(found: Comparison) -> Table:
         table.add_row(name, *cells)
     table.caption = "* fastest, $ cheapest; " if found.currency is not None else "* fastest; "
     table.caption += "a time may be off as --json says (lower_s, upper_s)"
-    if any("bytes" in c.by for c in found.cells):
+    if any(c.is_bound for c in found.cells):
         table.caption += "; ~ at least: by its bytes alone"
     return table

@@ -262,7 +262,7 @@ def _note_of_rate(spec: DeviceSpec, x: Written, value: float) -> Iterator[str]:
     clocks = [c for c in (spec.clock_hz, spec.sustained_clock_hz) if c]
     peaks = [2 * value * spec.units * c for c in clocks]
     told = [float(n) * _POWERS[p] for n, p in _OPS.findall(x.note)]
-    # A board of several devices is told of as one; sparse products count twice.
+    # Notes give the rate of a whole board of two devices; sparse products count twice.
     parts = (1, 2) if "of the board" in x.note else (1,)
     near = any(abs(peak * k / t - 1) <= _NOTE_APART for t in told for peak in peaks for k in parts)
     if told and not near:

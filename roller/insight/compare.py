@@ -45,7 +45,8 @@ class Cell:
     price_per_million
         Of a million calls, in the user's currency; ``None`` where nobody said what the device costs.
     fastest, cheapest
-        Whether no other device is faster, or cheaper.
+        Whether no other device is faster, or cheaper. A time by bytes alone is a lower bound: it is marked only where
+        the times of all devices are.
     """
 
     operator: str
@@ -59,6 +60,11 @@ class Cell:
     price_per_million: float | None = None
     fastest: bool = False
     cheapest: bool = False
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether the time, or part of it, is a lower bound: that of moving the tensors alone."""
+        return "bytes" in self.by
 
 
 @dataclass(frozen=True)
@@ -187,13 +193,17 @@ def _priced(cell: Cell, prices: Prices | None) -> Cell:
 
 
 def _marked(cells: Sequence[Cell]) -> list[Cell]:
-    """Mark the fastest and the cheapest devices of one operator."""
-    fastest = min(c.seconds for c in cells)
-    costs = [c.price_per_million for c in cells if c.price_per_million is not None]
+    """Mark the fastest and the cheapest devices of one operator; lower bounds only where there is nothing else."""
+    sure = [c for c in cells if not c.is_bound] or list(cells)
+    fastest = min(c.seconds for c in sure)
+    least = min((c.price_per_million for c in sure if c.price_per_million is not None), default=None)
     return [
-        replace(c, fastest=c.seconds == fastest, cheapest=bool(costs) and c.price_per_million == min(costs))
+        replace(
+            c, fastest=c in sure and c.seconds == fastest,
+            cheapest=c in sure and least is not None and c.price_per_million == least,
+        )
         for c in cells
-    ]
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,7 +222,7 @@ THEMES = {
     "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
 }
 _MARKS = ("o", "s", "D", "^", "v", "P")
-#: Inches of an operator, of each device more of it, of what stands above and below all, and of a picture's width.
+#: Inches of an operator's row, of each further device in it, of the margins above and below, and of the width.
 _ROW, _DEVICE, _FRAME, WIDTH = 0.2, 0.09, 1.5, 10.0
 #: Factor between the ends of an axis from which on powers of ten are marks enough.
 _DECADES = 50

@@ -133,7 +133,7 @@ class Forecast:
         return self._shares([o.name for o, _ in self.operators])
 
     def by_module(self, depth: int | None = None) -> list[Share]:
-        """Return the modules, the most expensive first; paths are cut behind ``depth`` names."""
+        """Return the modules, the most expensive first; paths are cut after ``depth`` names."""
         paths = [o.module.split(".") if o.module else ["(none)"] for o, _ in self.operators]
         return self._shares([".".join(p[:depth]) for p in paths])
 
@@ -262,12 +262,13 @@ def _of_step(
     near = border(trace, spec, memory, settings)
     lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
     notes = (*trace.warnings, *lacks, *filter(None, [near]))
+    exposed_s = exposed_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
-        device_s, host_s, host_s > 0.5 * end_s and device_s < 0.9 * end_s, memory,
+        device_s, host_s, host_s > 0.5 * end_s and device_s + exposed_s < 0.9 * end_s, memory,
         unmapped / device_s if device_s else 0.0, step.operators, notes, devices,
-        sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_us(graph, run) / 1e6,
+        sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_s,
         trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip
 
@@ -278,9 +279,8 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
     longest = max(steps, key=lambda step: step.device_s)
-    tight = next((step.memory for step in steps if not step.memory.fits), None)
-    memory = tight or max((step.memory for step in steps), key=lambda m: m.peak.reserved_bytes)
-    return replace(longest, memory=memory, **means)
+    fullest = max(steps, key=lambda step: (not step.memory.fits, step.memory.peak.reserved_bytes))
+    return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
 
 
 def _on_several(step: PricedStep, graph: Graph, devices: int) -> tuple[Graph, Trace]:

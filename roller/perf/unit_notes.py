@@ -88,14 +88,15 @@ def _note(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> s
 
 def _of_instructions(used: list[Fragment], dtype: str, spec: DeviceSpec, ours: bool) -> str:
     """Return what is said of the instructions that a dtype is priced with; ``""`` where they are the fastest."""
-    families = ", ".join(sorted({f.family for f in used}))
+    known = {f.family for f in used}
+    families = ", ".join(sorted(known))
     if ours and not any(f.emitted for f in used):
         return (
             f"{dtype} on {spec.name}: priced with its matrix unit ({families}), which no template emits code for: "
             "compiled kernels run without it."
         )
     own = own_matrix_family(spec.target.get("arch", ""))
-    if own and own not in families:
+    if own and own not in known:
         return (
             f"{dtype} on {spec.name}: priced with the matrix instructions of earlier devices ({families}); its own "
             f"({own}) are not counted on, and may be faster."

@@ -122,11 +122,9 @@ _FIRST, _TOGETHER = 4, 8
 
 
 def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
-    """Return the estimate of the fastest program; tiles in the scratchpad as they are laid out best.
-
-    Of programs equally fast it is the first one's. Laying a program out takes as long as pricing hundreds of them, so
-    that of tiles only those are laid out whose bound does not exceed what another program takes.
-    """
+    """Return the estimate of the fastest program, of equally fast ones the first; staged tiles in their best layout."""
+    # Laying a program out takes as long as pricing hundreds of them, so that of tiles only those are laid out whose
+    # bound does not exceed what another program takes.
     best: _Best | None = None
     tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):

@@ -171,10 +171,7 @@ def _pitch(access: Access, d: int) -> int:
 
 
 def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Return how many positions of all tiles along a dimension lie at which element of a transaction, ``(slots,)``.
-
-    NaN where they are too many to be counted.
-    """
+    """Count the positions of tiles along a dimension by element of a transaction, ``(slots,)``; NaN: too many."""
     key = ("offsets", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)

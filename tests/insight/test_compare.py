@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,7 +13,7 @@ from roller import ops
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
-from roller.insight.compare import ALL, THEMES, compare, picture
+from roller.insight.compare import ALL, THEMES, Cell, _marked, compare, picture
 from roller.insight.records import Operator, TensorRecord, Trace
 from roller.insight.sweep import Price, Prices
 
@@ -161,3 +162,12 @@ def test_a_model_follows_the_number_that_bounds_it(tmp_path):
     onnx.save(onnx.parser.parse_model(text), tmp_path / "scaled.onnx")
     found = sensitivity.of_model(tmp_path / "scaled.onnx", load_spec("a100"), policy="library").sensitivity
     assert found.enlarge is not None and found.enlarge.field == "memory_layers.global.bandwidth_bytes_per_s"
+
+
+def test_a_lower_bound_is_not_marked_beside_a_time():
+    """A device that no program of an operator fits takes at least its bytes: that shows it to be no faster."""
+    time = Cell("one", "one", "a100", 2e-6, 1e-6, 3e-6, "dram", "library", 2.0)
+    bound = replace(time, device="p100", seconds=1e-6, by="bytes", price_per_million=1.0)
+    marked = [(c.device, c.fastest, c.cheapest) for c in _marked([bound, time])]
+    assert marked == [("p100", False, False), ("a100", True, True)]
+    assert [c.fastest for c in _marked([bound, replace(bound, device="k80", seconds=3e-6)])] == [True, False]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.forecast import forecast
+from roller.insight.forecast import _mean, forecast
 from roller.insight.memory.batches import memory_on
 from roller.insight.parallel import Ring, buckets, with_buckets
 from roller.insight.price.kernels import Kernels
@@ -126,6 +128,22 @@ def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():
     assert memory_on(with_buckets(made, buckets(made)), "a100").peak == two.memory.peak
 
 
+def test_waiting_for_links_is_not_waiting_for_launches():
+    """A host that keeps its device busy does not hold up several devices, whose links do."""
+    (_, update), rows = step(4 * MIB).operators, [TensorRecord((1024, 1024), (1024, 1), "float32", n) for n in range(3)]
+    product = Operator(0, "aten.mm.default", "backward", (rows[1], rows[2]), (rows[0],))
+    others = [replace(product, outputs=(replace(rows[0], storage=3),))] * 20
+    held = {0: Storage("gradient", "w0", 4 * MIB)}
+    made = Trace((*others, product, update), (Alloc(0, 4 * MIB, 20),), held, (0, 22), {"batch": 8})
+    host_op_s = 0.85 * forecast(made, "a100").device_s / 22
+    one = forecast(made, "a100", host_op_s=host_op_s)
+    spec = roller.load_spec("a100", {"link_bytes_per_s": 4 * MIB / (0.3 * one.device_s)})
+    two = forecast(made, spec, host_op_s=host_op_s, devices=2)
+    assert two.host_s > 0.5 * two.iteration_s and two.exposed_s > 0.2 * two.iteration_s
+    assert (one.bound, two.bound) == ("device", "links")
+    assert forecast(made, spec, host_op_s=1e-3, devices=2).bound == "launches"
+
+
 def test_a_device_without_a_link_says_so():
     for name in ("cpu-avx512", "mi50"):
         with pytest.raises(RollerError, match="link_bytes_per_s"):
@@ -140,3 +158,10 @@ def test_a_faster_link_leaves_prices_and_their_errors_alone():
     assert fast.content_key == a100.content_key and fast.accuracy == a100.accuracy
     made = step(*[8 * MIB] * 6)
     assert forecast(made, fast, devices=4).links_s < forecast(made, a100, devices=4).links_s
+
+
+def test_what_is_said_of_the_memory_is_that_of_the_fullest_step():
+    full = replace(forecast(step(8 * MIB, 8 * MIB), "a100"), notes=("it may not fit.",))
+    long = replace(forecast(step(MIB), "a100"), device_s=1.0, notes=())
+    for both in (_mean(full, [long]), _mean(long, [full])):
+        assert (both.memory, both.notes, both.operators) == (full.memory, full.notes, long.operators)

@@ -44,6 +44,26 @@ BY_HAND = """
             for parameter, gradient in zip(model.parameters(), gradients): parameter.sub_(gradient)
     return step
 """
+#: Each parameter is updated as soon as its gradient is there: backward goes on after an optimizer has stepped.
+WITHIN = """
+    optimizers = {p: torch.optim.AdamW([p]) for p in model.parameters()}
+    def update(p): optimizers[p].step(); optimizers[p].zero_grad()
+    for p in model.parameters(): p.register_post_accumulate_grad_hook(update)
+    def step(x): model(x).mean().backward()
+    return step
+"""
+#: The step sets one gradient itself, the other one is accumulated.
+SET = """
+    first, last = model.parameters()
+    optimizer = torch.optim.SGD(model.parameters(), lr=.1)
+    def step(x):
+        made = model(x)
+        gradient, = torch.autograd.grad(made.mean(), [first], retain_graph=True)
+        made.mean().backward(inputs=[last])
+        first.grad = gradient
+        optimizer.step(); optimizer.zero_grad()
+    return step
+"""
 
 
 def traced(folder, body):
@@ -70,3 +90,19 @@ def test_a_step_that_updates_by_hand_is_refused_on_several_devices(tmp_path):
     assert step.forecast("a100").iteration_s > 0
     with pytest.raises(RollerError, match=r"leaves none\. Ask for one device"):
         step.forecast("a100", devices=2)
+
+
+@pytest.mark.parametrize("body", [WITHIN, SET], ids=["within backward", "set by the step"])
+def test_every_gradient_that_an_optimizer_reads_is_reduced(tmp_path, body):
+    found = buckets(traced(tmp_path, body))
+    assert sorted(name for b in found for name in b.names) == ["0.weight", "2.weight"]
+    assert sum(b.size_bytes for b in found) == 2 * 256
+
+
+def test_what_follows_an_update_within_backward_is_backward(tmp_path):
+    steady = traced(tmp_path, WITHIN).steady()
+    forward, products = (
+        sum(o.name == "aten.mm.default" and o.phase == p for o in steady) for p in ("forward", "backward")
+    )
+    assert (forward, products) == (2, 3)
+    assert [o.phase for o in steady if o.name == "aten.threshold_backward.default"] == ["backward"]

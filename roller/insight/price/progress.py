@@ -1,4 +1,4 @@
-"""Who is told how many operators of a step are priced: a first forecast on a device takes seconds."""
+"""Reports how many operators of a step are priced: a first forecast on a device takes seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from roller.insight.price.operators import Price, Pricer
 from roller.insight.records import Operator
 
-#: Told the operators priced so far, and how many there are.
+#: Called with the operators priced so far, and how many there are.
 Listener = Callable[[int, int], None]
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 

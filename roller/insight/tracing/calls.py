@@ -152,6 +152,15 @@ def said(calls: Sequence[Call], cycle: Cycle, names: dict[int, str], optimizers:
         )
 
 
+def never_updated(count: int) -> str:
+    """Return what a report says of a step that computes gradients and never updates a parameter."""
+    return (
+        f"optimizer: none steps within {count} calls, though parameters get gradients, so neither its time nor its "
+        f"state is counted. Where the step updates them every so many calls, trace more: --calls {4 * count}, in "
+        f"Python calls={4 * count}."
+    )
+
+
 def _ends(calls: Sequence[Call]) -> bool:
     """Whether calls end with a step, or hold none."""
     return bool(calls[-1].stepped) or not any(call.stepped for call in calls)

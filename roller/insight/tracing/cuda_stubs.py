@@ -14,6 +14,15 @@ _ONE_STREAM = (
     "streams: the step makes some of its own; all of it is traced on one stream, so nothing overlaps, and memory is "
     "not kept apart by stream."
 )
+_NOT_HERE = (
+    "torch.cuda.{}: no device is asked, so the answer is made up: no memory in use, 1 TiB of it free. A step that "
+    "decides by it may be traced on another branch than it takes."
+)
+#: Functions that tell what a device holds and does.
+_MEMORY = (
+    "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
+    "max_memory_cached", "utilization", "temperature",
+)  # fmt: skip
 
 
 class Stream:
@@ -93,6 +102,16 @@ def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callabl
             name="GPU", major=major, minor=minor, total_memory=1 << 40, multi_processor_count=100, warp_size=32
         )
 
+    def told(name: str, reply: Callable[..., Any]) -> Callable[..., Any]:
+        """Say that the user's own code asks for what depends on the device, as it may decide by the answer."""
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            if not host and str(sys._getframe(1).f_globals.get("__name__", "")).split(".")[0] != "torch":
+                note(_NOT_HERE.format(name))
+            return reply(*args, **kwargs)
+
+        return answer
+
     nothing = lambda *_, **__: None  # noqa: E731
     zero = lambda *_, **__: 0  # noqa: E731
     silent = (
@@ -100,22 +119,21 @@ def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callabl
         "manual_seed_all", "seed", "seed_all", "set_device", "set_stream", "ipc_collect", "init",
         "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "reset_max_memory_cached",
     )  # fmt: skip
-    counts = (
-        "current_device", "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved",
-        "memory_cached", "max_memory_cached", "utilization", "temperature", "initial_seed",
-    )  # fmt: skip
+    numbers = {
+        **dict.fromkeys(_MEMORY, zero), "mem_get_info": lambda *_, **__: (1 << 40, 1 << 40),
+        "get_device_properties": properties,
+    }  # fmt: skip
     return {
         **dict.fromkeys(silent, nothing),
-        **dict.fromkeys(counts, zero),
+        **dict.fromkeys(("current_device", "initial_seed"), zero),
+        **{name: told(name, reply) for name, reply in numbers.items()},
         "is_available": lambda: not host,
         "is_initialized": lambda: not host,
         "device_count": lambda: 0 if host else 1,
         "is_bf16_supported": lambda *_, **__: capability() >= (8, 0),
         "get_device_capability": lambda *_, **__: capability(),
         "get_device_name": lambda *_, **__: "GPU",
-        "get_device_properties": properties,
         "get_arch_list": list,
-        "mem_get_info": lambda *_, **__: (1 << 40, 1 << 40),
         "memory_stats": lambda *_, **__: {},
         "memory_summary": lambda *_, **__: "",
         "is_current_stream_capturing": lambda: False,

@@ -31,26 +31,32 @@ def leaves(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
             yield from leaves(part, depth - 1)
 
 
-def mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a value with every tensor changed; what holds none is itself, and objects are copied."""
+def mapped(
+    value: Any, change: Callable[[torch.Tensor], torch.Tensor], copied: dict[int, tuple[Any, Any]] | None = None
+) -> Any:
+    """Return a value with every tensor changed; what holds none is itself, and objects are copied, each once."""
+    copied = {} if copied is None else copied
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
-        parts = [mapped(part, change) for part in value]
+        parts = [mapped(part, change, copied) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, MutableMapping)):
-        return {key: mapped(part, change) for key, part in value.items()}
+        return {key: mapped(part, change, copied) for key, part in value.items()}
     if isinstance(value, MutableMapping):  # what others make of a mapping has methods of its own
         twin = copy.copy(value)
         for key in list(value):
-            twin[key] = mapped(value[key], change)
+            twin[key] = mapped(value[key], change, copied)
         return twin
+    if id(value) in copied:  # objects may refer to one another
+        return copied[id(value)][1]
     held = {name: part for name, part in _attributes(value).items() if any(True for _ in leaves(part))}
     if not held:
         return value
     twin = copy.copy(value)
+    copied[id(value)] = value, twin
     for name, part in held.items():
-        object.__setattr__(twin, name, mapped(part, change))
+        object.__setattr__(twin, name, mapped(part, change, copied))
     return twin
 
 

@@ -64,6 +64,7 @@ class Places:
         self.stepped: set[int] = set()
         self._stack: list[str] = []
         self._node: Place | None = None
+        self._is_within_backward = False
         self._foreign: dict[str, bool] = {}
 
     @property
@@ -163,13 +164,15 @@ class Places:
             self._node, self._stack = None, kept
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self.phase = "optimizer"
+        self._is_within_backward, self.phase = self.phase == "backward", "optimizer"
         self.optimizers[id(optimizer)] = optimizer
         self.before_update(optimizer)
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self.stepped.add(id(optimizer))
+        if self._is_within_backward:  # an update in the hook of a gradient: backward goes on
+            self.phase = "backward"
 
     def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
         while frame is not None:

@@ -21,8 +21,9 @@ from roller.insight.records import Trace
 from roller.insight.step import PRECISIONS, Again, Change, TracedStep, capability_of
 from roller.insight.tracing import kinds, known, processor, steps, wrappers
 from roller.insight.tracing import model as models
-from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, said, traced_cycle
+from roller.insight.tracing.calls import Call, boundaries, forward_of, is_enough, never_updated, said, traced_cycle
 from roller.insight.tracing.choices import Target
+from roller.insight.tracing.compat import writes_by_name
 from roller.insight.tracing.device import Device, answers
 from roller.insight.tracing.host import Building
 from roller.insight.tracing.inputs import arguments, channels_last, leaves, moved, resized
@@ -143,7 +144,7 @@ class Session:
         self.device = Device(target, self.places, self.values)
         self.calls: list[Call] = []
         self._optimizers: dict[int, int] = {}
-        self._hooked: dict[int, torch.Tensor] = {}
+        self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
 
     def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
         """Move a model to the device, as a trainer does; one that outlives the trace is copied.
@@ -234,16 +235,18 @@ class Session:
         if parameter.requires_grad and id(parameter) not in self._hooked:
             # A step may drop its gradients before it ends, so each is named as soon as it is there.
             parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
-            self._hooked[id(parameter)] = parameter
+            self._hooked[id(parameter)] = name, parameter
 
     def _adopt_learning(self, optimizer: torch.optim.Optimizer) -> None:
-        """Give names to what an optimizer updates, in the model or not (a discriminator, adapters added later)."""
+        """Name what an optimizer updates, in the model or not, and its gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if id(parameter) not in self._hooked:
                 name = names.get(id(parameter), f"parameter {len(self._hooked)} of {type(optimizer).__name__}")
                 self._adopt_parameter(name, parameter)
-                self._accumulated(name, parameter)
+            else:
+                name = self._hooked[id(parameter)][0]
+            self._accumulated(name, parameter)
 
     def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
@@ -267,6 +270,8 @@ class Session:
         names = {self._number(id(optimizer)): type(optimizer).__name__ for optimizer in self.places.made}
         for sentence in said(self.calls, cycle, names, self._numbers()):
             self.values.note(sentence)
+        if options["mode"] == "entry" and not names and self._learns_without_update():
+            self.values.note(never_updated(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1
@@ -288,6 +293,13 @@ class Session:
             },
             tuple(self.values.warnings),
         )
+
+    def _learns_without_update(self) -> bool:
+        """Whether parameters got gradients, and nothing wrote to a parameter."""
+        storages, run = self.recorder.storages, self.recorder.operators[self.calls[0].first :]
+        targets = {t.storage for o in run if writes_by_name(o.name) for t in o.outputs}
+        written = {held.kind for number, held in storages.items() if number in targets}
+        return "parameter" not in written and any(held.kind == "gradient" for held in storages.values())
 
     def _where(self) -> str:
         place = self.places.here()

@@ -1,4 +1,4 @@
-"""What stands around a model or an optimizer and cannot be traced: named, with the way out."""
+"""Names wrappers of models and optimizers that cannot be traced, and what to write instead."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def consistent(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> lis
 
 
 def _is_ordered(count: int, dependencies: Sequence[Dependency]) -> bool:
-    """Return whether starts and ends of so many tasks, each end behind its start, can happen one after another."""
+    """Return whether starts and ends of so many tasks, each end after its start, can happen one after another."""
     waits = [0, 1] * count  # of task n: its start is event 2 n, its end 2 n + 1
     held: list[list[int]] = [[] for _ in range(2 * count)]
     for d in dependencies:

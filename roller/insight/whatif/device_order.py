@@ -6,7 +6,7 @@ What a task waited for beyond that is unexplained: it is counted, never kept as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -23,7 +23,7 @@ ROUNDING_US = 0.5
 _TOLERANCE_US, _EARLY_US = 2.0, 5.0
 #: How long before a task another stream's may have ended that it waited for; more where an event says that it did.
 _NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel whose stream was busy for so long behind its launch was queued, and what is more than a gap is a wait.
+#: A kernel whose stream was busy for so long after its launch was queued; a pause longer than a gap is a wait.
 _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
 #: No launch takes longer than this: a kernel that starts later waited.
 MOST_LATENCY_US = 100.0
@@ -72,6 +72,7 @@ class DeviceOrder:
         self.by_end = sorted((t for own in streams.values() for t in own), key=lambda t: (t.end, t.id))
         self.ends = [t.end for t in self.by_end]
         self.launches = sorted(t.call.start for t in self.by_end if t.call is not None)
+        self.launched = Counter(t.call.id for t in self.by_end if t.call is not None)
         self.issued: dict[str, list[tuple[float, int, Item]]] = {
             lane: sorted(((t.call.start, t.id, t) for t in own if t.call is not None), key=lambda row: row[:2])
             for lane, own in streams.items()
@@ -91,11 +92,9 @@ class DeviceOrder:
         return list(found.items())
 
     def _lags(self) -> Lags:
-        """Return medians where nothing else was waited for.
-
-        The first task of a stream may wait for work from before the profile, so it counts only where no other does;
-        and what takes longer than any launch is a wait.
-        """
+        """Return medians over tasks that waited for nothing else."""
+        # The first task of a stream may wait for work from before the profile, so it counts only where no other does;
+        # and what takes longer than any launch is a wait.
         first: list[float] = []
         latencies: list[float] = []
         gaps: list[float] = []
@@ -155,11 +154,9 @@ class DeviceOrder:
         return ready, ready != float("-inf") and item.start > max(due, ready + _TOLERANCE_US)
 
     def _launched(self, item: Item, call: Item, free: float) -> _Launched:
-        """Return how a call launches a task of a stream that is free from then on.
-
-        A call that lasts is still at work, as one that loads the kernel's module: it launches at its end, or, of a
-        graph of many kernels, within. One that may wait for the device tells nothing by how long it lasts.
-        """
+        """Return how a call launches a task of a stream that is free from then on."""
+        # A call that lasts is still at work, as one that loads the kernel's module: it launches at its end, or, where
+        # it launches a graph of many kernels, within. How long a call lasts that may wait for the device says nothing.
         latency = self.lags.latency_us
         is_late = item.start > max(free + _TOLERANCE_US, call.start + _LATE * latency)
         lasts = call.end > call.start + _LATE * latency
@@ -167,7 +164,9 @@ class DeviceOrder:
             return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
         if item.start >= call.end - max(latency, _EARLY_US):
             return _Launched(True, self.behind_us, call.end + self.behind_us, call.end + _LATE * latency)
-        return _Launched(False, item.start - call.start, item.start, item.start)
+        if self.launched[call.id] > 1:
+            return _Launched(False, item.start - call.start, item.start, item.start)
+        return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
 
     def may_wait(self, call: Item) -> bool:
         """Return whether a call may wait for the device, by what it is or since its queue is full."""
@@ -197,7 +196,7 @@ class DeviceOrder:
         return [min(both, key=lambda other: (abs(item.start - other.end), other.id))] if both else []
 
     def _issued_before(self, item: Item, marked: float, ready: float) -> Item | None:
-        """Return the last task issued before a stream was told to wait, of the streams that ended within the wait."""
+        """Return the last task issued before the host made a stream wait, of the streams that ended within the wait."""
         found = None
         for lane, own in self.issued.items():
             place = bisect_left(own, (marked,))
@@ -208,10 +207,8 @@ class DeviceOrder:
         return found
 
     def _filled(self, item: Item, ready: float) -> Item | None:
-        """Return the task that made room, where other streams kept the device busy while a task waited.
-
-        Blocks of a kernel begin where another's have ended, so one starts where the last blocks of another run.
-        """
+        """Return the task that made room, where other streams kept the device busy while a task waited."""
+        # Blocks of a kernel begin where another's have ended, so one starts where the last blocks of another run.
         if item.kind == "copy" and "DtoD" not in item.name:
             return None
         device = _device(item)

@@ -16,7 +16,14 @@ def loading_launches(graph: Graph) -> tuple[int, ...]:
         first.setdefault(t.name, t.id)
     calls = {d.source for d in graph.dependencies if d.because == "launch" and d.of_end
              and first[graph.tasks[d.target].name] == d.target}  # fmt: skip
-    return tuple(sorted(n for n in calls if graph.tasks[n].duration_us > MOST_LATENCY_US))
+    usual = _usual_us(graph)
+    return tuple(sorted(n for n in calls if graph.tasks[n].duration_us > max(usual, MOST_LATENCY_US)))
+
+
+def _usual_us(graph: Graph) -> float:
+    """Return the median time of a launch."""
+    took = [t.duration_us for t in graph.tasks if t.kind == "launch"]
+    return median(took) if took else 0.0
 
 
 def warm(graph: Graph) -> Graph:
@@ -24,7 +31,7 @@ def warm(graph: Graph) -> Graph:
     slow = loading_launches(graph)
     if not slow:
         return graph
-    usual = median(t.duration_us for t in graph.tasks if t.kind == "launch")
+    usual = _usual_us(graph)
     took = sum(graph.tasks[n].duration_us - usual for n in slow)
     tasks = [replace(t, duration_us=usual) if t.id in slow else t for t in graph.tasks]
     count = "1 first launch" if len(slow) == 1 else f"{len(slow)} first launches"

@@ -42,7 +42,7 @@ class Inflated(io.RawIOBase):
             block = self.file.read(_BLOCK)
             if not block:
                 return self._end()
-            # the checksum is held back: behind it nothing is returned that does not match
+            # The checksum is held back: once it has been read, nothing is returned that does not match it.
             block = self.held + block
             self.held = block[-_TRAILER:]
             self._feed(block[:-_TRAILER])

@@ -24,27 +24,38 @@ def missing(profile: Profile) -> str:
     'events are missing, though a GPU was at work (cud'
     """
     calls = [e for e in profile.events if e.kind == "call"]
-    launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
-    if not launched:
+    if not any(e.kind in DEVICE_KINDS for e in profile.events):
         sign = calls[0].name if calls else profile.device_signs
         said = f"The device's events are missing, though a GPU was at work ({sign})"
         return f"{said}: only the host's time is in the profile. {_REMEDY}" if sign else ""
-    kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
-    names = {e.name for e in calls if e.correlation in kernels}
-    captures = _captures(calls)
-    launches = [e for e in calls if e.name in names and not _is_captured(e, captures)]
-    without = sum(e.correlation not in launched for e in launches)
-    if without <= MOST_MISSING * len(launches):
+    launches, without = _launches(profile)
+    if without <= MOST_MISSING * launches:
         return ""
-    return f"Of {len(launches)} launches {without} have no kernel in the profile: device events are missing. {_REMEDY}"
+    return f"Of {launches} launches {without} have no kernel in the profile: device events are missing. {_REMEDY}"
 
 
 def note(profile: Profile) -> tuple[str, ...]:
-    """Return what is to be said of a profile of a machine with a GPU that seems to have run on the processor."""
-    runs_host_only = not any(e.kind in DEVICE_KINDS for e in profile.events)
-    if not (profile.has_properties and runs_host_only) or missing(profile):
+    """Return what is to be said of a profile that is answered though some, or all, of its device's events may lack."""
+    if missing(profile):
+        return ()
+    if any(e.kind in DEVICE_KINDS for e in profile.events):
+        launches, without = _launches(profile)
+        have = "has" if without == 1 else "have"
+        said = f"{without} of {launches} launches {have} no kernel in the profile: its time is not in any answer."
+        return (said,) if without else ()
+    if not profile.has_properties:
         return ()
     return ("The machine has a GPU, but nothing in the profile ran on it: it is taken for a run on the processor.",)
+
+
+def _launches(profile: Profile) -> tuple[int, int]:
+    """Return how many calls launch kernels, captured ones left out, and how many have none in the profile."""
+    launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
+    kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
+    calls = [e for e in profile.events if e.kind == "call"]
+    names, captures = {e.name for e in calls if e.correlation in kernels}, _captures(calls)
+    launches = [e for e in calls if e.name in names and not _is_captured(e, captures)]
+    return len(launches), sum(e.correlation not in launched for e in launches)
 
 
 def _captures(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:

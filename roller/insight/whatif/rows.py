@@ -18,7 +18,7 @@ from roller.insight.whatif.inflate import Inflated
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-#: What stands for bytes that are no UTF-8.
+#: Replaces bytes that are no UTF-8.
 _REPLACED = "\ufffd"
 #: Damaged events that are passed over: of a file with more, too much is unknown. A share of all, and how many always.
 MOST_DAMAGED, _ALWAYS = 0.02, 1
@@ -35,7 +35,7 @@ class Rows:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        #: What stands before the list.
+        #: The text before the list.
         self.head = ""
         #: Why an event was passed over, one sentence each; how many were read.
         self.damaged: list[str] = []
@@ -128,10 +128,10 @@ class Rows:
             position = end
 
     def _broken(self, error: Exception) -> ArtifactError:
-        return wrong(self.path, f"a list of events that is cut off or broken behind event {self.count} ({error})")
+        return wrong(self.path, f"a list of events that is cut off or broken after event {self.count} ({error})")
 
     def _split(self, file: TextIO) -> tuple[str, str]:
-        """Return what stands before the list of events, and what was read behind its bracket."""
+        """Return the text before the list of events, and the text read after its bracket."""
         buffer = self._read(file)
         if buffer.lstrip().startswith("["):
             return "", buffer.lstrip()[1:]  # a list alone
@@ -147,7 +147,7 @@ class Rows:
 
 #: Where an event may begin, in a list that is damaged before it; those of Kineto, and no others, have a phase.
 _BEGIN = re.compile(r'\{\s*"')
-#: Brackets behind a damaged event that are tried as the list's end.
+#: Brackets after a damaged event that are tried as the list's end.
 _MOST_BRACKETS = 256
 
 

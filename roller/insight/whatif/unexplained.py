@@ -119,10 +119,8 @@ def _cut(steps: dict[int, float], since: float, why: str) -> tuple[float, int, s
 
 
 def _held(graph: Graph) -> Wait | None:
-    """Return the last wait for work from before the profile: of a stream's first task, or of a call before it.
-
-    The device had done next to nothing of the profile's work when the wait ended.
-    """
+    """Return the last wait for work from before the profile: of a stream's first task, or of a call before it."""
+    # The device had done next to nothing of the profile's work when the wait ended.
     found: Wait | None = None
     device = [t for t in graph.tasks if t.on_device]
     firsts: dict[Lane, Task] = {}

@@ -43,6 +43,11 @@ def _rate(spec, name, share):
     return replace(spec, compute=replace(spec.compute, rates=rates))
 
 
+def _rates(spec, families, share):
+    rates = tuple((n, v * share if n.partition(".")[0] in families else v) for n, v in spec.compute.rates)
+    return replace(spec, compute=replace(spec.compute, rates=rates))
+
+
 def _slower(spec, name, share):
     return replace(spec, execution=replace(spec.execution, **{name: getattr(spec.execution, name) / share}))
 
@@ -64,22 +69,32 @@ WORSE = {
 }
 
 
+#: Numbers of matrix units, in a test of their own.
+MATRIX = {
+    "matrix": lambda s, x: _rates(s, ("matrix", "group_matrix"), x),
+    "l2 latency": lambda s, x: _layer(s, "l2", 1 / x, "latency_s"),
+    "scratchpad bandwidth": lambda s, x: _layer(s, "shared", x, "bandwidth_bytes_per_s"),
+}
+
+
 def _allowed(spec, number: str) -> float:
     """Return by what share a price may fall: 0 but for the exceptions of docs/limits.md."""
     power_bound = spec.power_w is not None and spec.execution.busy_cycle_j is not None
     if number == "units" and power_bound:
         return 0.05
+    if number == "matrix" and power_bound:
+        return 0.005
     return 0.02 if number == "scratchpad" and spec.fragments else 1e-9
 
 
-def _falls(seed: int, pairs: int) -> list[str]:
+def _falls(seed: int, pairs: int, numbers=WORSE) -> list[str]:
     rng, known, found = random.Random(seed), {}, []
     for _ in range(pairs):
-        device, name, number = rng.choice(DEVICES), rng.choice(list(OPERATORS)), rng.choice(list(WORSE))
+        device, name, number = rng.choice(DEVICES), rng.choice(list(OPERATORS)), rng.choice(list(numbers))
         share, spec = rng.choice((0.95, 0.9, 0.75, 0.5)), load_spec(device).sustained
         if (device, name) not in known:
             known[device, name] = Kernels(spec, "library").expression(OPERATORS[name]()).seconds
-        now = Kernels(WORSE[number](spec, share), "library").expression(OPERATORS[name]()).seconds
+        now = Kernels(numbers[number](spec, share), "library").expression(OPERATORS[name]()).seconds
         if now < known[device, name] * (1 - _allowed(spec, number)):
             found.append(f"{name} on {device}, {number} x {share}: {known[device, name]} to {now}")
     return found
@@ -91,3 +106,7 @@ def test_no_price_falls_where_a_number_gets_worse():
 
 def test_no_price_of_a_thousand_pairs_falls():
     assert _falls(11, 1000) == []
+
+
+def test_no_price_falls_where_a_matrix_unit_or_what_feeds_it_gets_worse():
+    assert _falls(5, 60, MATRIX) == []

@@ -131,6 +131,29 @@ def test_an_optimizer_that_never_steps_is_named(tmp_path):
     assert any("AdamW" in w and "does not step" in w and "--calls" in w for w in trace.warnings)
 
 
+BY_HAND = """import torch
+def model_provider(): return torch.nn.Linear(8, 8)
+def input_provider(batch_size=4): return torch.zeros(batch_size, 8)
+def iteration_provider(model):
+    calls = [0]
+    def step(x):
+        calls[0] += 1
+        model(x).sum().backward()
+        if calls[0] % {every} == 0:
+            with torch.no_grad():
+                for p in model.parameters(): p.sub_(p.grad); p.grad = None
+    return step
+"""
+
+
+@pytest.mark.parametrize(("every", "calls", "noted"), [(4, None, True), (4, 8, False), (1, None, False)])
+def test_an_update_by_hand_that_is_not_reached_is_said(tmp_path, every, calls, noted):
+    path = tmp_path / "entry.py"
+    path.write_text(BY_HAND.format(every=every))
+    warnings = trace_entry(path, calls=calls).warnings
+    assert any("parameters get gradients" in w and "--calls" in w for w in warnings) == noted
+
+
 def test_calls_may_be_asked_for(tmp_path, cli):
     assert entry(tmp_path, calls=3).options["calls"] == entry(tmp_path, iterations=3).options["calls"] == 3
     with pytest.raises(roller.RollerError, match="calls: expected a whole number of at least 1"):

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import roller  # noqa: E402
 from roller.insight.records import Alloc  # noqa: E402
 from roller.insight.tracing.api import trace_entry  # noqa: E402
+from roller.insight.tracing.inputs import moved  # noqa: E402
 from tests.insight.tracing.programs import traced_bytes  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
@@ -297,6 +298,18 @@ def test_questions_and_streams_of_cuda_are_answered(tmp_path):
     before += "opt = torch.optim.AdamW(m.parameters())"
     trace = traced(tmp_path, MLP, ROWS, iterates(body, before))
     assert traced_bytes(trace)["gradient"] == WEIGHTS and any("streams" in w for w in trace.warnings)
+    made_up = [w.partition(":")[0] for w in trace.warnings if "the answer is made up" in w]
+    assert made_up == ["torch.cuda.max_memory_allocated", "torch.cuda.get_device_properties"]
+
+
+def test_objects_of_a_batch_that_refer_to_one_another_come_to_the_device_once():
+    class Part:
+        pass
+
+    one, two = Part(), Part()
+    one.rows, one.other, two.other = torch.ones(2), two, one
+    there = moved(one)
+    assert there.rows.is_meta and there.other.other is there and not one.rows.is_meta
 
 
 def test_weights_of_a_large_model_are_never_written(tmp_path):

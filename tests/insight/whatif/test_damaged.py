@@ -91,7 +91,7 @@ def test_a_gzip_file_whose_checksum_is_another_one_is_read_and_said(tmp_path):
 def test_what_is_cut_off_is_refused_since_kernels_may_be_what_is_lost(tmp_path):
     whole, _ = text(5)
     (tmp_path / "p.json").write_text(whole[: len(whole) // 2])
-    with pytest.raises(ArtifactError, match=r"cut off or broken behind event \d+"):
+    with pytest.raises(ArtifactError, match=r"cut off or broken after event \d+"):
         read_events(tmp_path / "p.json")
     packed = gzip.compress(whole.encode())
     for cut in (30, len(packed) // 2, len(packed) - 1):

@@ -76,6 +76,8 @@ def test_kernels_that_are_missing_in_part_are_counted(tmp_path):
     some = read_profile(written([r for r in rows if id(r) not in gone], tmp_path / "p.json"))
     assert missing(some).startswith("Of ") and "have no kernel in the profile" in missing(some) and not note(some)
     assert not missing(read_profile(written(rows, tmp_path / "p.json")))
+    few = read_profile(written([r for r in rows if r is not kernels[0]], tmp_path / "p.json"))
+    assert not missing(few) and note(few)[0].startswith("1 of 122 launches has no kernel")
 
 
 def test_launches_of_a_capture_have_no_kernels(tmp_path):

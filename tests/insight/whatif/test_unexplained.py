@@ -8,6 +8,7 @@ import pytest
 
 from roller.errors import RollerError
 from roller.insight.whatif.build import build
+from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.host import host
 from roller.insight.whatif.kineto import Event
 from roller.insight.whatif.replay import from_kineto, replay
@@ -145,10 +146,29 @@ def test_the_loading_of_modules_is_nothing_a_change_can_gain():
     assert "6.496 ms" in found.notes[0]
 
 
+def test_no_launch_gets_longer_where_loading_is_taken_out():
+    slow = [e for n in range(8) for e in (call("cudaLaunchKernel", n, 1e3 * n, 150.0 + 9 * n),
+                                          kernel(n, 1e3 * n + 155.0 + 9 * n, 5.0, name=f"kernel {n}"))]  # fmt: skip
+    graph = build(slow)
+    assert warm(graph).notes
+    assert all(a.duration_us <= b.duration_us for a, b in zip(warm(graph).tasks, graph.tasks, strict=True))
+
+
 def test_a_kernel_that_waits_behind_the_end_of_a_slow_call_is_not_explained_by_it():
     graph = build([*usual(), call("cudaLaunchKernel", 1, 1000.0, 6500.0), kernel(1, 9500.0, 5.0)])
     (wait,) = waits(graph)
     assert (wait.start_us, wait.end_us) == (7504.0, 9500.0)
+
+
+def test_a_kernel_that_starts_late_within_its_own_long_call_waited():
+    """A launch of one kernel has no latency of milliseconds: another stream held it, or nobody knows."""
+    late = [*usual(), call("cudaLaunchKernel", 1, 1000.0, 6500.0), kernel(1, 4000.0, 5.0)]
+    graph = build(late)
+    assert max(d.lag_us for d in graph.dependencies if d.because == "launch") == 8.0
+    (wait,) = waits(graph)
+    assert (wait.start_us, wait.end_us) == (1008.0, 4000.0)
+    other = build([*late, call("cudaLaunchKernel", 2, 900.0), kernel(2, 908.0, 3090.0, lane=SIDE)])
+    assert other.unexplained_share == 0.0 and any(d.because == "event" for d in other.dependencies)
 
 
 def test_a_graph_that_is_launched_for_long_runs_meanwhile():
