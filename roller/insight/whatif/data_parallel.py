@@ -9,7 +9,7 @@ from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
 from roller.insight.whatif.graph import Graph, Provenance
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.network import CHANNEL, buckets
-from roller.insight.whatif.pick import by_iteration, work
+from roller.insight.whatif.pick import by_iteration, place_in_time, work
 
 
 def data_parallel(
@@ -63,7 +63,9 @@ def data_parallel(
                 place=graph.tasks[bucket.task].place,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            reader = next(iter(updates.get(iteration, ())), None) if bucket.update is None else bucket.update
+            begun = place_in_time(graph, bucket.task)  # an update ahead of the backward pass read older gradients
+            later = (n for n in updates.get(iteration, ()) if place_in_time(graph, n) > begun)
+            reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:
                 unread.append((back, copied))
             else:
