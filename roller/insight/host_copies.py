@@ -25,8 +25,8 @@ def host_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, 
     if link_s < 0.05 * iteration_s:
         return ()
     return (
-        f"copies between host and device: {size_bytes / 2**20:.0f} MiB a step are priced as copies within the device. A "
-        f"link of {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s takes {1e3 * link_s:.1f} ms for them, which the time does not hold.",
+        f"copies between host and device: {size_bytes / 2**20:.0f} MiB a step are priced as copies within the device. "
+        f"A link of {HOST_LINK_BYTES_PER_S / 1e9:.0f} GB/s takes {1e3 * link_s:.1f} ms more.",
     )
 
 

@@ -6,6 +6,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from roller.errors import ModelError, RollerError  # noqa: E402
+from roller.insight.whatif.scenario import change_of_text  # noqa: E402
 from tests.insight.tracing.test_entry_files import ROWS, iterates, traced  # noqa: E402
 
 WIDE = "def model_provider():\n    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])\n"
@@ -38,9 +40,12 @@ def test_sparse_gradients_cost_the_rows_they_hold(tmp_path):
     tokens = "def input_provider(batch_size=8):\n    return torch.zeros(batch_size, 16, dtype=torch.long)\n"
     step = traced(tmp_path, sparse, tokens, iterates("m(x).mean().backward(); opt.step(); opt.zero_grad()",
                                                      "opt = torch.optim.SparseAdam(m.parameters())"))  # fmt: skip
-    one, eight = step.forecast("a100"), step.forecast("a100", devices=8)
-    assert 0 < one.device_s < 100_000 * 64 * 4 / 1e12  # less than the time of reading the whole table once
-    assert eight.iteration_s > one.iteration_s
+    # Less than the time of reading the whole table once.
+    assert 0 < step.forecast("a100").device_s < 100_000 * 64 * 4 / 1e12
+    with pytest.raises(RollerError, match="got a sparse gradient"):  # never reduced for nothing
+        step.forecast("a100", devices=8)
+    with pytest.raises(RollerError, match="got a sparse gradient"):
+        step.graph("a100").what_if(change_of_text("ddp:devices=8"))
 
 
 @pytest.mark.parametrize(
@@ -62,3 +67,11 @@ def test_a_flag_that_numbers_do_not_decide_stays_down(tmp_path):
 def test_what_a_trace_says_is_said_of_its_what_ifs(tmp_path):
     step = traced(tmp_path, FLAT, ROWS, iterates("loss = m(x).mean()\nloss.item()" + UPDATE))
     assert step.warnings and set(step.warnings) <= set(step.graph("a100").notes)
+
+
+def test_a_batch_that_the_inputs_do_not_follow_is_refused(tmp_path):
+    fixed = "def input_provider(batch_size=8):\n    return torch.zeros(8, 64)\n"
+    step = traced(tmp_path, FLAT, fixed, iterates("m(x).mean().backward(); opt.step(); opt.zero_grad()"))
+    assert step.forecast("a100").iteration_s > 0
+    with pytest.raises(ModelError, match=r"expected inputs of 64 samples, got the shapes of 8: \(8, 64\)"):
+        step.forecast("a100", batch=64)
