@@ -65,6 +65,9 @@ def compare_command(
         rows = operator_rows(Path(operators), pattern)
         expressions = {str(row["id"]): roller.ops.from_spec(row, batch=batch) for row in rows}
     else:
+        if batch is not None or pattern != "*":
+            option = "--filter" if batch is None else "--batch"
+            raise UsageError(f"{option}: expected a file of operators, got one. Leave it out, and write its sizes.")
         parsed = roller.ops.parse(operators)
         expressions = {parsed.name: parsed}
     with counted_steps("compare", len(specs)) as done:

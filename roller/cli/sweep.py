@@ -102,6 +102,11 @@ def sweep_command(
         screen.say(note)
 
 
+def price_text(price: float) -> str:
+    """Return a price to the cent, or what is less than ten cents to three digits: none that is paid reads as zero."""
+    return f"{price:.2f}" if price >= 0.1 else f"{price:.3g}"
+
+
 def _table(rows: list[Choice], prices: Prices | None) -> Table:
     columns = ["", "device", "batch", "amp", "checkpoint", "time", "between", "samples/s", "memory", "bound"]
     columns += [] if prices is None else [f"{prices.currency} a million samples"]
@@ -119,6 +124,6 @@ def _table(rows: list[Choice], prices: Prices | None) -> Table:
                 f"{found.iteration_s * 1e3:.1f} ms", f"{found.lower_s * 1e3:.1f} to {found.upper_s * 1e3:.1f} ms",
                 f"{found.throughput:.1f}", memory_text(found.memory), found.bound,
             ]  # fmt: skip
-        cells += [] if prices is None else ["-" if row.price_per_million is None else f"{row.price_per_million:.2f}"]
+        cells += [] if prices is None else ["-" if row.price_per_million is None else price_text(row.price_per_million)]
         table.add_row(*cells)
     return table

@@ -15,6 +15,7 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.host_copies import host_notes
 from roller.insight.memory.batches import border, memory_on
 from roller.insight.memory.replay import Memory
 from roller.insight.memory.settings import AllocatorSettings
@@ -261,7 +262,8 @@ def _of_step(
     memory = memory_on(trace, spec, settings)
     near = border(trace, spec, memory, settings)
     lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
-    notes = (*trace.warnings, *lacks, *filter(None, [near]))
+    far = host_notes(trace.steady(), end_s) if spec.traits.discrete else ()
+    notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
     exposed_s = exposed_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
     return Forecast(

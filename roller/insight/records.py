@@ -118,7 +118,7 @@ class Operator:
 def _frozen(value: Any) -> Any:
     """Return an argument as something that can be looked up."""
     if isinstance(value, dict):
-        return tuple(value.items())
+        return tuple((k, _frozen(v)) for k, v in value.items())
     return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
 
 

@@ -118,6 +118,8 @@ def test_the_verb_prints_a_table_and_writes_all(cli, tmp_path):
     ("words", "said"),
     [
         (("compare", "matmul(64, 64, 64)", "-d", "2xa100"), "expected one of each, got several"),
+        (("compare", "matmul(64, 64, 64)", "--batch", "8"), "--batch: expected a file of operators"),
+        (("compare", "matmul(64, 64, 64)", "--filter", "M*"), "--filter: expected a file of operators"),
         (("compare", "matmul(64, 64, 64)", "--theme", "blue"), "--theme: expected 'light' or 'dark'"),
         (("compare", "matmul(64, 64, 64)", "--policy", "magic"), "--policy: expected 'library' or 'roller'"),
         (("compare", "matmul(64, 64, 64)", "--picture", "x.bmp"), "ends in .png, .svg, .pdf"),

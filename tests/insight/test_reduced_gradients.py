@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 from roller.errors import RollerError
 from roller.insight.parallel import buckets
 from roller.insight.tracing.api import trace_entry
+from roller.insight.whatif.scenario import change_of_text
 
 HEAD = """import torch
 from torch import nn
@@ -106,3 +107,21 @@ def test_what_follows_an_update_within_backward_is_backward(tmp_path):
     )
     assert (forward, products) == (2, 3)
     assert [o.phase for o in steady if o.name == "aten.threshold_backward.default"] == ["backward"]
+
+
+def test_an_update_ahead_of_the_backward_pass_waits_for_nothing_of_this_step(tmp_path):
+    first = """
+    optimizer = torch.optim.Adam(model.parameters())
+    def step(x): optimizer.step(); optimizer.zero_grad(); model(x).mean().backward()
+    return step
+"""
+    step = traced(tmp_path, first)
+    one, eight = step.forecast("a100"), step.forecast("a100", devices=8)
+    assert eight.iteration_s > one.iteration_s and eight.links_s > 0
+
+
+def test_a_what_if_of_a_step_without_gradients_speaks_of_the_step(tmp_path):
+    graph = traced(tmp_path, BY_HAND).graph("a100")
+    with pytest.raises(RollerError, match="got one whose backward pass leaves none") as told:
+        graph.what_if(change_of_text("ddp:devices=8"))
+    assert "record" not in str(told.value).lower()

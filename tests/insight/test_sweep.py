@@ -9,6 +9,7 @@ import json
 import pytest
 
 import roller
+from roller.cli.sweep import price_text
 from roller.errors import RollerError
 from roller.insight.sweep import Choice, Price, Prices, front, label, read_prices, sweep, to_csv
 from tests.offenders import every
@@ -83,6 +84,10 @@ def test_prices_that_cannot_be_trusted_are_refused(tmp_path, text, match):
 def step():
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
     return roller.trace(model, torch.zeros(16, 64), optimizer="adamw")
+
+
+def test_a_price_that_is_paid_never_reads_as_nothing():
+    assert [price_text(x) for x in (6.8812, 0.1, 0.000123456)] == ["6.88", "0.10", "0.000123"]
 
 
 def test_rows_cost_what_their_throughput_says(step):

@@ -30,7 +30,7 @@ from roller.insight.tracing import model as models
 from roller.insight.tracing import steps, wrappers
 from roller.insight.tracing.choices import Target
 from roller.insight.tracing.compat import default_device, plain
-from roller.insight.tracing.inputs import called, moved
+from roller.insight.tracing.inputs import called, leaves, moved
 from roller.insight.tracing.run import Session, errors
 
 _PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
@@ -68,6 +68,8 @@ def _once(
         with session.recording(), steps.mixed_precision(precision) as around:
             with errors("input_provider failed", session.places):
                 inputs = module.input_provider(batch_size=change.batch)
+                with session.recorder.quiet():
+                    _check_batch(module, change.batch, inputs)
                 with session.recorder.quiet(), plain():
                     inputs = moved(inputs, copies=False)
                 session.adopt(model, inputs)
@@ -118,6 +120,18 @@ def batch_of(module: ModuleType) -> int:
             f"Write def input_provider(batch_size=16), or pass a batch."
         )
     return parameter.default
+
+
+def _check_batch(module: ModuleType, batch: int | None, inputs: Any) -> None:
+    """Refuse a batch that the inputs do not follow: samples a second would be those of another batch."""
+    usual, shapes = batch_of(module), [tuple(t.shape) for t in leaves(inputs)]
+    if batch in (None, usual) or not shapes:
+        return
+    if shapes == [tuple(t.shape) for t in leaves(module.input_provider(batch_size=usual))]:
+        raise ModelError(
+            f"{module.__file__}: input_provider: expected inputs of {batch} samples, got the shapes of {usual}: "
+            f"{', '.join(map(str, shapes[:4]))}. Use batch_size in their shapes, or ask for no other batch."
+        )
 
 
 class _Fresh(SourceFileLoader):

@@ -17,6 +17,7 @@ from roller.insight.tracing.compat import argument_names, plain, takes_device, w
 #: Elements of a tensor whose values are followed.
 MOST_FOLLOWED = 1 << 18
 _KNOWN = "_roller_known"
+_ASSUMED = "_roller_assumed"
 _aten = torch.ops.aten
 #: What gives memory as it is.
 _EMPTY = frozenset(
@@ -94,6 +95,34 @@ def computed(func: Any, args: Any, kwargs: Any) -> Any:
         )
     except Exception:  # noqa: BLE001 - the trace goes by shapes; what has no values stays unknown
         return NotImplemented
+
+
+def assumed_of(tensor: torch.Tensor) -> Any:
+    """Return what is taken for the elements of a tensor of the device without values; a flag follows from numbers."""
+    found = tensor.untyped_storage().__dict__.get(_ASSUMED) if tensor.layout is torch.strided else None
+    return host.default_of(tensor.dtype) if found is None else found
+
+
+def assume(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Let a flag that is computed of unknown numbers be what it is for their declared defaults: 1.0 is finite.
+
+    All elements of a tensor are taken as alike, so one stands for them.
+    """
+    if not isinstance(result, torch.Tensor) or result.dtype is not torch.bool or result.layout is not torch.strided:
+        return
+    storage = result.untyped_storage().__dict__
+    storage.pop(_ASSUMED, None)
+    if _KNOWN in storage or _targets(func, args, kwargs) or takes_device(func):
+        return
+
+    def one(tensor: torch.Tensor) -> torch.Tensor:
+        value = value_of(tensor)
+        return torch.tensor(assumed_of(tensor), dtype=tensor.dtype) if value is None else value
+
+    try:
+        storage[_ASSUMED] = bool(func(*tree_map_only(torch.Tensor, one, tuple(args)), **kwargs))
+    except Exception:  # noqa: BLE001 - the trace goes by shapes; what cannot be told by one element keeps its default
+        return
 
 
 def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -66,7 +66,10 @@ class Recorder(TorchDispatchMode):
             return result
 
     def record(self, tensor: torch.Tensor, kind: Kind = "unknown", name: str = "") -> TensorRecord:
-        """Return what is written of a tensor; a storage that is new is an allocation."""
+        """Return what is written of a tensor; a storage that is new is an allocation. Of a sparse one, its values."""
+        if tensor.layout is torch.sparse_coo:
+            self.number(tensor._indices(), kind, name)
+            return self.record(tensor._values(), kind, name)
         return TensorRecord(
             tuple(tensor.shape),
             tuple(tensor.stride()) if tensor.layout is torch.strided else (),

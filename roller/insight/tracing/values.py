@@ -88,6 +88,7 @@ class Values:
             result = host.run(func, args, kwargs)
         if ours or any(t.is_meta for t in host.tensors_of((result,))):
             known.follow(func, args, kwargs, result)
+            known.assume(func, args, kwargs, result)
         return result
 
     def _by_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -125,13 +126,15 @@ class Values:
 
     def read(self, dtype: torch.dtype, what: str) -> Any:
         """Return the declared default of a value that is read and not known, and say so."""
-        value = host.default_of(dtype)
+        return self._taken(host.default_of(dtype), what)
+
+    def _taken(self, value: Any, what: str) -> Any:
         self.warn(f"{what} reads a value that a trace does not have; {value} is taken for it.")
         return value
 
     def _item(self, func: Any, tensor: torch.Tensor) -> Any:
         value = known.value_of(tensor)
-        return self.read(tensor.dtype, "item()") if value is None else func(value)
+        return self._taken(known.assumed_of(tensor), "item()") if value is None else func(value)
 
     def _copy(self, func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
         device = kwargs.get("device")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from roller.errors import RollerError
 from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
 from roller.insight.whatif.graph import Graph, Provenance
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.network import CHANNEL, buckets
-from roller.insight.whatif.pick import by_iteration, work
+from roller.insight.whatif.pick import by_iteration, place_in_time, work
 
 
 def data_parallel(
@@ -42,8 +43,13 @@ def data_parallel(
     Raises
     ------
     RollerError
-        The graph does not tell the sizes of its gradients.
+        The graph does not tell the sizes of its gradients, or not of all: how many rows a sparse one holds.
     """
+    if ring.devices > 1 and any(not g.size_bytes for g in graph.gradients):
+        raise RollerError(
+            f"{graph.name}: gradients: expected the bytes that devices exchange, got a sparse gradient, whose rows a "
+            f"trace does not count. Ask for one device, or make the embedding with sparse=False."
+        )
     updates, new = by_iteration(graph, work(graph, "update")), list[New]()
 
     def add(one: New) -> int:
@@ -63,7 +69,9 @@ def data_parallel(
                 place=graph.tasks[bucket.task].place,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            reader = next(iter(updates.get(iteration, ())), None) if bucket.update is None else bucket.update
+            begun = place_in_time(graph, bucket.task)  # an update ahead of the backward pass read older gradients
+            later = (n for n in updates.get(iteration, ()) if place_in_time(graph, n) > begun)
+            reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:
                 unread.append((back, copied))
             else:

@@ -25,6 +25,8 @@ OVERHEAD = "roller_overhead_us"
 #: What the frames of modules begin with; other frames of Python are no marks.
 MODULE = "nn.Module: "
 _SYNC = "cuda_sync"
+#: A day: nothing of a profile takes longer, and a damaged number often does.
+_LONGEST_US = 86_400e6
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
@@ -209,7 +211,7 @@ def _event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) -> Eve
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     correlation = arguments.get("correlation")
     start, duration = float(row["ts"]), float(row["dur"])
-    if not (math.isfinite(start) and 0 <= duration < math.inf):
+    if not (math.isfinite(start) and 0 <= duration < _LONGEST_US):
         raise ValueError(f"ts {row['ts']}, dur {row['dur']}")
     if category in _DEVICE:
         lane = f"device {arguments.get('device', row.get('pid'))}, stream {arguments.get('stream', row.get('tid'))}"

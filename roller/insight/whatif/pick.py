@@ -83,7 +83,12 @@ def some_layers(graph: Graph, patterns: str | Sequence[str]) -> frozenset[int]:
 
 def ordered(graph: Graph, tasks: Iterable[int]) -> tuple[int, ...]:
     """Return tasks in the order in which they ran."""
-    return tuple(sorted(tasks, key=lambda n: (graph.tasks[n].measured_start_us, n)))
+    return tuple(sorted(tasks, key=lambda n: place_in_time(graph, n)))
+
+
+def place_in_time(graph: Graph, task: int) -> tuple[float, int]:
+    """Return what orders tasks as they ran."""
+    return graph.tasks[task].measured_start_us, task
 
 
 def by_iteration(graph: Graph, tasks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
@@ -123,6 +128,11 @@ def parameter_bytes(graph: Graph, layers: str | Sequence[str] = ()) -> float:
     RollerError
         The profile does not tell the sizes of its gradients.
     """
+    if not graph.gradients and graph.operators:
+        raise RollerError(
+            f"{graph.name}: gradients: expected a step that leaves those of the model's parameters, got one whose "
+            f"backward pass leaves none, or that has none. Let a parameter of the model learn."
+        )
     if not graph.gradients:
         raise RollerError(
             f"{graph.name}: gradients: expected their sizes, got a profile without shapes. Record it with "

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
+from roller.insight.host_copies import host_notes
 from roller.insight.parallel import reductions
 from roller.insight.price.operators import Price
 from roller.insight.records import Operator, Trace
@@ -60,7 +61,10 @@ def from_trace(
     graph = graph_of(price_step(trace, target_of(device)[0], policy), host_op_s)
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
-    return replace(graph, tasks=tasks)
+    spec, several = graph.device, len(trace.unlike())
+    far = host_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
+    last = (f"what-ifs are asked of the last of {several} steps that differ.",) if several > 1 else ()
+    return replace(graph, tasks=tasks, notes=(*trace.warnings, *far, *last))
 
 
 @held_back()

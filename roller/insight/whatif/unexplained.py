@@ -107,7 +107,13 @@ def _cuts(graph: Graph) -> Iterator[tuple[float, int, str]]:
     if steps and late:
         why = "what was queued before the first marked step waited for what the profile does not show"
         for since in {min(steps.values()), max(w.end_us for w in late)}:
+            if since > max(steps.values()) and _end(graph) - since < MOST_UNEXPLAINED * graph.measured_us:
+                continue  # kernels that belong to no step at all: hardly anything is behind them
             yield _cut(steps, since, f"{why}: {where(graph, 1)}")
+
+
+def _end(graph: Graph) -> float:
+    return max(t.measured_end_us for t in graph.tasks)
 
 
 def _cut(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:

@@ -68,6 +68,14 @@ def test_events_without_time_or_lane_are_counted_too(tmp_path):
     )
 
 
+def test_a_time_of_more_than_a_day_is_damaged(tmp_path):
+    rows = program(3, steps=3).rows
+    rows[5]["dur"] = 1e300
+    (tmp_path / "p.json").write_text(json.dumps({"traceEvents": rows}))
+    found = read_profile(tmp_path / "p.json")
+    assert len(found.events) == len(rows) - 1 and found.notes[0].startswith("1 damaged event was passed over")
+
+
 def test_a_file_of_which_much_is_damaged_is_refused(cli, tmp_path):
     rows = program(3, steps=1).rows
     for row in rows[::20]:

@@ -230,6 +230,13 @@ def test_what_is_under_way_when_a_profile_begins_is_shortened():
     assert replay(graph).replayed_us == pytest.approx(graph.measured_us)
 
 
+def test_a_rest_of_hardly_anything_does_not_answer_for_a_profile():
+    """Kernels that no call can be found for belong to no step: what lies behind the last of their waits is no step."""
+    unlaunched = [e._replace(correlation=None) for e in steps(40)]
+    part = explained_part(build(unlaunched))
+    assert not part.notes and sum(t.on_device for t in part.tasks) == 40 and part.unexplained_share > 0.05
+
+
 def rows(events):
     """Return events as Kineto writes them."""
     categories = {"call": "cuda_runtime", "mark": "user_annotation", "copy": "gpu_memcpy"}

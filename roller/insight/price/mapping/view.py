@@ -27,6 +27,8 @@ def elements(tensor: TensorRecord) -> int:
 
 def distinct_bytes(tensor: TensorRecord) -> int:
     """Return the bytes that a tensor's elements lie in: an expanded dimension repeats them."""
+    if len(tensor.stride) != len(tensor.shape):
+        return elements(tensor) * itemsize(tensor.dtype)
     own = (n for n, s in zip(tensor.shape, tensor.stride, strict=True) if s != 0 or n <= 1)
     return math.prod(own) * itemsize(tensor.dtype)
 
