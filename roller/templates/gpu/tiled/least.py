@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copied import unstaged_copies
 from roller.templates.gpu.common.copies import copy_instructions
 from roller.templates.gpu.common.occupancy import (
     BASE_REGISTERS,
@@ -23,7 +24,7 @@ from roller.templates.gpu.common.occupancy import (
 )
 from roller.templates.gpu.common.price import least_held_s
 from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
-from roller.templates.gpu.common.traffic import counted_traffic, unstaged_copies
+from roller.templates.gpu.common.traffic import counted_traffic
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats, Ints
@@ -48,7 +49,10 @@ class LeastLaidOut:
 
     def likely_s(self) -> Floats:
         """Return bounds of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
-        return self._of(np.flatnonzero(self._most > 0), self._most)
+        resident = np.maximum(self._most, 1)
+        # Of the whole batch, so that its parts know what it computed.
+        every = least_held_s(self._batch, self._spec, resident, self._copies, PHASES)
+        return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
         """Return bounds of all layouts, ``(N,)``, those above ``limit_s`` at least that.
