@@ -95,7 +95,13 @@ def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats
     used, which = np.unique(np.where(access.uses, tiles, 1), axis=0, return_inverse=True)
     counts = -(-access.axis_extents // tiles)
     again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod(axis=1)
-    return np.asarray(again * _counted_once(access, axes, used, transaction_bytes)[which.reshape(-1)])
+    known: dict[tuple[int, ...], float] = access._memo.setdefault(("counted", transaction_bytes), {})
+    rows = list(map(tuple, used.tolist()))
+    new = [n for n, row in enumerate(rows) if row not in known]
+    if new:
+        found = _counted_once(access, axes, used[new], transaction_bytes)
+        known.update(zip((rows[n] for n in new), found.tolist(), strict=True))
+    return np.asarray(again * np.array([known[row] for row in rows])[which.reshape(-1)])
 
 
 def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
