@@ -117,9 +117,12 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
     known = np.ones(len(tiles), bool)
     for a in axes.values():
         known &= counts[:, list(a)].prod(axis=1) <= _COUNTED_ROWS
-    found, leads = np.full(len(tiles), np.nan), _leads(access, axes, tiles)
-    for lead in np.unique(leads[known]).tolist():
-        rows = np.flatnonzero(known & (leads == lead))
+    found, few = np.full(len(tiles), np.nan), np.flatnonzero(known)  # of others every position would be looked at
+    if not len(few):
+        return found
+    leads = _leads(access, axes, tiles[few])
+    for lead in np.unique(leads).tolist():
+        rows = few[leads == lead]
         found[rows] = transaction_bytes * _transactions(access, axes, tiles[rows], lead, slots)
     return found
 
