@@ -146,9 +146,11 @@ def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
         best = _laid_out(n, batches[n], done[n], spec, best)
     left: list[tuple[float, int, int]] = []
     for n, (bounds, likely) in tiled.items():
-        seconds = bounds.least_s(likely, float("inf") if best is None else best[0])
+        limit = float("inf") if best is None else best[0]
+        seconds = bounds.least_s(likely, limit)
         seconds[done[n]] = np.inf
-        left += [(float(seconds[row]), n, int(row)) for row in np.flatnonzero(np.isfinite(seconds))]
+        rows = np.flatnonzero(np.isfinite(seconds) & (seconds <= limit))
+        left += [(float(seconds[row]), n, int(row)) for row in rows]
     left.sort()
     at, together = 0, _TOGETHER
     while at < len(left):

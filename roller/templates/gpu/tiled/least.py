@@ -23,7 +23,7 @@ from roller.templates.gpu.common.occupancy import (
     scratchpad_bytes,
 )
 from roller.templates.gpu.common.price import least_held_s
-from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, copy_widths, tile_extents
 from roller.templates.gpu.common.traffic import counted_traffic
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.access import VECTOR_BYTES
@@ -108,11 +108,14 @@ def _least_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the least copy instructions per block and step, and those for addresses, of rows padded anyhow."""
     every, addresses = unstaged_copies(batch), np.zeros(len(batch))
     for a in batch.staged_loads:
-        counted = []
+        axes, widths, counted = axes_of(a, batch), list[Ints](), []
         padding = 0  # whole vectors, then ever narrower ones
         while padding < max(1, VECTOR_BYTES // a.tensor.itemsize_bytes):
-            copy = StagedCopy.of(a, batch, axes_of(a, batch), padding)
-            counted.append(copy_instructions(a, batch, copy, spec))
+            width = copy_widths(a, batch, axes, padding)
+            if not any(np.array_equal(width, x) for x in widths):
+                copy = StagedCopy.in_vectors(width, tile_extents(a, batch, axes), batch.threads_per_block)
+                counted.append(copy_instructions(a, batch, copy, spec))
+            widths.append(width)
             padding = 2 * padding or 1
         every, addresses = (x + np.minimum.reduce([c[n] for c in counted]) for n, x in enumerate((every, addresses)))
     return every, addresses
