@@ -96,16 +96,24 @@ class TileBatch:
 
         Computed once, neither again for programs that were taken from the batch.
         """
+        found = self._kept(spec, key)
+        if found is None:
+            found = compute()
+            self._memo[key] = spec, found
+        return found
+
+    def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
+        """Return arrays that were computed for these programs or for those they were taken from."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
-        if own is None or own[0] is not spec:
-            source: tuple[TileBatch, NDArray[Any]] | None = self._memo.get("source")
-            known = source[0]._memo.get(key) if source else None
-            if source and known and known[0] is spec:
-                own = spec, tuple(x[source[1]] for x in known[1])
-            else:
-                own = spec, compute()
-            self._memo[key] = own
-        return own[1]
+        if own is not None and own[0] is spec:
+            return own[1]
+        source: tuple[TileBatch, NDArray[Any]] | None = self._memo.get("source")
+        known = source[0]._kept(spec, key) if source else None
+        if source is None or known is None:
+            return None
+        found = tuple(x[source[1]] for x in known)
+        self._memo[key] = spec, found
+        return found
 
     def priced(self, spec: DeviceSpec, seconds: Floats) -> TileBatch:
         """Return the batch, which remembers the times predicted for a device; copies of it do not."""

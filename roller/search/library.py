@@ -49,7 +49,7 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
     """
     _policy(policy, spec)
     options = ConstructOptions(policy=policy)
-    batches = [replace(b, warm=warm) for b in programs_of(expr, spec, options)]
+    batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
     spec = called(expr, spec, policy, any(b.moments_together for b in batches))
     fastest = _fastest([b for b in batches if len(b)], spec)
     if fastest is None:
@@ -98,7 +98,9 @@ def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = Fals
         Where there is no such policy, or the device is no GPU.
     """
     called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
-    return replace(spec, execution=replace(spec.execution, launch_s=max(spec.execution.launch_s, called_s)))
+    if called_s <= spec.execution.launch_s:
+        return spec  # the very same: batches remember what they computed for it
+    return replace(spec, execution=replace(spec.execution, launch_s=called_s))
 
 
 def _policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
@@ -117,7 +119,8 @@ def _tensors_made(expr: TensorExpr, moments: bool) -> int:
     return len(expr.output_tensors) + sums
 
 
-#: Programs laid out before bounds are compared, and together later: pricing several takes little longer than one.
+#: Programs laid out before bounds are compared, and together later, every time twice as many as before: pricing
+#: several takes little longer than one.
 _FIRST, _TOGETHER = 4, 8
 
 
@@ -141,19 +144,23 @@ def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
         best = _laid_out(n, batches[n], done[n], spec, best)
     left: list[tuple[float, int, int]] = []
     for n, (bounds, likely) in tiled.items():
-        seconds = bounds.least_s(likely, float("inf") if best is None else best[0])
+        limit = float("inf") if best is None else best[0]
+        seconds = bounds.least_s(likely, limit)
         seconds[done[n]] = np.inf
-        left += [(float(seconds[row]), n, int(row)) for row in np.flatnonzero(np.isfinite(seconds))]
+        rows = np.flatnonzero(np.isfinite(seconds) & (seconds <= limit))
+        left += [(float(seconds[row]), n, int(row)) for row in rows]
     left.sort()
-    for at in range(0, len(left), _TOGETHER):
+    at, together = 0, _TOGETHER
+    while at < len(left):
         rows_by_batch: dict[int, list[int]] = {}
-        for seconds_, n, row in left[at : at + _TOGETHER]:
+        for seconds_, n, row in left[at : at + together]:
             if best is None or seconds_ <= best[0]:
                 rows_by_batch.setdefault(n, []).append(row)
         if not rows_by_batch:
             break
         for n, some in rows_by_batch.items():
             best = _laid_out(n, batches[n], np.array(some), spec, best)
+        at, together = at + together, 2 * together
     return None if best is None else best[2]
 
 

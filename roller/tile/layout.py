@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from roller.expr import SPATIAL, Index, Load, Stage, Tensor, Term
+from roller.expr import SPATIAL, Index, Load, Stage, Tensor, TensorExpr, Term
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints, product
 from roller.tile.program import RProgram
@@ -221,6 +221,43 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     if "lane_reads" in program._memo:
         found: dict[str, LaneReads] = program._memo["lane_reads"]
         return found
+    key: tuple[object, ...] | None = None
+    if not program.traits.slides_windows:  # rows of windows start where those of their tensor do
+        vectors = program.vector_axis, program.vector_elements
+        key = (_kind_of_reads(program.expr), program.tiles, *vectors, program.interleaved, program.staged, lanes)
+    out = _READS.get(key)
+    if out is None:
+        out = _found_reads(program, lanes)
+        if key is not None:
+            if len(_READS) >= _MOST_READS:
+                _READS.clear()
+            _READS[key] = out
+    program._memo["lane_reads"] = out
+    return out
+
+
+#: Reads found so far, of expressions whose loads are alike whatever their extents, and of programs.
+_READS: dict[tuple[object, ...] | None, dict[str, LaneReads]] = {}
+_MOST_READS = 1 << 14
+#: Numbers of what :func:`lane_reads` asks of an expression.
+_KINDS: dict[tuple[object, ...], int] = {}
+
+
+def _kind_of_reads(expr: TensorExpr) -> int:
+    """Return a number that expressions share whose tiles of equal extents are read alike."""
+    found: int | None = expr._memo.get("kind_of_reads")
+    if found is None:
+        loads = tuple((ld.tensor, ld.index, ld.guard) for ld in expr.anchor.loads)
+        tensors = [expr.tensors[ld.tensor] for ld in expr.anchor.loads]
+        axes = (staged_axes(expr.anchor, ld, t) for ld, t in zip(expr.anchor.loads, tensors, strict=True))
+        kinds = tuple((a.name, a.kind) for a in expr.axes)
+        sizes = tuple(t.itemsize_bytes for t in tensors)
+        key = (kinds, Geometry.of(expr).order, loads, tuple(axes), sizes)
+        found = expr._memo["kind_of_reads"] = _KINDS.setdefault(key, len(_KINDS))
+    return found
+
+
+def _found_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     expr = program.expr
     names = tuple(a.name for a in expr.axes)
     register, threads = program.tile("register"), program.threads
@@ -253,7 +290,6 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
         out[ld.tensor] = LaneReads(
             tuple(column.tolist()), tuple(row.tolist()), layout.extents[-1], width, tensor.itemsize_bytes
         )
-    program._memo["lane_reads"] = out
     return out
 
 

@@ -95,7 +95,13 @@ def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats
     used, which = np.unique(np.where(access.uses, tiles, 1), axis=0, return_inverse=True)
     counts = -(-access.axis_extents // tiles)
     again = np.where(access.uses | ~access.reloads, 1, counts).astype(np.float64).prod(axis=1)
-    return np.asarray(again * _counted_once(access, axes, used, transaction_bytes)[which.reshape(-1)])
+    known: dict[tuple[int, ...], float] = access._memo.setdefault(("counted", transaction_bytes), {})
+    rows = list(map(tuple, used.tolist()))
+    new = [n for n, row in enumerate(rows) if row not in known]
+    if new:
+        found = _counted_once(access, axes, used[new], transaction_bytes)
+        known.update(zip((rows[n] for n in new), found.tolist(), strict=True))
+    return np.asarray(again * np.array([known[row] for row in rows])[which.reshape(-1)])
 
 
 def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
@@ -111,9 +117,12 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
     known = np.ones(len(tiles), bool)
     for a in axes.values():
         known &= counts[:, list(a)].prod(axis=1) <= _COUNTED_ROWS
-    found, leads = np.full(len(tiles), np.nan), _leads(access, axes, tiles)
-    for lead in np.unique(leads[known]).tolist():
-        rows = np.flatnonzero(known & (leads == lead))
+    found, few = np.full(len(tiles), np.nan), np.flatnonzero(known)  # of others every position would be looked at
+    if not len(few):
+        return found
+    leads = _leads(access, axes, tiles[few])
+    for lead in np.unique(leads).tolist():
+        rows = few[leads == lead]
         found[rows] = transaction_bytes * _transactions(access, axes, tiles[rows], lead, slots)
     return found
 

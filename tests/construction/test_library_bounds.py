@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from roller import load_spec, ops, perf
+from roller.perf.batch import TileBatch
 from roller.search import library
 from roller.search.constructor import program_of
 from roller.search.named_layouts import layouts
@@ -15,6 +17,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.tiled.least import LeastLaidOut
 from roller.templates.registry import programs_of
 from roller.tile.geometry import Geometry
+from roller.tile.layout import lane_reads
 from roller.tile.structures import TILED
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes
 
@@ -83,3 +86,48 @@ def test_transactions_of_many_tiles_are_those_of_each():
         assert (np.isnan(together) | (together >= 32)).all() and (moved > 0).all()
     gathered = Geometry.of(ops.matmul(64, 1, 9000)).reads[0]
     assert np.isnan(counted_bytes(gathered, np.ones((1, 3), np.int64), 32)).all()  # more rows than are counted
+
+
+def test_rows_too_many_to_be_counted_are_not_enumerated(monkeypatch):
+    access, looked = Geometry.of(ops.matmul(10_000_000, 64, 8)).reads[0], []
+    pieces = type(access).pieces
+    monkeypatch.setattr(type(access), "pieces", lambda *x: looked.append(x[3].tolist()) or pieces(*x))
+    tiles = np.array([[64, 64, 8], [1_000_000, 64, 8]], np.int64)  # 156,250 positions of the first, 10 of the second
+    few = counted_bytes(access, tiles, 32)
+    assert np.isnan(few[0]) and few[1] == access.tensor.nbytes
+    assert looked and all(tile[0] == 1_000_000 for tile in looked)
+
+
+def test_tiles_of_other_extents_are_read_alike_where_their_loads_are():
+    spec = load_spec("h100")
+
+    def reads(expr, tile):
+        program = program_of(_tiles(expr, tile), 0, spec)
+        return lane_reads(replace(program), spec.teu.lanes)
+
+    one, other = ops.matmul(512, 64, 9, 3), ops.matmul(1024, 64, 25, 7)
+    assert reads(one, 32) is reads(other, 32)
+    assert reads(one, 32) != reads(one, 64)
+    turned = ops.matmul(512, 64, 9, 3, True)
+    assert reads(turned, 32) != reads(one, 32)
+
+
+def _tiles(expr, side):
+    g = Geometry.of(expr)
+    block = np.array([[1, side, side, 1]], np.int64)
+    register = np.array([[1, 2, 2, 1]], np.int64)
+    return TileBatch(g, TILED.name, register, block, np.ones(1, np.int64), g.load_names)
+
+
+def test_what_a_batch_knows_of_its_tiles_all_parts_of_it_know():
+    spec, calls = load_spec("h100"), []
+    batch = next(b for b in _batches(ops.matmul(98, 1, 9, 16), spec) if len(b) > 8)
+
+    def compute():
+        calls.append(1)
+        return (np.arange(len(batch)),)
+
+    (found,) = batch.of_tiles(spec, "key", compute)
+    part = batch.take(np.array([1, 3, 5, 7])).take(np.array([2, 0]))
+    assert part.of_tiles(spec, "key", compute)[0].tolist() == [found[5], found[1]] and calls == [1]
+    assert len(part.of_tiles(replace(spec), "key", compute)) == 1 and calls == [1, 1]  # another device knows nothing

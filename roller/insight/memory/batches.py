@@ -204,12 +204,12 @@ class Line:
         return replace(self.trace, events=events)
 
     def last(self, fits: Callable[[Trace], bool]) -> int | None:
-        """Return the last batch that fits; ``None``: not even one, or every one."""
+        """Return the last batch that fits, of those a search goes to; ``None`` where not even one does."""
         low, high = 0, 1
         while fits(self.at(high)):
             low, high = high, 2 * high
             if high > _MOST:
-                return None
+                return low
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if fits(self.at(middle)) else (low, middle)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roller.errors import NoCandidateError
 from roller.hardware import load_spec
-from roller.insight.memory.batches import largest_batch
+from roller.insight.memory.batches import largest_batch, max_batch
 from roller.insight.memory.replay import Library, replay
 from roller.insight.records import Alloc, Free, Operator, Storage, Trace
 
@@ -80,6 +80,18 @@ def test_the_largest_batch_fits_and_one_more_does_not(capacity_mib, layers):
 def test_a_search_without_an_end_says_so():
     with pytest.raises(NoCandidateError, match="expected a limit, but 32 samples fit"):
         largest_batch(lambda batch: replay(step(batch), library=BARE), 1 << 40, most=32)
+
+
+def test_a_step_that_always_fits_is_traced_at_few_batches():
+    asked = []
+
+    def traced(batch):
+        asked.append(batch)
+        return replace(step(batch), events=())
+
+    with pytest.raises(NoCandidateError, match="expected a limit, but 16777216 samples fit"):
+        max_batch(traced, "h100")
+    assert sorted(asked) == [1, 4, 8, 1 << 24]
 
 
 def test_what_a_device_takes_is_of_its_specification():

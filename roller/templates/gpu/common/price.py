@@ -25,6 +25,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
 from roller.templates.gpu.common.compute import Work, block_work
+from roller.templates.gpu.common.copied import least_copies
 from roller.templates.gpu.common.copies import asynchronous
 from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
@@ -34,9 +35,9 @@ from roller.templates.gpu.common.traffic import (
     Moved,
     dram_time_s,
     global_traffic,
-    least_copies,
     least_counted,
     least_traffic,
+    moved_bytes,
     stored_shares,
 )
 from roller.tile.geometry import Floats, Ints
@@ -289,7 +290,7 @@ def least_held_s(
     least = least_counted(batch, spec)
     waves = _Waves.even(batch, resident, spec.units) if most else _Waves.of(batch, resident, spec.units)
     least.update({n: np.where(np.isnan(x), least[n], x) for n, x in counted.items()})
-    l2_bytes, dram_bytes, _, _ = global_traffic(batch, spec, waves.active[0], least)
+    l2_bytes, dram_bytes = moved_bytes(batch, spec, waves.active[0], least)
     share = waves.active / batch.blocks
     dram = dram_time_s(batch, spec, dram_bytes * share, waves.active, dram_bytes)
     memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)

@@ -44,16 +44,23 @@ class StagedCopy:
 
         Rows are padded by ``padding`` elements.
         """
-        expr, extents = batch.geometry.expr, tile_extents(access, batch, axes)
-        width = np.ones(len(batch), np.int64)
-        if is_in_memory(expr, access.tensor.name) and extents.shape[1]:
-            tile = dict(zip(batch.geometry.names, batch.block.T, strict=True))
-            steps, distance = access.coefficients[-1], batch.block - 1
-            box = ("", 1 + distance @ np.abs(steps), -distance @ np.minimum(steps, 0))
-            row = (axes[-1], extents[:, -1], 0) if axes else box
-            found = copy_width(load_of(access, batch), access.tensor, expr.anchor.extents, tile, row, padding)
-            width = np.broadcast_to(np.asarray(found), len(batch))
-        return cls.in_vectors(width, extents, batch.threads_per_block)
+        extents = tile_extents(access, batch, axes)
+        return cls.in_vectors(copy_widths(access, batch, axes, padding), extents, batch.threads_per_block)
+
+
+def copy_widths(access: Access, batch: TileBatch, axes: tuple[str, ...], padding: Ints | int = 0) -> Ints:
+    """Return the elements copied at once of tiles whose rows are padded by ``padding`` elements, ``(N,)``."""
+    expr = batch.geometry.expr
+    if not is_in_memory(expr, access.tensor.name) or not (axes or access.coefficients.shape[0]):
+        return np.ones(len(batch), np.int64)
+    tile = dict(zip(batch.geometry.names, batch.block.T, strict=True))
+    if axes:
+        row = (axes[-1], tile[axes[-1]], 0)
+    else:
+        steps, distance = access.coefficients[-1], batch.block - 1
+        row = ("", 1 + distance @ np.abs(steps), -distance @ np.minimum(steps, 0))
+    found = copy_width(load_of(access, batch), access.tensor, expr.anchor.extents, tile, row, padding)
+    return np.broadcast_to(np.asarray(found), len(batch))
 
 
 def load_of(access: Access, batch: TileBatch) -> Load:

@@ -1,9 +1,9 @@
-"""Bytes a block moves through L2 and DRAM, instructions that copy them, and the bandwidth it meets."""
+"""Bytes a block moves through L2 and DRAM, and the bandwidth it meets."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -12,27 +12,17 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
-from roller.templates.gpu.common.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
-from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, staged_copy
-from roller.templates.gpu.common.vectors import access_width
+from roller.templates.gpu.common.copied import copied
 from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.matrix.copies import cached_bytes, operand_copies
+from roller.templates.gpu.matrix.copies import cached_bytes
 from roller.templates.gpu.rows.shape import RowShape, words_in_flight
-from roller.templates.gpu.rows.widths import GUARD_INSTRUCTIONS
 from roller.templates.gpu.rows.work import row_traffic
-from roller.templates.gpu.window.strips import reloaded_share, strip_copies, strip_words
-from roller.tile.access import VECTOR_BYTES
+from roller.templates.gpu.window.strips import reloaded_share, strip_words
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
 #: What has part in the traffic, its bytes through L2, and its bytes from and to DRAM.
 Moved: TypeAlias = tuple[str, Floats, "Floats | float"]
-#: Instructions per copied vector (load, store, pointer step) of our templates.
-COPY_INSTRUCTIONS = 3.0
-#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
-#: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
-SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
 #: Independent loads a thread of our templates keeps in flight at most (unrolled copies).
 LOADS_IN_FLIGHT = 8.0
 #: The same of rows and streams, whose threads load all vectors of their tile before the first is used.
@@ -65,24 +55,37 @@ def global_traffic(
     elements are appended to the rows of staged tiles. To ``told`` comes what every tensor has part in it, in the order
     it is added up.
     """
+    if batch.traits.spreads_reductions:
+        zero = np.zeros(len(batch))  # instructions of loads: row_work
+        return *moved_bytes(batch, spec, resident, counted, told), zero, zero
+    return *moved_bytes(batch, spec, resident, counted, told), *copied(batch, spec, padding)
+
+
+def moved_bytes(
+    batch: TileBatch,
+    spec: DeviceSpec,
+    resident: Ints,
+    counted: Mapping[int, Floats] = MappingProxyType({}),
+    told: list[Moved] | None = None,
+) -> tuple[Floats, Floats]:
+    """Return the bytes through L2, and those from and to DRAM, of :func:`global_traffic`."""
     g, block = batch.geometry, batch.block
     if batch.traits.spreads_reductions:
         l2, dram = row_traffic(batch, spec, resident)
-        partial, zero = _partial_bytes(batch), np.zeros(len(batch))
+        partial = _partial_bytes(batch)
         if told is not None:
             told += [("rows and results", l2, dram), ("partial results", partial, partial)]
-        return l2 + partial, dram + partial, zero, zero  # instructions of loads: row_work
+        return l2 + partial, dram + partial
     transaction = spec.layer("l2").transaction_bytes
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
     l2 = dram = np.zeros(len(batch))
-    copies = addresses = np.zeros(len(batch))
     wave = _wave_tiles(batch, resident)
     capacity = spec.layer("l2").kept_bytes
     cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
     for n, a in enumerate(g.reads):
-        (total,) = batch.of_tiles(spec, ("loaded", n, transaction), functools.partial(_loaded, a, block, transaction))
+        expected = functools.partial(_loaded, a, block, transaction)
+        through = _known_or(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
         touched = _touched(a, fetch)
-        through = np.where(np.isnan(counted[n]), total, counted[n]) if n in counted else total
         through = np.minimum(through, cached[n]) if n in cached else through
         if batch.traits.slides_windows:
             through = through * reloaded_share(a, batch, spec.layer("shared").capacity_bytes, resident / spec.units)
@@ -95,59 +98,33 @@ def global_traffic(
         dram = dram + fetched
         if told is not None:
             told.append((f"loads of {a.tensor.name}", through, fetched))
-        if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
-            continue
-        if batch.traits.slides_windows:
-            all_of_tile, for_addresses = strip_copies(a, batch, spec)
-            copies, addresses = copies + all_of_tile, addresses + for_addresses
-        elif any(a is x for x in batch.staged_loads):
-            all_of_tile, for_addresses = _staging(n, a, batch, spec, padding.get(a.tensor.name))
-            copies, addresses = copies + all_of_tile, addresses + for_addresses
-        else:
-            copies = copies + _unstaged(a, batch)
-    (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(g.store, block, transaction),))
-    if len(g.reads) in counted:
-        stored = np.where(np.isnan(counted[len(g.reads)]), stored, counted[len(g.reads)])
+    expected = functools.partial(_stored, g.store, block, transaction)
+    stored = _known_or(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
     partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.store.tensor.nbytes)
     if told is not None:
         told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
-    return l2 + stored + partial, dram + written + partial, copies, addresses
+    return l2 + stored + partial, dram + written + partial
+
+
+def _known_or(
+    counted: Floats | None, batch: TileBatch, spec: DeviceSpec, key: Any, expected: Callable[[], tuple[Floats]]
+) -> Floats:
+    """Return what was counted, and what is expected where it was not."""
+    if counted is None:
+        return batch.of_tiles(spec, key, expected)[0]
+    unknown = np.isnan(counted)
+    return np.where(unknown, batch.of_tiles(spec, key, expected)[0], counted) if unknown.any() else counted
 
 
 def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats) -> tuple[Floats, Floats]:
     """Return the shares of the bytes of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
     transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.store
-    (stored,) = batch.of_tiles(spec, ("stored", transaction), lambda: (_stored(store, batch.block, transaction),))
+    (stored,) = batch.of_tiles(
+        spec, ("stored", transaction), functools.partial(_stored, store, batch.block, transaction)
+    )
     parts = 0.5 * _partial_bytes(batch)
     through, written = stored + parts, np.minimum(stored, 2.0 * store.tensor.nbytes) + parts
     return np.minimum(through / l2_bytes, 1.0), np.minimum(written / dram_bytes, 1.0)
-
-
-def _unstaged(access: Access, batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of loads from memory into registers, ``(N,)``."""
-    each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
-    return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
-
-
-def unstaged_copies(batch: TileBatch) -> Floats:
-    """Return the instructions per block and step of all loads that no scratchpad holds, ``(N,)``."""
-    staged = batch.staged_loads
-    loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
-    return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))
-
-
-def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding: Ints | None) -> tuple[Floats, Floats]:
-    """Return :func:`copy_instructions` of the ``n``-th operand."""
-    if batch.fragment is not None:
-        copy = next(c.copy for c in operand_copies(batch) if c.access is access)
-    else:
-        copy = staged_copy(access, batch, spec)
-        if padding is not None and (padding % copy.width).any():  # rows no longer start where vectors do
-            copy = StagedCopy.of(access, batch, axes_of(access, batch), padding)
-            return copy_instructions(access, batch, copy, spec)
-    key = ("copies", n, asynchronous(batch, spec))
-    every, for_addresses = batch.of_tiles(spec, key, lambda: copy_instructions(access, batch, copy, spec))
-    return every, for_addresses
 
 
 def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
@@ -158,11 +135,11 @@ def _loaded(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats
     return (access.loaded_elements(block) * access.tensor.itemsize_bytes * waste,)
 
 
-def _stored(access: Access, block: Ints, transaction_bytes: int) -> Floats:
+def _stored(access: Access, block: Ints, transaction_bytes: int) -> tuple[Floats]:
     """Return the bytes that all output tiles are stored in, in whole transactions."""
     moved, _ = tile_transaction_bytes(access, block, transaction_bytes)
     size = access.tensor.itemsize_bytes
-    return np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size)))
+    return (np.asarray(access.tensor.nbytes * np.maximum(1.0, moved / (access.elements(block) * size))),)
 
 
 def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
@@ -196,25 +173,6 @@ def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     return dict(enumerate((*_least_loaded(batch, spec), stored)))
 
 
-def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
-    total = np.zeros(len(batch))
-    each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
-    for a in batch.geometry.loads:
-        # Tiles of windows may start where vectors do.
-        vectorised = batch.fragment is not None or batch.traits.slides_windows or _vectorised(a)
-        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
-        elements = batch.block_elements(a) / widest
-        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read as the walk goes
-            continue
-        if any(a is x for x in batch.staged_loads):
-            total = total + np.maximum(elements, batch.threads_per_block) * each
-            total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
-        else:
-            total = total + elements * COPY_INSTRUCTIONS
-    return total
-
-
 def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     """Return the bytes that waves of blocks load from DRAM, ``(N,)``: what one of them has loaded others find in L2.
 
@@ -228,30 +186,11 @@ def _loaded_bytes(access: Access, wave: Ints, geometry: Geometry) -> Floats:
     return np.asarray(np.minimum(loaded, product(geometry.counts(wave), others) * float(access.tensor.nbytes)))
 
 
-def _vectorised(access: Access) -> bool:
-    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
-    if access.gather or (access.lattice[-1:] > 1).any():
-        return False
-    return not access.bounds or not access.index or not (access.shared[-1] or access.constants[-1])
-
-
 def _partial_bytes(batch: TileBatch) -> Floats:
     """Return the bytes of partial results, written and read again, where a reduction is split, ``(N,)``."""
     g = batch.geometry
     each = g.store.tensor.elements * DTYPE_BYTES[g.expr.anchor.acc_dtype]  # parts stay in the accumulator's type
     return np.asarray(np.where(batch.split_k > 1, 2.0 * batch.split_k, 0.0) * each)
-
-
-def _address_instructions(access: Access, block: Ints) -> Floats:
-    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
-    guards = GUARD_INSTRUCTIONS * access.bounds
-    if access.gather:
-        quasi = sum(not t.is_affine for i in access.index for t in i.terms)
-        return np.full(len(block), guards + GATHER_INSTRUCTIONS * quasi)
-    if not access.coefficients.shape[0]:
-        return np.full(len(block), guards)
-    wide = (access.extents(block) > 1).sum(axis=1)
-    return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
 
 
 def _touched(access: Access, fetch_bytes: int) -> float:

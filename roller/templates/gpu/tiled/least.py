@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copied import unstaged_copies
 from roller.templates.gpu.common.copies import copy_instructions
 from roller.templates.gpu.common.occupancy import (
     BASE_REGISTERS,
@@ -22,8 +23,8 @@ from roller.templates.gpu.common.occupancy import (
     scratchpad_bytes,
 )
 from roller.templates.gpu.common.price import least_held_s
-from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
-from roller.templates.gpu.common.traffic import counted_traffic, unstaged_copies
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, copy_widths, tile_extents
+from roller.templates.gpu.common.traffic import counted_traffic
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Floats, Ints
@@ -48,7 +49,10 @@ class LeastLaidOut:
 
     def likely_s(self) -> Floats:
         """Return bounds of layouts that take no block off a unit, ``(N,)``; infinite where none fits the device."""
-        return self._of(np.flatnonzero(self._most > 0), self._most)
+        resident = np.maximum(self._most, 1)
+        # Of the whole batch, so that its parts know what it computed.
+        every = least_held_s(self._batch, self._spec, resident, self._copies, PHASES)
+        return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
         """Return bounds of all layouts, ``(N,)``, those above ``limit_s`` at least that.
@@ -104,11 +108,14 @@ def _least_copies(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     """Return the least copy instructions per block and step, and those for addresses, of rows padded anyhow."""
     every, addresses = unstaged_copies(batch), np.zeros(len(batch))
     for a in batch.staged_loads:
-        counted = []
+        axes, widths, counted = axes_of(a, batch), list[Ints](), []
         padding = 0  # whole vectors, then ever narrower ones
         while padding < max(1, VECTOR_BYTES // a.tensor.itemsize_bytes):
-            copy = StagedCopy.of(a, batch, axes_of(a, batch), padding)
-            counted.append(copy_instructions(a, batch, copy, spec))
+            width = copy_widths(a, batch, axes, padding)
+            if not any(np.array_equal(width, x) for x in widths):
+                copy = StagedCopy.in_vectors(width, tile_extents(a, batch, axes), batch.threads_per_block)
+                counted.append(copy_instructions(a, batch, copy, spec))
+            widths.append(width)
             padding = 2 * padding or 1
         every, addresses = (x + np.minimum.reduce([c[n] for c in counted]) for n, x in enumerate((every, addresses)))
     return every, addresses

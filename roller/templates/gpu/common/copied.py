@@ -1,0 +1,108 @@
+"""Instructions that copy what a block loads: into the scratchpad, along windows, or into registers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
+from roller.templates.gpu.common.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
+from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, staged_copy
+from roller.templates.gpu.common.vectors import access_width
+from roller.templates.gpu.matrix.copies import operand_copies
+from roller.templates.gpu.rows.widths import GUARD_INSTRUCTIONS
+from roller.templates.gpu.window.strips import strip_copies
+from roller.tile.access import VECTOR_BYTES
+from roller.tile.geometry import Access, Floats, Ints
+
+#: Instructions per copied vector (load, store, pointer step) of our templates.
+COPY_INSTRUCTIONS = 3.0
+#: Extra instructions per copied vector: for each dimension its position is split over (a division and a
+#: remainder by constants), for each quasi-affine term that no loop hoists; a guarded bound: ``GUARD_INSTRUCTIONS``.
+SPLIT_INSTRUCTIONS, GATHER_INSTRUCTIONS = 4.0, 2.0
+
+
+def copied(batch: TileBatch, spec: DeviceSpec, padding: Mapping[str, Ints]) -> tuple[Floats, Floats]:
+    """Return per block and step the copy instructions of :func:`global_traffic`, and those of addresses."""
+    g = batch.geometry
+    copies = addresses = np.zeros(len(batch))
+    for n, a in enumerate(g.reads):
+        if not any(a is x for x in g.loads):  # an epilogue's operands come once per tile, with the store
+            continue
+        if batch.traits.slides_windows:
+            all_of_tile, for_addresses = strip_copies(a, batch, spec)
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
+        elif any(a is x for x in batch.staged_loads):
+            all_of_tile, for_addresses = _staging(n, a, batch, spec, padding.get(a.tensor.name))
+            copies, addresses = copies + all_of_tile, addresses + for_addresses
+        else:
+            copies = copies + _unstaged(a, batch)
+    return copies, addresses
+
+
+def _unstaged(access: Access, batch: TileBatch) -> Floats:
+    """Return the instructions per block and step of loads from memory into registers, ``(N,)``."""
+    each = COPY_INSTRUCTIONS + _address_instructions(access, batch.block)
+    return np.asarray(batch.block_elements(access) / access_width(access, batch) * each)
+
+
+def unstaged_copies(batch: TileBatch) -> Floats:
+    """Return the instructions per block and step of all loads that no scratchpad holds, ``(N,)``."""
+    staged = batch.staged_loads
+    loads = [a for a in batch.geometry.loads if not any(a is x for x in staged)]
+    return sum((_unstaged(a, batch) for a in loads), np.zeros(len(batch)))
+
+
+def _staging(n: int, access: Access, batch: TileBatch, spec: DeviceSpec, padding: Ints | None) -> tuple[Floats, Floats]:
+    """Return :func:`copy_instructions` of the ``n``-th operand."""
+    if batch.fragment is not None:
+        copy = next(c.copy for c in operand_copies(batch) if c.access is access)
+    else:
+        copy = staged_copy(access, batch, spec)
+        if padding is not None and (padding % copy.width).any():  # rows no longer start where vectors do
+            copy = StagedCopy.of(access, batch, axes_of(access, batch), padding)
+            return copy_instructions(access, batch, copy, spec)
+    key = ("copies", n, asynchronous(batch, spec))
+    every, for_addresses = batch.of_tiles(spec, key, lambda: copy_instructions(access, batch, copy, spec))
+    return every, for_addresses
+
+
+def least_copies(batch: TileBatch, spec: DeviceSpec) -> Floats:
+    """Return the least copy instructions :func:`global_traffic` finds per block and step, ``(N,)``."""
+    total = np.zeros(len(batch))
+    each = ASYNC_INSTRUCTIONS if asynchronous(batch, spec) else STAGED_INSTRUCTIONS
+    for a in batch.geometry.loads:
+        # Tiles of windows may start where vectors do.
+        vectorised = batch.fragment is not None or batch.traits.slides_windows or _vectorised(a)
+        widest = max(1, VECTOR_BYTES // a.tensor.itemsize_bytes) if vectorised else 1
+        elements = batch.block_elements(a) / widest
+        if batch.traits.slides_windows and a.tensor.name not in batch.staged:  # read as the walk goes
+            continue
+        if any(a is x for x in batch.staged_loads):
+            total = total + np.maximum(elements, batch.threads_per_block) * each
+            total = total + SETUP_INSTRUCTIONS * batch.threads_per_block
+        else:
+            total = total + elements * COPY_INSTRUCTIONS
+    return total
+
+
+def _vectorised(access: Access) -> bool:
+    """Whether elements of a data tile can be copied several at once: no bound cuts through its rows."""
+    if access.gather or (access.lattice[-1:] > 1).any():
+        return False
+    return not access.bounds or not access.index or not (access.shared[-1] or access.constants[-1])
+
+
+def _address_instructions(access: Access, block: Ints) -> Floats:
+    """Return instructions that find one element or vector of a data tile, beyond the copy itself."""
+    guards = GUARD_INSTRUCTIONS * access.bounds
+    if access.gather:
+        quasi = sum(not t.is_affine for i in access.index for t in i.terms)
+        return np.full(len(block), guards + GATHER_INSTRUCTIONS * quasi)
+    if not access.coefficients.shape[0]:
+        return np.full(len(block), guards)
+    wide = (access.extents(block) > 1).sum(axis=1)
+    return np.asarray(guards + SPLIT_INSTRUCTIONS * np.maximum(0, wide - 1))
