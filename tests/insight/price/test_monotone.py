@@ -81,10 +81,10 @@ def _allowed(spec, number: str) -> float:
     """Return by what share a price may fall: 0 but for the exceptions of docs/limits.md."""
     power_bound = spec.power_w is not None and spec.execution.busy_cycle_j is not None
     if number == "units" and power_bound:
-        return 0.05
+        return 0.1
     if number == "matrix" and power_bound:
         return 0.005
-    return 0.02 if number == "scratchpad" and spec.fragments else 1e-9
+    return 0.02 if number in ("scratchpad", "load and store") and spec.fragments else 1e-9
 
 
 def _falls(seed: int, pairs: int, numbers=WORSE) -> list[str]:
