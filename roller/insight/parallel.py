@@ -148,7 +148,7 @@ def buckets(
     if not whole and any(o.phase == "backward" for o in trace.steady()):
         raise RollerError(
             "devices: expected a step that leaves gradients of the model's parameters, which devices reduce, got one "
-            "whose backward pass leaves none. Ask for one device, or let a parameter of the model learn."
+            "whose backward pass leaves none. Ask for one device, or leave gradients at the parameters with backward()."
         )
     found: list[Bucket] = []
     for update, group in groupby(whole, key=lambda r: r.update):

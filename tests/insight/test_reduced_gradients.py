@@ -125,3 +125,17 @@ def test_a_what_if_of_a_step_without_gradients_speaks_of_the_step(tmp_path):
     with pytest.raises(RollerError, match="got one whose backward pass leaves none") as told:
         graph.what_if(change_of_text("ddp:devices=8"))
     assert "record" not in str(told.value).lower()
+
+
+def test_an_optimizer_that_updates_on_the_host_is_said_to_be_left_out_of_the_time(tmp_path):
+    offloaded = """
+    host = [p.detach().cpu().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.Adam(host)
+    def step(x):
+        model(x).mean().backward()
+        for ours, theirs in zip(host, model.parameters()): ours.grad, theirs.grad = theirs.grad.cpu(), None
+        optimizer.step()
+    return step
+"""
+    assert any("Adam updates parameters on the host" in w for w in traced(tmp_path, offloaded).warnings)
+    assert not any("on the host" in w for w in traced(tmp_path, TURNS).warnings)

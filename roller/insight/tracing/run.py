@@ -241,6 +241,11 @@ class Session:
         """Name what an optimizer updates, in the model or not, and its gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if self.values.hosted and parameter.device.type == "cpu":
+                self.values.note(
+                    f"optimizer: {type(optimizer).__name__} updates parameters on the host. What the host computes for "
+                    f"it is not in the time; copies to the device and back are."
+                )
             if id(parameter) not in self._hooked:
                 name = names.get(id(parameter), f"parameter {len(self._hooked)} of {type(optimizer).__name__}")
                 self._adopt_parameter(name, parameter)
