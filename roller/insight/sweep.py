@@ -300,13 +300,13 @@ def check_picture(path: str | Path) -> None:
     RollerError
         matplotlib is missing, or does not write such files.
     """
+    if Path(path).suffix not in _PICTURES:
+        raise RollerError(f"picture: expected a path that ends in {', '.join(_PICTURES)}, got {path}. Rename it.")
     if importlib.util.find_spec("matplotlib") is None:
         raise RollerError(
             "picture: expected matplotlib, got none that can be imported. Install it, e.g. pip install matplotlib, or "
             "write --csv."
         )
-    if Path(path).suffix not in _PICTURES:
-        raise RollerError(f"picture: expected a path that ends in {', '.join(_PICTURES)}, got {path}. Rename it.")
 
 
 def label(row: Choice) -> str:
