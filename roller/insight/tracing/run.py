@@ -363,6 +363,11 @@ def errors(what: str, places: Places) -> Iterator[None]:
                 f"trace: amp: expected fp16 or fp32, got bf16{line}: the device has no bfloat16 of its own, and what "
                 "PyTorch emulates is not priced. Use float16, or a device of compute capability 8.0 or later."
             ) from None
+        if isinstance(error, ModuleNotFoundError):
+            raise ModelError(
+                f"trace: expected packages that are installed here, got none called {shown(error.name)}{line} "
+                f"({what}). Install it, or leave it out."
+            ) from None
         raise ModelError(
             f"trace: expected a model that runs on shapes, got {type(error).__name__}{line}: "
             f"{text[0] if text else 'no message'} ({what}). Run the step once on the CPU; if it works there, "

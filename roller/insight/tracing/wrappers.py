@@ -81,6 +81,8 @@ def blamed(error: BaseException, line: str) -> ModelError | None:
     names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     # Frames of what is compiled stand around much that is not; who raises says it.
     raised = (type(error).__module__, *names[-1:])
+    if isinstance(error, ModuleNotFoundError):
+        names.append(error.name or "")
     for home in _WAYS:
         if any(_within(name, home) for name in (raised if home == "torch._dynamo" else names)):
             return ModelError(_sentence(f"{home}{line}", home))

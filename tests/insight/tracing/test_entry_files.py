@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import textwrap
 
 import pytest
@@ -282,6 +283,14 @@ def test_wrappers_are_named_with_the_way_out(tmp_path):
         with pytest.raises(roller.RollerError, match=r"plain model.*2xa100") as caught:
             traced(tmp_path, MLP, ROWS, iterates(before=f"m = {wrap}(m); opt = torch.optim.AdamW(m.parameters())"))
         assert "entry.py:" in str(caught.value)
+
+
+def test_a_package_that_is_missing_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao", None)  # an import raises ModuleNotFoundError
+    with pytest.raises(roller.RollerError, match=r"torchao.*kernels of its own.*torch\.optim"):
+        traced(tmp_path, MLP, ROWS, iterates(before="from torchao.optim import AdamW8bit"))
+    with pytest.raises(roller.RollerError, match=r"none called 'no_such_package'.*entry\.py.*Install it"):
+        traced(tmp_path, MLP, ROWS, iterates(before="import no_such_package"))
 
 
 def test_questions_and_streams_of_cuda_are_answered(tmp_path):
