@@ -56,7 +56,9 @@ def test_the_fastest_of_few_programs_is_that_of_all_layouts():
     _same("row", "float32", "t4")
 
 
-@pytest.mark.parametrize("device", ["v100", "a100", "mi300x", "p100", "b200"])
+@pytest.mark.parametrize(
+    "device", ["v100", "mi300x", *(pytest.param(d, marks=pytest.mark.exhaustive) for d in ("a100", "p100", "b200"))]
+)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", list(SMALL))
 def test_the_fastest_program_is_that_of_all_layouts(name, dtype, device):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+import pytest
+
 from roller import load_spec, ops
 from roller.insight.price.kernels import Kernels
 
@@ -104,6 +106,7 @@ def test_no_price_falls_where_a_number_gets_worse():
     assert _falls(3, 30) == []
 
 
+@pytest.mark.exhaustive
 def test_no_price_of_a_thousand_pairs_falls():
     assert _falls(11, 1000) == []
 
