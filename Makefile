@@ -72,7 +72,7 @@ hostile: $(STAMP)
 MARKS ?= not exhaustive
 affected: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) -m "$(MARKS)" --affected-by "$(or $(SINCE),last-slow-green)" \
-	  $(MINUTES:%=--minutes %)
+	  $(MINUTES:%=--minutes %) $(MORE:%=--more-minutes %)
 
 # The long sweeps: every operator on every GPU, every kernel of the odd cases on the emulator. Minutes, not seconds.
 # SHARD=1/4: a quarter of them. Where all have passed at one commit, tests/last_slow_green.json names it.

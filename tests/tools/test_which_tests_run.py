@@ -67,6 +67,19 @@ def test_after_the_limit_a_test_is_reported_instead_of_run(monkeypatch):
     assert not limit.ran_too_few, "one of two is half"
 
 
+def test_a_slow_machine_goes_on_until_half_of_the_tests_have_run(monkeypatch):
+    seconds = iter([10.0, 61.0, 62.0, 63.0])
+    monkeypatch.setattr(time_limit, "clock", lambda: next(seconds))
+    limit = time_limit.TimeLimit(deadline_s=60.0, minutes=1, more_minutes=1, workers=2)
+    limit.pytest_collection_finish(SimpleNamespace(items=range(8)))  # a half of 8 in two processes: 2 in each
+    hooks = SimpleNamespace(pytest_runtest_logreport=lambda report: None)
+    items = [SimpleNamespace(nodeid=f"a.py::{n}", location=("a.py", 1, n), ihook=hooks) for n in "abc"]
+    assert [limit.pytest_runtest_protocol(item) for item in items] == [None, None, True]
+    never = time_limit.TimeLimit(deadline_s=0.0, minutes=0, more_minutes=1)
+    never.pytest_collection_finish(SimpleNamespace(items=range(8)))
+    assert never.pytest_runtest_protocol(items[0]) is True, "a minute more is over at 63 s"
+
+
 @pytest.mark.slow
 def test_no_test_begins_after_the_limit(suite):
     done = run(suite, "--minutes", "4")

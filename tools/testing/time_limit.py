@@ -1,6 +1,7 @@
 """``--minutes M``: no test begins later than M minutes after the session's start; the others are reported as not run.
 
-A session that ran fewer than half of the selected tests fails.
+A session that ran fewer than half of the selected tests fails. ``--more-minutes M`` lets a slow machine go on so much
+longer, until it has run half of them.
 """
 
 from __future__ import annotations
@@ -49,8 +50,10 @@ def _shortened(tests: list[str]) -> str:
 class TimeLimit:
     """Lets no test begin after a deadline, in whichever process it would, and reports those that did not run."""
 
-    def __init__(self, deadline_s: float, minutes: float) -> None:
+    def __init__(self, deadline_s: float, minutes: float, *, more_minutes: float = 0.0, workers: int = 1) -> None:
         self._deadline_s, self._minutes = deadline_s, minutes
+        self._latest_s, self._workers = deadline_s + more_minutes * 60, workers
+        self._begun = self._least = 0
         self.not_run: dict[str, None] = {}
         self.run: set[str] = set()
 
@@ -59,10 +62,16 @@ class TimeLimit:
         """Give a worker the deadline."""
         node.workerinput[_KEY] = self._deadline_s  # type: ignore[attr-defined]
 
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Count the tests of which this process has to run its share of a half."""
+        self._least = -(-len(session.items) // (2 * self._workers))
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
         """Report a test as not run instead of running it."""
-        if clock() < self._deadline_s:
+        now = clock()
+        if now < self._deadline_s or (self._begun < self._least and now < self._latest_s):
+            self._begun += 1
             return None
         report = pytest.TestReport(
             item.nodeid, item.location, keywords={}, outcome=_OUTCOME, longrepr=None, when="call",  # type: ignore[arg-type]
@@ -111,6 +120,9 @@ class TimeLimit:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--minutes``."""
     parser.addoption("--minutes", type=float, metavar="M", help="begin no test later than M minutes after the start")
+    parser.addoption(
+        "--more-minutes", type=float, metavar="M", default=0.0, help="go on so much longer until half of the tests ran"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -118,4 +130,6 @@ def pytest_configure(config: pytest.Config) -> None:
     minutes = config.getoption("--minutes")
     if minutes is not None:
         deadline_s = shared(config, _KEY, lambda: clock() + minutes * 60)
-        config.pluginmanager.register(TimeLimit(deadline_s, minutes), "time-limit")
+        workers = config.workerinput["workercount"] if is_worker(config) else 1  # type: ignore[attr-defined]
+        limit = TimeLimit(deadline_s, minutes, more_minutes=config.getoption("--more-minutes"), workers=workers)
+        config.pluginmanager.register(limit, "time-limit")
