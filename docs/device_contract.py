@@ -31,7 +31,7 @@ PATH = Path(__file__).with_name("device-contract.md")
 #: Specifications that stand for their kind; both have every field the model may read.
 SPECS = {"gpu": "v100", "cpu": "cpu-avx512"}
 #: Others, which give less: what is read in place of a field that is not there shows only there.
-MORE = {"gpu": ("h200", "t4"), "cpu": ("cpu-neon",)}
+MORE = {"gpu": ("h200", "t4", "mi50"), "cpu": ("cpu-neon",)}
 _RATES = "compute.ops_per_cycle_per_unit"
 _SECTIONS = ("teu", "execution", "limits", "accuracy")
 
@@ -55,6 +55,7 @@ UNKNOWN = {
     "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total, however few TEUs are resident)",
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
+    "convert_to": "narrowing takes as long as widening",
     "process_bytes": "forecasts of memory leave it out",
     "reported_bytes": "`capacity_bytes`, of which up to 9 % are said to be doubtful",
     "reported_most_bytes": "`reported_bytes`",
