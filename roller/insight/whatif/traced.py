@@ -161,7 +161,7 @@ def _place(operator: Operator) -> Place:
 
 def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
     """Return the gradients of parameters, each behind the last kernel of the backward that writes it."""
-    work = [task.id for task in steps.tasks if task.kind == ("kernel" if steps.has_device else "cpu")]
+    work = sorted(steps.operators)
     found = []
     for gradient in reductions(trace):
         kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[gradient.update - 1]
