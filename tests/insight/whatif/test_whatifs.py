@@ -14,9 +14,7 @@ import pytest
 
 from roller.errors import RollerError
 from roller.insight.whatif import whatifs
-from roller.insight.whatif.graph import Place, Task
 from roller.insight.whatif.network import buckets, half_us, ring_us, sparse_us
-from roller.insight.whatif.prices import Prices
 from roller.insight.whatif.primitives import remove, select
 from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.whatifs import (
@@ -45,7 +43,7 @@ from roller.insight.whatif.whatifs import (
     RestructuredNorm,
     Substitute,
 )
-from tests.insight.whatif.graphs import GAP_US, STEP, STREAM, training
+from tests.insight.whatif.graphs import GAP_US, STEP, training
 from tests.offenders import every
 
 STEP_US = 937.0
@@ -397,22 +395,6 @@ def joined_ranks():
     one = training(data_us=50.0)
     other = [replace(t, id=t.id + len(one.tasks), lane=t.lane._replace(rank=1)) for t in one.tasks]
     return replace(one, tasks=[*one.tasks, *other])
-
-
-def test_launches_are_no_twins_of_kernels():
-    launch, kernel = (
-        next(t for t in training().tasks if t.name == name) for name in ("cudaLaunchKernel", "relu relu1")
-    )
-    rate = Prices(training()).twin_bytes_per_us
-    assert rate == pytest.approx(2 * 4 * 262144 / kernel.duration_us) and launch.duration_us < kernel.duration_us
-
-
-@pytest.mark.parametrize(
-    ("name", "bound"), [("aten::mm", "compute"), ("aten::bmm", "compute"), ("aten::mmm", "memory")]
-)
-def test_products_are_known_by_their_operator_where_shapes_are_missing(name, bound):
-    task = Task(0, "kernel", "kernel", STREAM, 9.0, 0.0, 9.0, place=Place(operator=name))
-    assert Prices(training()).bound(task) == bound
 
 
 def test_what_is_removed_waits_for_nothing():
