@@ -1,8 +1,8 @@
 /*
  * Measures: instructions of one class per second of a unit full of warps (compute.ops_per_cycle_per_unit, with the
- * clock): add (float32 addition), special (the exponential's own instruction), convert.float16 and convert_to.float16
- * (float32 to float16 and back: what two conversions and an addition take longer than the addition; each has the mean
- * of both), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where
+ * clock): add (float32 addition), special (the exponential's own instruction), convert.float16 (float16 to float32),
+ * convert_to.float16 (float32 to float16: what a conversion there, one back and an addition take longer than the other
+ * two), fma.float16 (two per lane and instruction) and fma.float64; integer (additions and exclusive-ors), where
  * they run beside multiply-adds and do not take turns with them; issue: the most instructions of mixed pipes per
  * cycle, floating point beside integer, or beside scratchpad loads.
  *
@@ -35,6 +35,18 @@ extern "C" __global__ void __launch_bounds__(1024) special(const int* p, const f
   EACH x[j] = in[0] + 0.125f * j;
 #pragma unroll 1
   for (int s = 0; s < steps; ++s) TURN EACH x[j] = __expf(-x[j]);
+  EACH sum += x[j];
+  out[THREAD] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(1024) widen(const int* p, const float* in, float* out) {
+  const int steps = p[0];
+  float x[8], sum = 0.0f;
+  EACH x[j] = in[0] + 0.0625f * j;
+#pragma unroll 1
+  for (int s = 0; s < steps; ++s) {
+    TURN EACH x[j] = __half2float(__ushort_as_half((unsigned short)(__float_as_uint(x[j]) >> 16)));
+  }
   EACH sum += x[j];
   out[THREAD] = sum;
 }

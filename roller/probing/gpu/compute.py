@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from roller.errors import SpecError
+from roller.expr.conversions import rate_of
 from roller.hardware import DeviceSpec
 from roller.probing.gpu.fits import choose, fit_steps
 from roller.probing.gpu.memory import steps_of
@@ -28,8 +29,8 @@ _BANKS = tuple((banks, width) for banks in (16, 32, 64) for width in (4, 8))
 _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
 #: Class and operations of one thread and step, per kernel.
-_CLASSES = {"add": ("add", 64), "special": ("special", 64), "convert": ("convert.float16", 128),
-            "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "integer": ("integer", 128),
+_CLASSES = {"add": ("add", 64), "special": ("special", 64), "widen": ("convert.float16", 64),
+            "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "integer": ("integer", 128),
             "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
 _PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
 #: Integer instructions have pipes of their own where both kinds mixed take less than this share of one after another.
@@ -140,15 +141,16 @@ def tiles(session: GpuSession) -> Finding:
 
 def rates_plan(spec: DeviceSpec) -> ProbePlan:
     """Return eight independent chains per thread of each class, with all warps of a unit and with half of them."""
-    both = {"full": spec.units * 2, "half": spec.units}
+    parts = {"full": spec.units * 2, "half": spec.units}
     cases = []
     for entry, (name, operations) in _CLASSES.items():
         rates = spec.compute.ops_per_cycle_per_unit
-        rate = rates.get(name, rates.get(name.partition(".")[0], rates["fma"])) * spec.units * spec.clock_hz
-        for part, grid in both.items():
+        rate = rate_of(rates, *_class_and_dtype(name)) * spec.units * spec.clock_hz
+        for part, grid in parts.items():
             seconds = operations * grid * _BLOCK / rate
             if entry == "convert":
-                seconds += 64 * grid * _BLOCK / spec.ops_per_s("add")
+                both = sum(1 / rate_of(rates, *x) for x in (("add", "float32"), ("convert", "float16")))
+                seconds += 64 * grid * _BLOCK * both / spec.units / spec.clock_hz
             if entry == "issue_integer" and "integer" not in rates:  # they take turns
                 seconds = max(seconds, 256 * grid * _BLOCK / spec.ops_per_s("add"))
             parameters = _PARAMETERS.get(entry, ())
@@ -173,23 +175,23 @@ def rates(session: GpuSession) -> Finding:
             values |= {} if path in values else doubted(reason, doubts, path)
             continue
         if entry == "convert":
-            if "add full" not in timed:
+            if not {"add full", "widen full"} <= set(timed):
                 continue
-            step = step.minus(timed["add full"].step)
+            step = step.minus(timed["add full"].step).minus(timed["widen full"].step)
         found = step.rate(operations * full.case.threads / spec.units / session.clock_hz)
         if path not in values or found.value > values[path].value:  # the most of several mixes
             values[path] = found
             doubts.pop(path, None)
-    widening = f"{_RATES}.convert.float16"
-    if widening in values:  # as many of both directions were timed together: each has the mean of both
-        values[f"{_RATES}.convert_to.float16"] = values[widening]
-    if widening in doubts:
-        doubts[f"{_RATES}.convert_to.float16"] = doubts[widening]
     together = _turns(timed)
     if together is not None and together > _BESIDE and f"{_RATES}.integer" in values:
         reason = f"both kinds together take {together:.0%} of one after another: no pipes beside those of multiply-adds"
         values |= doubted(reason, doubts, f"{_RATES}.integer")
     return Finding(values, session.taken(), doubts)
+
+
+def _class_and_dtype(name: str) -> tuple[str, str]:
+    operation, _, dtype = name.partition(".")
+    return operation, dtype or "float32"
 
 
 def _turns(timed: Mapping[str, Timed]) -> float | None:

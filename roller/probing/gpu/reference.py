@@ -103,10 +103,16 @@ def _rates(data: Sequence[float]) -> dict[str, Reference]:
     return {
         "add": _each(0, 1, np.float32, lambda x: x + a),
         "special": _each(0, 0.125, np.float64, lambda x: np.exp(-x)),
+        "widen": _each(0, 0.0625, np.float32, _upper_half),
         "convert": _each(0, 0.0625, np.float32, lambda x: x.astype(np.float16).astype(np.float32) - a),
         "fma_half": _each(0, 0.125, np.float16, lambda x: (x.astype(np.float64) * a + b).astype(np.float16), lanes=2),
         "fma_double": _each(0, 0.125, np.float64, lambda x: x * np.float64(a) + b),
     }
+
+
+def _upper_half(x: np.ndarray) -> np.ndarray:
+    """Return the upper halves of float32 numbers, read as float16."""
+    return (x.view(np.uint32) >> 16).astype(np.uint16).view(np.float16).astype(np.float32)
 
 
 def _issue_integer(steps: int, case: Case, data: Contents, threads: np.ndarray) -> np.ndarray:

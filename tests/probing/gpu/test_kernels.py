@@ -23,7 +23,7 @@ CHOSEN = {
     "latency": ["shared", "l2", "global"],
     "shared": ["vectors", "stride=1", "stride=3", "stride=64"],
     "tiles": ["tile=1x1 warps=1", "tile=2x2 warps=4", "tile=4x4 warps=8", "tile=8x4 warps=2", "tile=8x8 warps=16"],
-    "rates": ["add half", "special half", "convert half", "fma_half half", "fma_double half", "integer half",
+    "rates": ["add half", "special half", "widen half", "convert half", "fma_half half", "fma_double half", "integer half",
               "issue_integer half", "issue_shared half"],
     "matrix": ["float16", "bfloat16", "int8"],
     "group_matrix": ["float16", "bfloat16"],
