@@ -30,8 +30,8 @@ _TILES = {(1, 1): 1024, (2, 2): 1024, (4, 4): 1024, (8, 4): 512, (8, 8): 512}
 _WARPS = (1, 2, 4, 8, 16, 32)
 #: Class and operations of one thread and step, per kernel.
 _CLASSES = {"add": ("add", 64), "special": ("special", 64), "widen": ("convert.float16", 64),
-            "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64), "integer": ("integer", 128),
-            "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
+            "convert": ("convert_to.float16", 64), "fma_half": ("fma.float16", 128), "fma_double": ("fma.float64", 64),
+            "integer": ("integer", 128), "issue_integer": ("issue", 256), "issue_shared": ("issue", 48)}  # fmt: skip
 _PARAMETERS = {"integer": (0x55AA, 3), "issue_integer": (0x55AA, 3), "issue_shared": (32,)}
 #: Integer instructions have pipes of their own where both kinds mixed take less than this share of one after another.
 _BESIDE = 0.85
