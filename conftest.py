@@ -29,7 +29,7 @@ _count = itertools.count()
 collect_ignore_glob = (
     []
     if importlib.util.find_spec("torch")
-    else ["roller/insight/tracing/*", "tests/insight/price/calls.py", "tests/insight/price/cases_*.py"]
+    else ["roller/insight/trace/pytorch/*", "tests/insight/cost/calls.py", "tests/insight/cost/cases_*.py"]
 )
 
 

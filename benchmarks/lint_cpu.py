@@ -20,8 +20,8 @@ from roller.arguments import target_of
 from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes
 from roller.hardware import DeviceSpec
+from roller.insight.cost.kernels import Kernels
 from roller.insight.lint import LEAST_GAIN, grown, larger, together
-from roller.insight.price.kernels import Kernels
 from roller.ops import parse
 
 #: Operators whose sizes are multiples of nothing: wide ones, then those of few columns, for which padding is advised

@@ -19,9 +19,10 @@ import torch
 import typer
 from torch import nn
 
-from roller.insight.recording import record
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.replay import from_kineto
+from roller.insight.step.recording import record
+from roller.insight.step.replay import from_kineto
+from roller.insight.whatif.predict import what_if
+from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (
     AMP,
     Batch,
@@ -229,7 +230,7 @@ def main(
                 with record(path, warmup=3, timed=10, steps=10) as recorder:
                     while not recorder.is_done:
                         loop.step()
-                answer = from_kineto(path).what_if(make())
+                answer = what_if(from_kineto(path), make())
             # where its buffers lie makes a loop faster or slower by some percent: new ones are made each time
             runs = [paired(Loop(case), Loop(case, name), seconds / REPEATS) for _ in range(REPEATS)]
             before = median(one for one, _ in runs)

@@ -9,10 +9,11 @@ import sys
 from dataclasses import dataclass
 
 import roller
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import neighbours, work
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import remove, scale
+from roller.insight.whatif.select import neighbours, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -28,17 +29,17 @@ class FusedSoftmax(WhatIf):
     factor: float = 1.2
     assumptions = ("The fused kernel takes a fifth longer than the softmax alone.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused kernels."""
         before, behind = neighbours(graph)
-        softmax = {n for n in work(graph) if "softmax" in graph.tasks[n].place.operator}
+        softmax = {n for n in work(graph) if "softmax" in graph.tasks[n].context.operator}
         beside = {side[n].id for n in softmax for side in (before, behind) if n in side}
         return scale(remove(graph, beside - softmax), softmax, self.factor)
 
 
 def main(profile: str) -> None:
     """Print what it would bring."""
-    found = roller.from_kineto(profile).what_if(FusedSoftmax())
+    found = what_if(roller.from_kineto(profile), FusedSoftmax())
     print(f"{found.speedup:.2f}x: {found.baseline_us:.0f} us, then {found.iteration_us:.0f} us (predicted)")
 
 

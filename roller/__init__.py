@@ -32,16 +32,18 @@ _HOME = {
     "compile_model": "roller.onnx.compile",
     "construct": "roller.pipeline",
     "explain": "roller.report.explain",
-    "from_kineto": "roller.insight.whatif.replay",
+    "from_kineto": "roller.insight.step.replay",
     "lint": "roller.insight.lint",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_model": "roller.model.saved",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
-    "record": "roller.insight.recording",
+    "record": "roller.insight.step.recording",
+    "replay": "roller.insight.step.replay",
     "sensitivity": "roller.report.sensitivity",
-    "trace": "roller.insight.tracing.api",
+    "trace": "roller.insight.tracing",
+    "what_if": "roller.insight.whatif.predict",
     "why_not": "roller.report.explain",
 }
 _MODULES = ("ops",)
@@ -49,7 +51,8 @@ _MODULES = ("ops",)
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
     "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "lint",
-    "list_specs", "load", "load_model", "load_spec", "ops", "predict", "record", "sensitivity", "trace", "why_not",
+    "list_specs", "load", "load_model", "load_spec", "ops", "predict", "record", "replay", "sensitivity", "trace",
+    "what_if", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -59,9 +62,10 @@ if TYPE_CHECKING:
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
     from roller.insight.lint import lint
-    from roller.insight.recording import record
-    from roller.insight.tracing.api import trace
-    from roller.insight.whatif.replay import from_kineto
+    from roller.insight.step.recording import record
+    from roller.insight.step.replay import from_kineto, replay
+    from roller.insight.tracing import trace
+    from roller.insight.whatif.predict import what_if
     from roller.model.saved import load_model
     from roller.onnx.compile import compile_model
     from roller.perf import Estimate

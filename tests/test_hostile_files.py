@@ -17,9 +17,9 @@ import pytest
 from roller.cli.arrays import read_arrays
 from roller.core.files import open_file, read_file
 from roller.errors import ArtifactError
-from roller.insight.memory.recorded import read_memory_events
+from roller.insight.memory.profiler_events import read_memory_events
 from roller.insight.memory.snapshot import events_of, read_snapshot
-from roller.insight.whatif.kineto import read_events
+from roller.insight.step.kineto_reader import read_events
 from roller.runtime.bundle_format import _entry, pack, unpack
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import import_cache
@@ -193,19 +193,19 @@ def test_profiles(what, tmp_path):
 
 
 def test_a_trace_that_unpacks_to_more_than_any_trace(tmp_path, monkeypatch):
-    from roller.insight.memory import recorded
+    from roller.insight.memory import profiler_events
 
-    monkeypatch.setattr(recorded, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(profiler_events, "_MOST_BYTES", 1000)
     (tmp_path / "p.json.gz").write_bytes(gzip.compress(bytes(100_000)))
     with pytest.raises(ArtifactError, match="unpacks to more than 1000 bytes"):
         read_memory_events(tmp_path / "p.json.gz")
 
 
 def test_an_event_without_an_end(tmp_path, monkeypatch):
-    from roller.insight.whatif import rows
+    from roller.insight.step import event_rows
 
-    monkeypatch.setattr(rows, "_MOST_EVENT", 1000)
-    monkeypatch.setattr(rows, "_CHUNK", 100)
+    monkeypatch.setattr(event_rows, "_MOST_EVENT", 1000)
+    monkeypatch.setattr(event_rows, "_CHUNK", 100)
     (tmp_path / "p.json").write_bytes(b'{"traceEvents": [{"name": "' + b"x" * 10_000)
     with pytest.raises(ArtifactError, match="an event of more than 1000 characters"):
         read_events(tmp_path / "p.json")

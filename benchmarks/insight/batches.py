@@ -16,9 +16,9 @@ import typer
 from benchmarks.insight.models import SUITE, loss
 from roller.errors import NoCandidateError
 from roller.hardware import load_spec
-from roller.insight.memory.batches import capacity_of
-from roller.insight.records import Alloc, Trace
-from roller.insight.step import TracedStep
+from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.trace.trace import AllocEvent, Trace
+from roller.insight.traced_step import TracedStep
 
 MODELS = (
     "resnet50", "bert_large", "gpt2_large", "lstm", "vit", "moe", "unet", "opt_13", "gpt3_xl", "gpt3_27",
@@ -49,7 +49,7 @@ def most_requested(trace: Trace) -> int:
     held: dict[int, int] = {}
     now = most = 0
     for event in trace.events:
-        if isinstance(event, Alloc):
+        if isinstance(event, AllocEvent):
             held[event.storage] = event.size_bytes
             now += event.size_bytes
         else:

@@ -160,7 +160,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     """Return seconds of a step by class of operators: of an operator, all that runs below it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from roller.insight.price.processor.table import is_known, kind_of
+    from roller.insight.cost.cpu.operator_table import is_known, kind_of
 
     with profile(activities=[ProfilerActivity.CPU]) as found:
         run()
@@ -185,8 +185,8 @@ def predicted(name: str) -> dict[str, tuple[float, Counter[str]]]:
     """Return seconds of each kind of step, and seconds of classes of operators."""
     import roller
     from benchmarks.insight.models import loss
+    from roller.insight.cost.cpu.operator_table import kind_of
     from roller.insight.forecast import HOST_OP_S
-    from roller.insight.price.processor.table import kind_of
 
     chosen = models()[name]
     model = chosen.build()

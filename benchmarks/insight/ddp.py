@@ -5,6 +5,7 @@ from __future__ import annotations
 import typer
 
 from benchmarks.insight.models import trace
+from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import DDP
 
 #: Milliseconds of a step of GPT-2-large on H100s, sequence 1024, one sample a device, by the number of devices.
@@ -19,7 +20,7 @@ def main() -> None:
     print("| devices | predicted ms | from the published step of one | published ms | error |\n|---|---|---|---|---|")
     missed = 0
     for devices in (1, 2, 4):
-        answer = graph.what_if(DDP(devices))
+        answer = what_if(graph, DDP(devices))
         ratio = answer.iteration_us / answer.baseline_us if devices > 1 else 1.0
         alone = answer.baseline_us * ratio / 1e3
         scaled, known = PUBLISHED_MS[1] * ratio, PUBLISHED_MS.get(devices)

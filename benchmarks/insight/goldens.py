@@ -16,9 +16,9 @@ import typer
 from benchmarks.insight.models import trace
 from roller.errors import RollerError
 from roller.insight.forecast import Forecast
-from roller.insight.step import TracedStep
-from roller.insight.tracing.api import trace_entry
-from roller.insight.whatif.replay import from_kineto
+from roller.insight.step.replay import from_kineto, replay
+from roller.insight.traced_step import TracedStep
+from roller.insight.tracing import trace_entry
 from roller.insight.whatif.search import search
 
 DEVICES = ("v100", "a100", "h100", "l4", "t4", "rtx4090", "mi300x", "cpu-avx2")
@@ -71,7 +71,7 @@ def of_profile(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the replay and the what-ifs of a profile by name."""
     try:
         graph = from_kineto(path)
-        replayed = graph.replay()
+        replayed = replay(graph)
         yield f"{path.name} replay", [replayed.iteration_us, replayed.measured_us]
         for one in search(graph):
             yield f"{path.name} {one.name}", one.answer.iteration_us if one.answer else one.said

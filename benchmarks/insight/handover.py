@@ -11,8 +11,8 @@ _PAGE_BYTES, _BATCHES, _REST_S = 4096, 24, 0.2
 def main() -> None:
     """Measure three sizes of batches of two tensors: the fetch of a ready batch, the first touch, and its release.
 
-    The numbers of ``roller/insight/whatif/host.yaml`` are from here. What a batch's pages cost is told apart from what
-    it costs anyway by the smallest batch, which has next to none.
+    The numbers of ``roller/insight/cost/host_costs.yaml`` are measured here. The smallest batch, which has
+    next to no pages, tells what a batch costs apart from its pages.
     """
     print("| batch MB | fetch us | first copy us | copy again us | release us | fault us/page | release us/page |")
     print("|---|---|---|---|---|---|---|")

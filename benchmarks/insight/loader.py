@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from roller.insight.whatif.kineto import read_events
-from roller.insight.whatif.replay import from_kineto
+from roller.insight.step.kineto_reader import read_events
+from roller.insight.step.replay import from_kineto
+from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import LoaderWorkers
 
 #: Error of a prediction that holds.
@@ -26,7 +27,7 @@ def main(
     print("| before | step ms | predicted ms | measured ms | error |\n|---|---|---|---|---|")
     missed = 0
     for before, after in zip(profiles[::2], profiles[1::2], strict=True):
-        answer = from_kineto(before).what_if(LoaderWorkers(workers))
+        answer = what_if(from_kineto(before), LoaderWorkers(workers))
         step, made = _step_ms(before), _step_ms(after)
         predicted = step / answer.speedup
         error = predicted / made - 1.0

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.recorded import AddressCheck, MemoryEvent, check_addresses, read_memory_events
+from roller.insight.memory.profiler_events import AddressCheck, MemoryEvent, check_addresses, read_memory_events
 
 #: Shares of addresses that must be right, and events per second.
 SMALL_SHARE, LARGE_SHARE, EVENTS_PER_S = 1.0, 0.99, 1e5

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import roller
 from benchmarks.insight import images, transformers
-from roller.insight.records import Trace
+from roller.insight.trace.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from roller.insight.whatif.replay import MOST_UNEXPLAINED, from_kineto, replay
+from roller.insight.step.replay import MOST_UNEXPLAINED, from_kineto, replay
 
 #: Error of a replay that understands its profile.
 LIMIT = 0.01

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import roller
 from benchmarks.insight import models
-from roller.insight.price.operators import Pricer
+from roller.insight.cost.operators import Pricer
 
 #: Names of devices in the table, and of their specifications.
 DEVICES = {

@@ -10,9 +10,9 @@ import typer
 
 from benchmarks.insight.models import SUITE, trace
 from roller.hardware import load_spec
+from roller.insight.cost.kernels import Kernels
 from roller.insight.forecast import forecast
-from roller.insight.price.kernels import Kernels
-from roller.insight.records import Alloc, Trace
+from roller.insight.trace.trace import AllocEvent, Trace
 
 #: What is asked of every model beside plain training.
 VARIANTS = {
@@ -81,7 +81,7 @@ def peak_bytes(found: Trace) -> int:
     """Return the most bytes that tensors hold at once."""
     live = peak = 0
     for event in found.events:
-        live += event.size_bytes if isinstance(event, Alloc) else -found.storages[event.storage].size_bytes
+        live += event.size_bytes if isinstance(event, AllocEvent) else -found.storages[event.storage].size_bytes
         peak = max(peak, live)
     return peak
 

@@ -208,7 +208,7 @@ def of_lightning() -> Iterator[Found]:
     import tempfile
 
     import roller
-    from roller.insight.tracing.api import trace_entry
+    from roller.insight.tracing import trace_entry
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "lightning_entry.py"

@@ -75,7 +75,7 @@ def forecast_command(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
         shapes_of(shapes), calls,
     )  # fmt: skip
-    from roller.insight.price.progress import listening
+    from roller.insight.cost.progress import listening
 
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
@@ -97,7 +97,7 @@ def forecast_command(
 
 
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
-    from roller.insight.tracing.api import need_torch
+    from roller.insight.tracing import need_torch
 
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")

@@ -32,9 +32,9 @@ from roller.errors import ModelError, NoCandidateError
 from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
-    from roller.insight.memory.replay import Memory
     from roller.insight.memory.settings import AllocatorSettings
-    from roller.insight.step import TracedStep
+    from roller.insight.memory.simulate import Memory
+    from roller.insight.traced_step import TracedStep
 
 TopOption = Annotated[int, typer.Option("--top", min=0, help="Holders of bytes at the peak to print.")]
 AllocatorOption = Annotated[
@@ -128,7 +128,7 @@ class Row:
         conf: AllocatorSettings,
     ) -> Row:  # fmt: skip
         """Return a row; of the largest batch, its memory, or why there is none."""
-        from roller.insight.memory.batches import border
+        from roller.insight.memory.largest_batch import border
 
         if batch == LARGEST:
             try:
@@ -174,7 +174,7 @@ class Row:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; all of it is predicted."""
-        from roller.insight.memory.batches import capacity_of
+        from roller.insight.memory.largest_batch import capacity_of
 
         memory = self.memory
         base = {
@@ -204,7 +204,7 @@ class Row:
 
 
 def _table(rows: list[Row]) -> Table:
-    from roller.insight.memory.batches import capacity_of
+    from roller.insight.memory.largest_batch import capacity_of
 
     columns = (
         "device", "batch", "amp", "checkpoint", "requested", "allocated", "reserved", "as the monitor shows it", "of",
@@ -238,7 +238,7 @@ def _holders(row: Row, top: int) -> Table:
 
 
 def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings, path: Path) -> None:
-    from roller.insight.memory.replay import Library
+    from roller.insight.memory.simulate import Library
     from roller.insight.memory.snapshot import snapshot, write_snapshot
 
     trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)

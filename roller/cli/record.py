@@ -38,7 +38,7 @@ def record_command(
     Modules are marked by their path, and what recording takes is written into the profile. What the script prints and
     raises is its own.
     """
-    from roller.insight.recording import Recorder, arguments_of
+    from roller.insight.step.recording import Recorder, arguments_of
 
     if not script.is_file():
         raise UsageError(f"{script}: expected a program, got no such file. Name one.")

@@ -13,7 +13,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, console, print_json
 
 if TYPE_CHECKING:
-    from roller.insight.whatif.replay import Replay
+    from roller.insight.step.replay import Replay
 
 #: Share of a profile that waited for what it does not show, from which on it is said where.
 _WORTH_SAYING = 0.001
@@ -29,7 +29,7 @@ JointOption = Annotated[bool, typer.Option("--joint", help="The files are the ra
 
 def replay_command(files: FilesArgument, joint: JointOption = False, as_json: JsonOption = False) -> None:
     """Replay profiles: each as a graph with one latency and one gap; what cannot be explained is counted. No device."""
-    from roller.insight.whatif.replay import from_kineto, replay
+    from roller.insight.step.replay import from_kineto, replay
 
     groups: list[list[Path]] = [list(files)] if joint else [[file] for file in files]
     found = [replay(from_kineto(list(group) if len(group) > 1 else group[0])) for group in groups]
@@ -52,7 +52,7 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 def _said(x: Replay) -> Iterator[str]:
     """Yield what a replay tells beside its numbers, a line each."""
-    from roller.insight.whatif.unexplained import MOST_UNEXPLAINED, where
+    from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, where
 
     whole = x.replayed_us or 1.0
     yield from x.graph.notes
@@ -69,7 +69,7 @@ def _said(x: Replay) -> Iterator[str]:
         yield f"Not explained, and left out of the replay: {where(x.graph)}."
     if not x.graph.is_latency_measured and x.graph.has_device:
         yield f"No launch on an idle stream is in it: a latency of {x.graph.latency_us:.0f} us is assumed."
-    if len({t.place.iteration for t in x.graph.tasks if t.place.iteration >= 0}) > 1:
+    if len({t.context.iteration for t in x.graph.tasks if t.context.iteration >= 0}) > 1:
         yield f"A steady step takes {x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms."
     parts = (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us"))
     yield "Time: " + ", ".join(f"{name} {100 * getattr(x.breakdown, part) / whole:.1f} %" for name, part in parts)

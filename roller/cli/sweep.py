@@ -27,7 +27,7 @@ from roller.cli.training import (
 )
 
 if TYPE_CHECKING:
-    from roller.insight.sweep import Choice, Prices
+    from roller.insight.sweep import Choice, RateCard
 
 PricesOption = Annotated[
     Path | None,
@@ -62,7 +62,7 @@ def sweep_command(
     Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
     """
     from roller.insight import sweep as sweeps
-    from roller.insight.price.progress import listening
+    from roller.insight.cost.progress import listening
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
@@ -107,7 +107,7 @@ def price_text(price: float) -> str:
     return f"{price:.2f}" if price >= 0.1 else f"{price:.3g}"
 
 
-def _table(rows: list[Choice], prices: Prices | None) -> Table:
+def _table(rows: list[Choice], prices: RateCard | None) -> Table:
     columns = ["", "device", "batch", "amp", "checkpoint", "time", "between", "samples/s", "memory", "bound"]
     columns += [] if prices is None else [f"{prices.currency} a million samples"]
     table = Table(*columns, box=None)

@@ -14,8 +14,8 @@ from roller.errors import did_you_mean, shown
 from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
-    from roller.insight.memory.replay import Memory
-    from roller.insight.step import TracedStep
+    from roller.insight.memory.simulate import Memory
+    from roller.insight.traced_step import TracedStep
 
 MIB = 1 << 20
 #: The word for the largest batch that fits.
@@ -116,7 +116,7 @@ def checkpoints_of(text: str) -> list[bool]:
 
 def step_of(file: Path, calls: int | None = None) -> TracedStep:
     """Return the step of an entry file, as the file has it: what each row changes is traced then."""
-    from roller.insight.tracing.api import trace_entry
+    from roller.insight.tracing import trace_entry
 
     return trace_entry(file, calls=calls)
 

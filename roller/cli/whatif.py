@@ -14,10 +14,10 @@ from roller.cli.progress import counted_steps
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.insight.whatif.ask import Answer
-    from roller.insight.whatif.change import WhatIf
-    from roller.insight.whatif.graph import Graph
+    from roller.insight.step.graph import StepGraph
+    from roller.insight.whatif.predict import Answer
     from roller.insight.whatif.search import Found
+    from roller.insight.whatif.what_if import WhatIf
 
 FilesArgument = Annotated[
     list[Path] | None,
@@ -84,9 +84,11 @@ def whatif_command(
     if search_all:
         _tell_search(graph, force, as_json)
         return
-    answers = {name: graph.what_if(*changes, force=force) for name, changes in asked.items()}
+    from roller.insight.whatif.predict import what_if
+
+    answers = {name: what_if(graph, *changes, force=force) for name, changes in asked.items()}
     if perfetto is not None:
-        from roller.insight.whatif.perfetto import write_perfetto
+        from roller.insight.whatif.perfetto_export import write_perfetto
 
         write_perfetto(next(iter(answers.values())), perfetto)
     if as_json:
@@ -95,9 +97,9 @@ def whatif_command(
     _tell(answers)
 
 
-def _graph(files: list[Path], device: str | None) -> Graph:
+def _graph(files: list[Path], device: str | None) -> StepGraph:
     """Return the graph of profiles, or of an entry file's step on a device that is not here."""
-    from roller.insight.whatif.replay import from_kineto
+    from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":
         from roller.cli.training import step_of
@@ -111,7 +113,7 @@ def _graph(files: list[Path], device: str | None) -> Graph:
 
 
 def _tell(answers: dict[str, Answer]) -> None:
-    from roller.insight.whatif.unexplained import where
+    from roller.insight.step.unexplained_waits import where
 
     screen = console()
     for name, x in answers.items():
@@ -155,7 +157,7 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:.3f} ms"
 
 
-def _tell_search(graph: Graph, force: bool, as_json: bool) -> None:
+def _tell_search(graph: StepGraph, force: bool, as_json: bool) -> None:
     from roller.insight.whatif.search import MOST_ASKED, search
 
     with counted_steps("what-ifs", MOST_ASKED) as done:

@@ -13,9 +13,9 @@ from roller.core.cache_location import cache_folder
 from roller.core.display import seconds_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.insight.price.kernels import Kernels
-from roller.insight.price.operators import check_policy
-from roller.insight.sweep import Prices, check_picture
+from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.operators import check_policy
+from roller.insight.sweep import RateCard, check_picture
 from roller.perf.unit_notes import unit_notes
 
 #: Name of the row in which every operator is called once.
@@ -118,7 +118,7 @@ def compare(
     devices: Sequence[DeviceSpec],
     *,
     policy: str = "library",
-    prices: Prices | None = None,
+    prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Comparison:
     """Price operators on devices, at the clock that lasts.
@@ -187,7 +187,7 @@ def _sum(cells: Sequence[Cell]) -> Cell:
     return replace(longest, operator=ALL, text=ALL, seconds=whole, lower_s=low, upper_s=high, by=by)
 
 
-def _priced(cell: Cell, prices: Prices | None) -> Cell:
+def _priced(cell: Cell, prices: RateCard | None) -> Cell:
     hour = None if prices is None else prices.per_hour(cell.device)
     return cell if hour is None else replace(cell, price_per_million=cell.seconds * _MILLION * hour / _HOUR_S)
 

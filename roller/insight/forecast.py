@@ -15,20 +15,21 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.host_copies import host_notes
-from roller.insight.memory.batches import border, memory_on
-from roller.insight.memory.replay import Memory
+from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.operators import Price
+from roller.insight.cost.ring_all_reduce import Ring
+from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
+from roller.insight.memory.largest_batch import border, memory_on
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.parallel import Ring, buckets, with_buckets
-from roller.insight.price.kernels import Kernels
-from roller.insight.price.operators import Price
-from roller.insight.records import Operator, Trace
-from roller.insight.step_cost import HOST_OP_S, PricedStep, price_step
-from roller.insight.whatif.breakdown import exposed_us, thread_work_us
+from roller.insight.memory.simulate import Memory
+from roller.insight.step.breakdown import exposed_us, thread_work_us
+from roller.insight.step.from_trace import graph_of
+from roller.insight.step.graph import Provenance, StepGraph
+from roller.insight.step.simulate import simulate
+from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.data_parallel import data_parallel
-from roller.insight.whatif.graph import Graph, Provenance
-from roller.insight.whatif.simulate import simulate
-from roller.insight.whatif.traced import graph_of
 from roller.perf.unit_notes import unit_notes
 
 #: Share of a step from which on waiting for links is told.
@@ -230,7 +231,7 @@ def forecast(
 
     Examples
     --------
-    >>> from roller.insight.records import TensorRecord
+    >>> from roller.insight.trace.trace import TensorRecord
     >>> x, w, y = (TensorRecord((2048, 2048), (2048, 1), "float32", n) for n in range(3))
     >>> step = Trace((Operator(0, "aten.mm.default", "forward", (x, w), (y,)),), (), {}, (0, 1), {"batch": 2048})
     >>> found = forecast(step, "a100")
@@ -285,7 +286,7 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
 
 
-def _on_several(step: PricedStep, graph: Graph, devices: int) -> tuple[Graph, Trace]:
+def _on_several(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:
     """Return the graph of one of several devices that share a batch, and the trace with the buckets in its memory."""
     if not step.spec.traits.discrete:
         raise RollerError(

@@ -19,8 +19,8 @@ from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, resized
 from roller.hardware import DeviceSpec
-from roller.insight.price.kernels import Kernels
-from roller.insight.price.operators import check_policy
+from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.operators import check_policy
 
 if TYPE_CHECKING:
     from roller.graph.steps import Program, Run
@@ -214,7 +214,7 @@ def _source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
         raise RollerError(
             f"lint: expected examples of the arguments of {type(model).__name__}, got none. Pass them after the device."
         )
-    from roller.insight.tracing.api import need_torch
+    from roller.insight.tracing import need_torch
 
     need_torch("lint")
     from roller.onnx.torch_export import exported_module

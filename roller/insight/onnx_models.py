@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.hardware import DeviceSpec
-from roller.insight.price.kernels import KernelPrice, Kernels
+from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.perf.unit_notes import unit_notes
 
 

@@ -11,11 +11,11 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.overrides import NOT_OF_KERNELS
-from roller.insight.price.kernels import KernelPrice, Kernels
-from roller.insight.price.operators import Pricer, check_policy
-from roller.insight.price.processor import ProcessorPricer
-from roller.insight.records import Operator, Trace
-from roller.insight.step import TracedStep
+from roller.insight.cost.cpu import ProcessorPricer
+from roller.insight.cost.kernels import KernelPrice, Kernels
+from roller.insight.cost.operators import Pricer, check_policy
+from roller.insight.trace.trace import Operator, Trace
+from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
 from roller.perf.unit_notes import unit_notes
 from roller.report.sensitivity import Sensitivity, of_price
@@ -87,7 +87,7 @@ def of_step(
     device
         The specification.
     batch, amp, policy
-        As for :meth:`~roller.insight.step.TracedStep.forecast`.
+        As for :meth:`~roller.insight.traced_step.TracedStep.forecast`.
 
     Raises
     ------

@@ -15,10 +15,10 @@ from roller.core.files import read_text
 from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
-from roller.insight.memory.batches import max_batch
-from roller.insight.parallel import buckets, with_buckets
-from roller.insight.records import Trace
-from roller.insight.step import TracedStep
+from roller.insight.memory.largest_batch import max_batch
+from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.trace.trace import Trace
+from roller.insight.traced_step import TracedStep
 
 #: The word for the largest batch that fits.
 LARGEST = "max"
@@ -26,7 +26,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
-class Price:
+class HourlyRate:
     """What an hour of one device costs, where the number is from, and of when it is."""
 
     per_hour: float
@@ -35,11 +35,11 @@ class Price:
 
 
 @dataclass(frozen=True)
-class Prices:
+class RateCard:
     """The user's prices: a currency, and devices by name."""
 
     currency: str
-    devices: Mapping[str, Price]
+    devices: Mapping[str, HourlyRate]
 
     def per_hour(self, device: str) -> float | None:
         """Return what an hour of a device costs; ``None`` where nobody says."""
@@ -47,7 +47,7 @@ class Prices:
         return None if found is None else found.per_hour
 
 
-def read_prices(path: str | Path) -> Prices:
+def read_prices(path: str | Path) -> RateCard:
     """Read the user's prices.
 
     Parameters
@@ -88,8 +88,8 @@ def read_prices(path: str | Path) -> Prices:
         when = row["date"]
         if not isinstance(when, date):
             raise wrong(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
-        found[str(name)] = Price(float(hour), str(row["source"]), when.isoformat())
-    return Prices(data["currency"], found)
+        found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
+    return RateCard(data["currency"], found)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def sweep(
     amps: Sequence[str] = ("fp32",),
     checkpoints: Sequence[bool] = (False,),
     policy: str = "library",
-    prices: Prices | None = None,
+    prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> list[Choice]:
     """Return a row for every device, batch, precision and checkpointing, those of the front marked.
@@ -169,7 +169,7 @@ def sweep(
     batches
         Samples of a step on all devices together; ``"max"`` for the largest that fits; ``None`` for the step's own.
     amps, checkpoints, policy
-        As for :meth:`~roller.insight.step.TracedStep.forecast`.
+        As for :meth:`~roller.insight.traced_step.TracedStep.forecast`.
     prices
         What devices cost.
     done
@@ -224,7 +224,7 @@ def _row(
     return Choice(spec.name, count, part * count, amp, checkpoint, found)
 
 
-def _priced(row: Choice, prices: Prices) -> Choice:
+def _priced(row: Choice, prices: RateCard) -> Choice:
     hour = prices.per_hour(row.device)
     if hour is None or not row.throughput:
         return row
@@ -260,7 +260,7 @@ def to_csv(rows: Sequence[Choice]) -> str:
     return out.getvalue()
 
 
-def picture(rows: Sequence[Choice], path: str | Path, prices: Prices | None = None) -> None:
+def picture(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
     """Draw throughput against price (or memory, without prices), one point a row, and write it.
 
     Parameters

@@ -6,8 +6,8 @@ import pytest
 
 from roller.hardware import list_specs, load_spec
 from roller.hardware.capacity import capacity_of
-from roller.insight.memory.batches import border, memory_on
-from roller.insight.records import Alloc, Trace
+from roller.insight.memory.largest_batch import border, memory_on
+from roller.insight.trace.trace import AllocEvent, Trace
 from tests.offenders import every
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -47,7 +47,7 @@ def test_a_capacity_that_is_set_by_hand_holds() -> None:
 
 
 def _trace(size_bytes: int) -> Trace:
-    return Trace((), (Alloc(0, size_bytes, 0),), {}, (0, 0), {})
+    return Trace((), (AllocEvent(0, size_bytes, 0),), {}, (0, 0), {})
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
 from roller.insight.compare import ALL, THEMES, Cell, _marked, compare, picture
-from roller.insight.records import Operator, TensorRecord, Trace
-from roller.insight.sweep import Price, Prices
+from roller.insight.sweep import HourlyRate, RateCard
+from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
 OPERATORS = {"half": ops.matmul(512, 512, 512, dtype="float16"), "relu": ops.elementwise(("relu",), (1 << 20,))}
-PRICES = Prices("USD", {n: Price(hour, "mine", "2026-01-31") for n, hour in (("a100", 1.5), ("h100", 3.0))})
+PRICES = RateCard("USD", {n: HourlyRate(hour, "mine", "2026-01-31") for n, hour in (("a100", 1.5), ("h100", 3.0))})
 FILE = """operators:
   - {id: half, op: matmul, M: 512, N: 512, K: 512, dtype: float16}
   - {id: single, op: matmul, M: 512, N: 512, K: 512, dtype: float32}

@@ -8,9 +8,9 @@ import pytest
 
 import roller
 from roller.errors import RollerError
+from roller.insight.cost.operators import Pricer
 from roller.insight.forecast import forecast
-from roller.insight.price.operators import Pricer
-from roller.insight.records import Alloc, Operator, Storage, TensorRecord, Trace
+from roller.insight.trace.trace import AllocEvent, Operator, Storage, TensorRecord, Trace
 
 
 def product(index, n, dtype="float32", phase="forward"):
@@ -20,7 +20,7 @@ def product(index, n, dtype="float32", phase="forward"):
 
 def step(*sizes):
     operators = tuple(product(k, n) for k, n in enumerate(sizes))
-    events = tuple(Alloc(3 * k + 2, 4 * n * n, k) for k, n in enumerate(sizes))
+    events = tuple(AllocEvent(3 * k + 2, 4 * n * n, k) for k, n in enumerate(sizes))
     storages = {3 * k + 2: Storage("activation") for k in range(len(sizes))}
     return Trace(operators, events, storages, (0, len(sizes)), {"batch": 8})
 

@@ -12,9 +12,10 @@ torch = pytest.importorskip("torch")
 from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: E402
 
 import roller  # noqa: E402
-from roller.insight.parallel import Ring, buckets  # noqa: E402
-from roller.insight.records import Free  # noqa: E402
-from roller.insight.tracing.api import trace_entry  # noqa: E402
+from roller.insight.cost.ring_all_reduce import Ring  # noqa: E402
+from roller.insight.trace.gradient_buckets import buckets  # noqa: E402
+from roller.insight.trace.trace import FreeEvent  # noqa: E402
+from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.random_training_programs import program  # noqa: E402
 
 _DEVICE, _DEVICES = "a100", 8
@@ -63,7 +64,7 @@ def most_alive(trace, kind):
     for event in trace.events:
         storage = trace.storages[event.storage]
         if storage.kind == kind:
-            alive += -storage.size_bytes if isinstance(event, Free) else storage.size_bytes
+            alive += -storage.size_bytes if isinstance(event, FreeEvent) else storage.size_bytes
             most = max(most, alive)
     return most
 

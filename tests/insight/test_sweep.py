@@ -11,7 +11,7 @@ import pytest
 import roller
 from roller.cli.sweep import price_text
 from roller.errors import RollerError
-from roller.insight.sweep import Choice, Price, Prices, front, label, read_prices, sweep, to_csv
+from roller.insight.sweep import Choice, HourlyRate, RateCard, front, label, read_prices, sweep, to_csv
 from tests.offenders import every
 
 torch = pytest.importorskip("torch")
@@ -60,7 +60,7 @@ def test_the_front_holds_what_nothing_beats():
 def test_prices_are_read_with_their_source_and_date(tmp_path):
     (tmp_path / "p.yaml").write_text(GOOD)
     found = read_prices(tmp_path / "p.yaml")
-    assert found == Prices("USD", {"a100": Price(1.5, "mine", "2026-01-31")}) and found.per_hour("h100") is None
+    assert found == RateCard("USD", {"a100": HourlyRate(1.5, "mine", "2026-01-31")}) and found.per_hour("h100") is None
 
 
 @every(
@@ -92,7 +92,7 @@ def test_a_price_that_is_paid_never_reads_as_nothing():
 
 def test_rows_cost_what_their_throughput_says(step):
     specs = [(roller.load_spec("a100"), 1), (roller.load_spec("a100"), 2), (roller.load_spec("h100"), 1)]
-    rows = sweep(step, specs, batches=[16, 32], prices=Prices("USD", {"a100": Price(2.0, "x", "2026-01-01")}))
+    rows = sweep(step, specs, batches=[16, 32], prices=RateCard("USD", {"a100": HourlyRate(2.0, "x", "2026-01-01")}))
     assert [(r.device, r.devices, r.batch) for r in rows][:4] == [
         ("a100", 1, 16), ("a100", 1, 32), ("a100", 2, 16), ("a100", 2, 32)
     ]  # fmt: skip

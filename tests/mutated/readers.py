@@ -106,7 +106,7 @@ def _read_snapshot(folder: Path) -> None:
 def _profile(folder: Path) -> None:
     import gzip
 
-    from tests.insight.whatif.test_replay import program
+    from tests.insight.step.test_replay import program
 
     plain = program(3).profile(folder / "profile.json")
     (folder / "profile2.json.gz").write_bytes(gzip.compress(plain.read_bytes(), 1))

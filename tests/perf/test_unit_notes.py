@@ -9,7 +9,7 @@ import pytest
 from roller import ops
 from roller.hardware import list_specs, load_spec
 from roller.insight.forecast import forecast
-from roller.insight.records import Operator, TensorRecord, Trace
+from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.perf.unit_notes import unit_notes
 from tests.offenders import every
 

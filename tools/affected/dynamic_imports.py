@@ -68,13 +68,18 @@ RULES = (
     DynamicImport(
         "public names of roller", (r"roller\.__all__", r"getattr\(roller,", r"roller\._HOME\b"),
         r"roller\.(search\.constructor|compiled|templates\.common\.options|hardware|perf|artifact|tile|errors|expr"
-        r"|pipeline|onnx\.compile|report\.\w+|insight\.\w+|insight\.whatif\.replay|insight\.tracing\.api|model\.saved"
+        r"|pipeline|onnx\.compile|report\.\w+|insight\.\w+|insight\.step\.\w+|insight\.whatif\.predict|model\.saved"
         r"|ops)",
         ("roller/__init__.py::__getattr__",),
     ),
     DynamicImport(
         "verbs of the command line", (r"VERBS\b", r"LazyCommands", r"--help[\"']", r"get_command\(app\)"),
         r"roller\.cli\.\w+", ("roller/cli/verbs.py::command_at",),
+    ),
+    DynamicImport(
+        "names of the release before", (r"insight\.renamed import MODULES",),
+        r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
+        ("roller/insight/renamed.py::moved.find", "roller/insight/renamed.py::deprecated"),
     ),
     # Devices, by their kind.
     DynamicImport("templates", (r"\.room\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),
@@ -124,5 +129,7 @@ RULES = (
     DynamicImport("families of models", (r"families\.\{",), r"tests\.onnx\.families\.\w+"),
     # Not this project's code: a user's.
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
-    DynamicImport("an entry file to trace", (), r"examples\..*", ("roller/insight/tracing/entry.py::_loaded",)),
+    DynamicImport(
+        "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::_loaded",)
+    ),
 )  # fmt: skip

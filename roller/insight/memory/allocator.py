@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 
-from roller.insight.memory.expandable import ExpandableSegments, least_with_room
-from roller.insight.memory.heap import Block, Heap, OutOfDeviceMemoryError, Pool
+from roller.insight.memory.blocks_and_pools import Block, Heap, OutOfDeviceMemoryError, Pool
+from roller.insight.memory.expandable_segments import ExpandableSegments, least_with_room
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
 
 
@@ -98,7 +98,7 @@ class CachingAllocator(Heap):
         if block is not None and stream != block.stream:
             block.users.add(stream)
 
-    def passed(self, stream: int) -> None:
+    def stream_synchronized(self, stream: int) -> None:
         """Let a stream have passed all it was given: blocks that wait for it alone are free at the next request."""
         for block in self._waiting:
             block.users.discard(stream)

@@ -15,12 +15,12 @@ from typing import Any, NoReturn
 from roller.core.files import read_file, whole_file
 from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
-from roller.insight.memory.heap import Block
-from roller.insight.memory.pickles import check_pickle
-from roller.insight.memory.recorded import MemoryEvent
-from roller.insight.memory.replay import Library, with_workspaces
+from roller.insight.memory.blocks_and_pools import Block
+from roller.insight.memory.pickle_limits import check_pickle
+from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.records import Free, Trace
+from roller.insight.memory.simulate import Library, with_workspaces
+from roller.insight.trace.trace import FreeEvent, Trace
 
 
 def snapshot(
@@ -35,7 +35,7 @@ def snapshot(
     row: dict[str, Any]
     for event in with_workspaces(trace, library or Library()):
         time_us, frames = max(event.operator, 0), _frames(trace, event.operator)
-        if isinstance(event, Free):
+        if isinstance(event, FreeEvent):
             block = allocator.live.get(event.storage)
             if block is not None:
                 row = {"addr": block.address, "size": block.requested, "stream": block.stream, "time_us": time_us}
@@ -84,7 +84,7 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
 
 
 def events_of(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
-    """Return the allocations and frees of a snapshot, for :func:`~roller.insight.memory.recorded.check_addresses`."""
+    """Return the allocations and frees of a snapshot, in order."""
     try:
         return _events(read, device)
     except (*MALFORMED, ValueError) as error:

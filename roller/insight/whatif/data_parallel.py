@@ -6,22 +6,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from roller.errors import RollerError
-from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
-from roller.insight.whatif.graph import Graph, Provenance
+from roller.insight.cost.ring_all_reduce import Ring
+from roller.insight.step.graph import Provenance, StepGraph
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from roller.insight.whatif.collectives import CHANNEL, buckets
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import CHANNEL, buckets
-from roller.insight.whatif.pick import by_iteration, place_in_time, work
+from roller.insight.whatif.select import by_iteration, place_in_time, work
 
 
 def data_parallel(
-    graph: Graph,
+    graph: StepGraph,
     ring: Ring,
     copy_us: Callable[[int, int], tuple[float, Provenance]],
     *,
     first_bytes: int = FIRST_BUCKET_BYTES,
     bucket_bytes: int = BUCKET_BYTES,
     interference: float = 1.0,
-) -> Graph:
+) -> StepGraph:
     """Return the graph of one of several devices that share a batch, as ``DistributedDataParallel`` does it.
 
     A bucket is copied as soon as its last gradient is there, and reduced when the one before is. What needs the
@@ -66,7 +67,7 @@ def data_parallel(
             last = add(New(
                 "all-reduce", "collective", interference * 1e6 * ring.all_reduce_s(bucket.size_bytes), lane=CHANNEL,
                 after=(copied, *(() if last is None else (last,))), size_bytes=bucket.size_bytes,
-                place=graph.tasks[bucket.task].place,
+                context=graph.tasks[bucket.task].context,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
             begun = place_in_time(graph, bucket.task)  # an update ahead of the backward pass read older gradients

@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median
 
-from roller.insight.whatif.device_order import MOST_LATENCY_US
-from roller.insight.whatif.graph import Graph
+from roller.insight.step.device_order import MOST_LATENCY_US
+from roller.insight.step.graph import StepGraph
 
 
-def loading_launches(graph: Graph) -> tuple[int, ...]:
+def loading_launches(graph: StepGraph) -> tuple[int, ...]:
     """Return the calls that loaded modules: long ones, whose kernel waited for their end and had not run before."""
     first: dict[str, int] = {}
     for t in sorted((t for t in graph.tasks if t.on_device), key=lambda t: (t.measured_start_us, t.id)):
         first.setdefault(t.name, t.id)
-    calls = {d.source for d in graph.dependencies if d.because == "launch" and d.of_end
+    calls = {d.source for d in graph.dependencies if d.kind == "launch" and d.of_end
              and first[graph.tasks[d.target].name] == d.target}  # fmt: skip
     usual = _usual_us(graph)
     return tuple(sorted(n for n in calls if graph.tasks[n].duration_us > max(usual, MOST_LATENCY_US)))
 
 
-def _usual_us(graph: Graph) -> float:
+def _usual_us(graph: StepGraph) -> float:
     """Return the median time of a launch."""
     took = [t.duration_us for t in graph.tasks if t.kind == "launch"]
     return median(took) if took else 0.0
 
 
-def warm(graph: Graph) -> Graph:
+def warm(graph: StepGraph) -> StepGraph:
     """Return a graph in which launches that loaded modules take as long as others, and which says so."""
     slow = loading_launches(graph)
     if not slow:

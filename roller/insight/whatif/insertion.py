@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from roller.errors import RollerError, shown
-from roller.insight.whatif.graph import Because, Dependency, Graph, Kind, Lane, Place, Provenance, Task
+from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, Provenance, StepGraph, Task, TaskContext
 
 _LANE_ORDER = ("stream", "thread")
 
@@ -52,10 +52,10 @@ class New:
     size_bytes: int = 0
     resource: str = ""
     priority: int = 0
-    place: Place | None = None
+    context: TaskContext | None = None
 
 
-def insert(graph: Graph, *new: New) -> Graph:
+def insert(graph: StepGraph, *new: New) -> StepGraph:
     """Return a graph with more tasks.
 
     Raises
@@ -66,8 +66,8 @@ def insert(graph: Graph, *new: New) -> Graph:
     Examples
     --------
     >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0)
-    >>> both = insert(Graph([gemm], [], {}, 8.0, 1.0), New("cast", "kernel", 5.0, behind=0, launch=False))
-    >>> both.tasks[1].lane.name, both.dependencies[0].because, both.name
+    >>> both = insert(StepGraph([gemm], [], {}, 8.0, 1.0), New("cast", "kernel", 5.0, behind=0, launch=False))
+    >>> both.tasks[1].lane.name, both.dependencies[0].kind, both.name
     ('7', 'stream', 'profile, cast inserted')
     """
     if not new:
@@ -85,7 +85,7 @@ def insert(graph: Graph, *new: New) -> Graph:
 class _Insertion:
     """Tasks and dependencies while they grow: where each task's are is kept, so that an insertion does not search."""
 
-    def __init__(self, graph: Graph, new: Sequence[New]) -> None:
+    def __init__(self, graph: StepGraph, new: Sequence[New]) -> None:
         self.graph = graph
         self.tasks = [*graph.tasks, *(self._made(graph, n, one) for n, one in enumerate(new, len(graph.tasks)))]
         self.dependencies: list[Dependency] = list(graph.dependencies)
@@ -98,7 +98,7 @@ class _Insertion:
         launches = [t.duration_us for t in graph.tasks if t.kind == "launch" and not t.is_removed]
         self.launch_us = median(launches) if launches else 0.0
 
-    def _made(self, graph: Graph, number: int, new: New) -> Task:
+    def _made(self, graph: StepGraph, number: int, new: New) -> Task:
         if not 0 <= new.duration_us < float("inf"):
             raise RollerError(f"insert: duration_us: expected a number of at least 0, got {shown(new.duration_us)}.")
         beside = new.behind if new.behind is not None else new.ahead
@@ -109,7 +109,7 @@ class _Insertion:
             )
         return Task(
             number, new.name, new.kind, new.lane or Lane(0, "stream", ""), float(new.duration_us), 0.0, 0.0, 0.0,
-            new.provenance, False, new.place or Place(), new.size_bytes, new.resource, new.priority,
+            new.provenance, False, new.context or TaskContext(), new.size_bytes, new.resource, new.priority,
         )  # fmt: skip
 
     def add(self, number: int, new: New) -> None:
@@ -124,7 +124,7 @@ class _Insertion:
             neighbour = self.tasks[beside]
             kind: Kind = "cpu" if neighbour.lane.kind == "thread" and new.kind == "kernel" else new.kind
             self.tasks[number] = replace(
-                self.tasks[number], kind=kind, lane=neighbour.lane, place=new.place or neighbour.place
+                self.tasks[number], kind=kind, lane=neighbour.lane, context=new.context or neighbour.context
             )
             behind = new.behind is not None
             self._splice(beside, number, behind)
@@ -155,7 +155,7 @@ class _Insertion:
     def _splice(self, beside: int, new: int, behind: bool) -> None:
         """Put a task between two of a lane: lags of threads are the host's code, and stay behind the later call."""
         on_stream = self.tasks[new].lane.kind == "stream"
-        because: Because = "stream" if on_stream else "thread"
+        because: DependencyKind = "stream" if on_stream else "thread"
         gap = self.graph.gap_us if on_stream else 0.0
         around = self.of_source[beside] if behind else self.of_target[beside]
         order = next((p for p in around if self._orders(self.dependencies[p])), None)
@@ -176,7 +176,7 @@ class _Insertion:
             self._take_place(beside, new)
 
     def _orders(self, d: Dependency) -> bool:
-        return d.because in _LANE_ORDER and d.of_end
+        return d.kind in _LANE_ORDER and d.of_end
 
     def _take_place(self, removed: int, new: int) -> None:
         """Let what waited for a removed task's end wait for that of the task in its place."""
@@ -185,13 +185,13 @@ class _Insertion:
             if d.of_end:
                 self._change(position, replace(d, lag_us=0.0) if d.target == new else replace(d, source=new))
         for position in self.of_target[removed]:
-            if self.dependencies[position].because == "stream":
+            if self.dependencies[position].kind == "stream":
                 self._change(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
 
     def _launch(self, beside: int, new: int, behind: bool) -> None:
         """Insert the call that launches a task, beside the one that launched its neighbour."""
         found = (self.dependencies[p] for p in self.of_target[beside])
-        call = next((d.source for d in found if d.because == "launch"), None)
+        call = next((d.source for d in found if d.kind == "launch"), None)
         if call is None:
             raise RollerError(
                 f"insert: expected a task that a call launched, got {self.tasks[beside].name} (task {beside}). "

@@ -10,22 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import RollerError, shown
-from roller.insight.whatif.graph import Dependency, Graph, Provenance, Task
+from roller.insight.step.graph import Dependency, Provenance, StepGraph, Task
 
 
-def select(graph: Graph, which: Callable[[Task], bool]) -> frozenset[int]:
+def select(graph: StepGraph, which: Callable[[Task], bool]) -> frozenset[int]:
     """Return the ids of the tasks of a kind; removed ones are never among them."""
     return frozenset(task.id for task in graph.tasks if not task.is_removed and which(task))
 
 
-def scale(graph: Graph, tasks: Collection[int], factor: float, provenance: Provenance = "assumed") -> Graph:
+def scale(graph: StepGraph, tasks: Collection[int], factor: float, provenance: Provenance = "assumed") -> StepGraph:
     """Return a graph whose ``tasks`` take ``factor`` times as long.
 
     Examples
     --------
-    >>> from roller.insight.whatif.graph import Lane
+    >>> from roller.insight.step.graph import Lane
     >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0)
-    >>> half = scale(Graph([gemm], [], {}, 8.0, 1.0), [0], 0.5)
+    >>> half = scale(StepGraph([gemm], [], {}, 8.0, 1.0), [0], 0.5)
     >>> half.tasks[0].duration_us, half.tasks[0].provenance, half.name
     (45.0, 'assumed', 'profile, 1 task times 0.5')
     """
@@ -37,7 +37,7 @@ def scale(graph: Graph, tasks: Collection[int], factor: float, provenance: Prove
     )  # fmt: skip
 
 
-def scale_each(graph: Graph, factors: Mapping[int, tuple[float, Provenance]]) -> Graph:
+def scale_each(graph: StepGraph, factors: Mapping[int, tuple[float, Provenance]]) -> StepGraph:
     """Return a graph in which every named task takes its own factor times as long, and knows where that is from."""
     _known(graph, factors)
     tasks = list(graph.tasks)
@@ -49,11 +49,11 @@ def scale_each(graph: Graph, factors: Mapping[int, tuple[float, Provenance]]) ->
 
 
 def set_duration(
-    graph: Graph,
+    graph: StepGraph,
     tasks: Collection[int],
     duration_us: float | Callable[[Task], float],
     provenance: Provenance = "assumed",
-) -> Graph:
+) -> StepGraph:
     """Return a graph whose ``tasks`` take a time of their own: a number, or what a function says of each."""
     chosen = _known(graph, tasks)
     made = {n: float(duration_us(graph.tasks[n]) if callable(duration_us) else duration_us) for n in chosen}
@@ -62,7 +62,7 @@ def set_duration(
     return _with_durations(graph, made, provenance, f"{_counted(chosen)} set")
 
 
-def remove(graph: Graph, tasks: Collection[int], *, launches: bool = True) -> Graph:
+def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -> StepGraph:
     """Return a graph without ``tasks``: what they held back still keeps its order, what they waited for is not awaited.
 
     Parameters
@@ -74,7 +74,7 @@ def remove(graph: Graph, tasks: Collection[int], *, launches: bool = True) -> Gr
     if launches:
         launched: dict[int, list[int]] = {}
         for d in graph.dependencies:
-            if d.because == "launch":
+            if d.kind == "launch":
                 launched.setdefault(d.source, []).append(d.target)
         chosen |= {call for call, own in launched.items() if chosen.issuperset(own)}
     kept = [replace(t, duration_us=0.0, is_removed=True) if t.id in chosen else t for t in graph.tasks]
@@ -88,33 +88,33 @@ def remove(graph: Graph, tasks: Collection[int], *, launches: bool = True) -> Gr
 
 def _goes_along(d: Dependency, gone: Collection[int]) -> bool:
     """Return whether a lag goes with tasks: the host's code behind a call, a kernel's launch and the gap before it."""
-    if d.because == "thread":
+    if d.kind == "thread":
         return d.source in gone
-    return d.target in gone and (d.because == "stream" or (d.because == "launch" and d.source in gone))
+    return d.target in gone and (d.kind == "stream" or (d.kind == "launch" and d.source in gone))
 
 
-def launched_by(graph: Graph, calls: Mapping[int, int]) -> Graph:
+def launched_by(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
     """Return a graph in which what a call launched is launched by another: call -> the other one."""
     _known(graph, [*calls.keys(), *calls.values()])
     dependencies = [
-        replace(d, source=calls[d.source]) if d.because == "launch" and d.source in calls else d
+        replace(d, source=calls[d.source]) if d.kind == "launch" and d.source in calls else d
         for d in graph.dependencies
     ]
     return replace(graph, dependencies=dependencies, name=f"{graph.name}, {len(calls)} calls joined")
 
 
-def schedule(graph: Graph, policy: Callable[[Task], Any]) -> Graph:
+def schedule(graph: StepGraph, policy: Callable[[Task], Any]) -> StepGraph:
     """Return a graph that runs by a policy: of tasks that could start on a lane at once, the smallest goes first."""
     return replace(graph, policy=policy, name=f"{graph.name}, scheduled")
 
 
-def named(graph: Graph, name: str, *assumptions: str) -> Graph:
+def named(graph: StepGraph, name: str, *assumptions: str) -> StepGraph:
     """Return a graph that says what was changed, and what that takes for granted."""
     said = graph.assumptions + tuple(a for a in assumptions if a not in graph.assumptions)
     return replace(graph, name=name, assumptions=said)
 
 
-def without_overhead(graph: Graph) -> Graph:
+def without_overhead(graph: StepGraph) -> StepGraph:
     """Return a graph without what recording took, where that is known: calls and the code behind them get shorter."""
     took = graph.overhead_us
     if not took:
@@ -124,13 +124,13 @@ def without_overhead(graph: Graph) -> Graph:
         replace(t, duration_us=max(0.0, t.duration_us - took[t.id][0])) if t.id in took else t for t in graph.tasks
     ]
     dependencies = [
-        replace(d, lag_us=max(0.0, d.lag_us - took.get(d.source, nothing)[1])) if d.because == "thread" else d
+        replace(d, lag_us=max(0.0, d.lag_us - took.get(d.source, nothing)[1])) if d.kind == "thread" else d
         for d in graph.dependencies
     ]
     return replace(graph, tasks=tasks, dependencies=dependencies, overhead_us={})
 
 
-def with_lags(graph: Graph, lag_us: Callable[[Dependency], float]) -> Graph:
+def with_lags(graph: StepGraph, lag_us: Callable[[Dependency], float]) -> StepGraph:
     """Return a graph with other lags between events."""
     made = [replace(d, lag_us=lag_us(d)) for d in graph.dependencies]
     for d in made:
@@ -138,7 +138,7 @@ def with_lags(graph: Graph, lag_us: Callable[[Dependency], float]) -> Graph:
     return replace(graph, dependencies=made, name=f"{graph.name}, lags set")
 
 
-def _with_durations(graph: Graph, made: dict[int, float], provenance: Provenance, said: str) -> Graph:
+def _with_durations(graph: StepGraph, made: dict[int, float], provenance: Provenance, said: str) -> StepGraph:
     tasks = [
         replace(t, duration_us=made[t.id], provenance=provenance) if t.id in made and made[t.id] != t.duration_us else t
         for t in graph.tasks
@@ -146,7 +146,7 @@ def _with_durations(graph: Graph, made: dict[int, float], provenance: Provenance
     return replace(graph, tasks=tasks, name=f"{graph.name}, {said}")
 
 
-def _known(graph: Graph, tasks: Collection[int]) -> Sequence[int]:
+def _known(graph: StepGraph, tasks: Collection[int]) -> Sequence[int]:
     wrong = next(
         (n for n in tasks if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < len(graph.tasks)), None
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -13,8 +14,11 @@ import yaml
 
 from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
-from roller.insight.whatif.change import WhatIf, hints_of, plain_types
+from roller.insight.whatif.what_if import WhatIf, hints_of, plain_types
 from roller.insight.whatif.whatifs import WHATIFS
+
+#: What-ifs by the names they had one release ago.
+_RENAMED = {"free": "zero-time"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,9 @@ def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:
 
 def change_of(name: str, parameters: Any, where: str) -> WhatIf:
     """Return a what-if by its name in scenarios, with parameters as YAML has them."""
+    if name in _RENAMED:
+        warnings.warn(f"{where}: {name} is now called {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name not in WHATIFS:
         raise RollerError(
             f"{where}: expected one of {', '.join(WHATIFS)}, got {shown(name)}{did_you_mean(name, WHATIFS)}."

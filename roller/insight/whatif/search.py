@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from roller.errors import RollerError
-from roller.insight.whatif.ask import HARDLY, Answer, what_if
-from roller.insight.whatif.change import WhatIf
+from roller.insight.step.graph import StepGraph
+from roller.insight.step.simulate import simulate
 from roller.insight.whatif.first_launches import warm
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.optimizers import KINDS, kinds_of
+from roller.insight.whatif.optimizer_bytes import KINDS, kinds_of
+from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
-from roller.insight.whatif.simulate import simulate
+from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (
     AMP,
     CudaGraph,
     ForeachOptimizer,
-    Free,
     FusedOptimizer,
     FusePointwise,
     LoaderWorkers,
     OtherNetwork,
     RestructuredNorm,
+    ZeroTime,
 )
 
 #: The best of them are tried in pairs; and how many questions that makes at most.
@@ -58,7 +58,7 @@ class Found:
 
 
 def search(
-    graph: Graph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
+    graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
 ) -> tuple[Found, ...]:
     """Return what every change would bring, what helps most first.
 
@@ -67,7 +67,7 @@ def search(
     graph
         Of a profile.
     force
-        As for :func:`~roller.insight.whatif.ask.what_if`.
+        As for :func:`~roller.insight.whatif.predict.what_if`.
     seen
         Is told of each as soon as it is known.
 
@@ -90,7 +90,7 @@ def search(
     if not force:
         what_if(graph, _nothing)  # refuses what cannot be explained, once
     for change in _candidates(graph):
-        ask((change,), isinstance(change, Free))
+        ask((change,), isinstance(change, ZeroTime))
     good = [x for x in _ranked(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
     good = [x for x in good if x.answer and x.answer.gain > 0]
     for one, other in combinations(good[:PAIRED], 2):
@@ -107,17 +107,17 @@ def _adds(found: Found, alone: Mapping[str, float]) -> bool:
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY
 
 
-def _nothing(graph: Graph) -> Graph:
+def _nothing(graph: StepGraph) -> StepGraph:
     return graph
 
 
-def _candidates(graph: Graph) -> Iterator[WhatIf]:
+def _candidates(graph: StepGraph) -> Iterator[WhatIf]:
     """Yield the changes that a profile's own tasks suggest."""
     kinds = {t.kind for t in graph.tasks}
-    phases = {t.place.phase for t in graph.tasks}
+    phases = {t.context.phase for t in graph.tasks}
     if "data" in kinds:
         yield LoaderWorkers()
-        yield Free(kind="data")
+        yield ZeroTime(kind="data")
     if phases >= {"forward", "backward"}:
         yield AMP()
         yield RestructuredNorm()
@@ -126,13 +126,13 @@ def _candidates(graph: Graph) -> Iterator[WhatIf]:
         likely = max(kinds_of(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
         yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()
-        yield Free(phase="update")
+        yield ZeroTime(phase="update")
     if graph.has_device:
         yield FusePointwise()
         yield CudaGraph()
     for kind in ("collective", "copy"):
         if kind in kinds:
-            yield Free(kind=kind)
+            yield ZeroTime(kind=kind)
     if "collective" in kinds:
         yield OtherNetwork()
 

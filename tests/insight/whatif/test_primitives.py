@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller.errors import RollerError
-from roller.insight.whatif.graph import Dependency, Graph, Lane, Task
+from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
+from roller.insight.step.replay import replay
+from roller.insight.step.simulate import simulate
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.primitives import remove, scale, schedule, select, set_duration
-from roller.insight.whatif.replay import replay
-from roller.insight.whatif.simulate import simulate
 
 THREAD, STREAM = Lane(0, "thread", "1"), Lane(0, "stream", "7")
 
@@ -33,7 +33,7 @@ def training(kernels, call_us=4.0, think_us=2.0, latency_us=8.0, gap_us=1.0, bac
         if n:
             dependencies.append(Dependency(count + n - 1, True, count + n, False, gap_us, "stream"))
     dependencies.append(Dependency(2 * count - 1, True, 2 * count, True, 0.0, "synchronisation"))
-    return Graph(tasks, dependencies, {0: 0.0}, latency_us, gap_us)
+    return StepGraph(tasks, dependencies, {0: 0.0}, latency_us, gap_us)
 
 
 def test_kernels_that_wait_for_each_other_are_scaled():

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from roller.errors import RollerError
+from roller.insight.step.simulate import simulate
 from roller.insight.whatif import whatifs
-from roller.insight.whatif.network import buckets, half_us, ring_us, sparse_us
+from roller.insight.whatif.collectives import buckets, half_us, ring_us, sparse_us
 from roller.insight.whatif.primitives import remove, select
-from roller.insight.whatif.simulate import simulate
 from roller.insight.whatif.whatifs import (
     AMP,
     DDP,
@@ -28,7 +28,6 @@ from roller.insight.whatif.whatifs import (
     CudaGraph,
     Device,
     ForeachOptimizer,
-    Free,
     Freeze,
     FusedOptimizer,
     FusePointwise,
@@ -42,8 +41,9 @@ from roller.insight.whatif.whatifs import (
     RemoveLayer,
     RestructuredNorm,
     Substitute,
+    ZeroTime,
 )
-from tests.insight.whatif.graphs import GAP_US, STEP, training
+from tests.insight.step.graphs import GAP_US, STEP, training
 from tests.offenders import every
 
 STEP_US = 937.0
@@ -70,7 +70,7 @@ def test_amp_leaves_integers_and_copies_alone():
 
     graph = training(copy_us=50.0)
     integers = [
-        replace(t, place=t.place._replace(shapes=((8,),), dtypes=("long int",))) if t.name == "relu relu1" else t
+        replace(t, context=t.context._replace(shapes=((8,),), dtypes=("long int",))) if t.name == "relu relu1" else t
         for t in graph.tasks
     ]
     before = replace(graph, tasks=integers)
@@ -86,7 +86,7 @@ def test_a_fused_optimizer_is_one_kernel_with_one_launch():
     # 20 us of update become one kernel of as much, a gap less
     assert took(FusedOptimizer("sgd", prices="factor")) == STEP_US - GAP_US
     graph = FusedOptimizer("sgd", prices="factor")(training())
-    launches = select(graph, lambda t: t.kind == "launch" and t.place.phase == "update")
+    launches = select(graph, lambda t: t.kind == "launch" and t.context.phase == "update")
     assert len(launches) == 1
     # SGD fused moves as many tensors as not fused: three
     assert took(FusedOptimizer("sgd")) == STEP_US - GAP_US
@@ -134,9 +134,9 @@ def test_a_parameter_server_pulls_before_the_next_forward():
     pulls = [t for t in graph.tasks if t.kind == "receive"]
     assert len(pulls) == 6 and {t.duration_us for t in pulls} == {1000.0, 500.0}  # half of it stays on the machine
     readers = {(d.source, d.target) for d in graph.dependencies if graph.tasks[d.source].kind == "receive"}
-    first = {graph.tasks[target].place[:3] for _, target in readers}
+    first = {graph.tasks[target].context[:3] for _, target in readers}
     assert first == {(1, "forward", "conv1"), (1, "forward", "conv2"), (2, "forward", "conv1"), (2, "forward", "conv2")}
-    assert not [t for t in graph.tasks if t.place.phase == "update" and not t.is_removed]
+    assert not [t for t in graph.tasks if t.context.phase == "update" and not t.is_removed]
 
 
 def test_priority_pulls_what_the_next_forward_needs_first():
@@ -146,7 +146,7 @@ def test_priority_pulls_what_the_next_forward_needs_first():
     assert took(p3, graph) < took(plain, graph)
     sliced = p3(graph)
     assert len([t for t in sliced.tasks if t.kind == "send"]) == 3 * (20 + 10)
-    priorities = {t.place.layer: t.priority for t in sliced.tasks if t.kind == "send" and t.place.iteration == 0}
+    priorities = {t.context.layer: t.priority for t in sliced.tasks if t.kind == "send" and t.context.iteration == 0}
     assert priorities["conv1"] > priorities["conv2"]
 
 
@@ -211,8 +211,8 @@ def test_workers_load_beside_training():
     graph = training(steps=12, data_us=500.0)
     before = simulate(graph).makespan_us
     many = simulate(LoaderWorkers(4)(graph))
-    # loading is gone but for the fetch of each batch, 1900 us by host.yaml, which is longer here; the first worker has
-    # a quarter of its first batch before it when the profile begins
+    # loading is gone but for the fetch of each batch, 1900 us by host_costs.yaml, which is longer here; the first
+    # worker has a quarter of its first batch before it when the profile begins
     assert many.makespan_us - before == pytest.approx(12 * (1900 - 500) + 500 / 4)
     slow = training(steps=12, data_us=50_000.0)
     ready = LoaderWorkers(workers=1, prefetch=1)(slow)
@@ -291,12 +291,12 @@ def test_another_network_scales_transfers():
 
 
 def test_what_is_free_takes_no_time():
-    assert took(Free(phase="update")) == STEP_US - 22
-    assert took(Free(kind="kernel", layers="conv*")) == STEP_US - 750 - 4
+    assert took(ZeroTime(phase="update")) == STEP_US - 22
+    assert took(ZeroTime(kind="kernel", layers="conv*")) == STEP_US - 750 - 4
     with pytest.raises(RollerError, match="got none"):
-        Free(kind="collective")(training())
+        ZeroTime(kind="collective")(training())
     with pytest.raises(RollerError, match="got none"):
-        Free()(training())
+        ZeroTime()(training())
 
 
 def test_another_device_prices_kernels_by_what_bounds_them():
@@ -335,7 +335,7 @@ def test_every_whatif_names_itself_and_changes_no_graph_in_place(name):
               for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING}  # fmt: skip
     given = (
         {"kind": "kernel"}
-        if name == "free"
+        if name == "zero-time"
         else {"bandwidth": 1e9}
         if name in ("ddp", "parameter-server", "dgc")
         else {}
@@ -385,7 +385,7 @@ def test_a_change_of_steps_is_asked_of_one_rank():
     joint = joined_ranks()
     with pytest.raises(RollerError, match="expected the profile of one rank, got 2 of a job"):
         FusedOptimizer("sgd", prices="factor")(joint)
-    assert len(Free(kind="data")(joint).tasks) == len(joint.tasks)
+    assert len(ZeroTime(kind="data")(joint).tasks) == len(joint.tasks)
 
 
 def joined_ranks():

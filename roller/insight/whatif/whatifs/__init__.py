@@ -5,7 +5,7 @@ The ten of the publication (Daydream, USENIX ATC 2020), and those beyond them.
 
 from __future__ import annotations
 
-from roller.insight.whatif.change import WhatIf
+from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs.add_layer import AddLayer
 from roller.insight.whatif.whatifs.amp import AMP
 from roller.insight.whatif.whatifs.batch import Batch
@@ -15,20 +15,20 @@ from roller.insight.whatif.whatifs.ddp import DDP
 from roller.insight.whatif.whatifs.device import Device
 from roller.insight.whatif.whatifs.dgc import DGC
 from roller.insight.whatif.whatifs.foreach import ForeachOptimizer
-from roller.insight.whatif.whatifs.free import Free
 from roller.insight.whatif.whatifs.freeze import Freeze
 from roller.insight.whatif.whatifs.fuse_pointwise import FusePointwise
 from roller.insight.whatif.whatifs.fused_optimizer import FusedOptimizer
 from roller.insight.whatif.whatifs.gist import Gist
 from roller.insight.whatif.whatifs.loader_workers import LoaderWorkers
-from roller.insight.whatif.whatifs.norm import RestructuredNorm
 from roller.insight.whatif.whatifs.offload import Offload
 from roller.insight.whatif.whatifs.other_network import OtherNetwork
 from roller.insight.whatif.whatifs.other_optimizer import OtherOptimizer
 from roller.insight.whatif.whatifs.parameter_server import ParameterServer
 from roller.insight.whatif.whatifs.recompute import Recompute
 from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
+from roller.insight.whatif.whatifs.restructured_norm import RestructuredNorm
 from roller.insight.whatif.whatifs.substitute import Substitute
+from roller.insight.whatif.whatifs.zero_time import ZeroTime
 
 #: Name in a scenario -> what-if. The ten first.
 WHATIFS: dict[str, type[WhatIf]] = {
@@ -38,11 +38,12 @@ WHATIFS: dict[str, type[WhatIf]] = {
     "loader-workers": LoaderWorkers, "remove-layer": RemoveLayer, "add-layer": AddLayer, "batch": Batch,
     "freeze": Freeze, "other-optimizer": OtherOptimizer, "foreach-optimizer": ForeachOptimizer,
     "recompute": Recompute, "fuse-pointwise": FusePointwise, "cuda-graph": CudaGraph, "device": Device,
-    "other-network": OtherNetwork, "free": Free,
+    "other-network": OtherNetwork, "zero-time": ZeroTime,
 }  # fmt: skip
 
 __all__ = [
     "AMP", "DDP", "DGC", "WHATIFS", "AddLayer", "Batch", "BlueConnect", "CudaGraph", "Device", "ForeachOptimizer",
-    "Free", "Freeze", "FusePointwise", "FusedOptimizer", "Gist", "LoaderWorkers", "Offload", "OtherNetwork",
+    "Freeze", "FusePointwise", "FusedOptimizer", "Gist", "LoaderWorkers", "Offload", "OtherNetwork",
     "OtherOptimizer", "ParameterServer", "Recompute", "RemoveLayer", "RestructuredNorm", "Substitute",
+    "ZeroTime",
 ]  # fmt: skip

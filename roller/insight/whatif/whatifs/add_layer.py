@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import by_iteration, some_layers, work
-from roller.insight.whatif.repeat import repeated
-from roller.insight.whatif.shares import with_update_of
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.layer_share import with_update_of
+from roller.insight.whatif.repeat_tasks import repeated
+from roller.insight.whatif.select import by_iteration, some_layers, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class AddLayer(WhatIf):
     layers: tuple[str, ...] | str
     times: int = 1
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of the deeper model."""
         chosen = some_layers(graph, self.layers)
         made = with_update_of(graph, self.layers, 1.0 + self.times)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import Pricing, WhatIf, one_of
-from roller.insight.whatif.graph import Graph
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.pick import by_iteration, parameter_bytes, work
-from roller.insight.whatif.prices import Priced, Prices, is_float32
 from roller.insight.whatif.primitives import scale_each
+from roller.insight.whatif.select import by_iteration, parameter_bytes, work
+from roller.insight.whatif.task_prices import Priced, TaskPrices, is_float32
+from roller.insight.whatif.what_if import Pricing, WhatIf, one_of
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class AMP(WhatIf):
     prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
     assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.half_precision(graph)
+        return already_applied.half_precision(graph)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph in 16 bits."""
-        prices, by_model = Prices(graph), self.prices == "model"
+        prices, by_model = TaskPrices(graph), self.prices == "model"
         factors, new = {}, []
         for task in (graph.tasks[n] for n in work(graph, "forward", "backward")):
             if is_float32(task):

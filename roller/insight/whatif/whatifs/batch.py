@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif.change import WhatIf, at_least
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import copies, shortest_us, work
+from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import select, set_duration
+from roller.insight.whatif.select import copies, shortest_us, work
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Batch(WhatIf):
     assumptions = ("Memory is not looked at (roller memory does), and kernels keep their rates.",)
     of_several_ranks = True
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph at the other batch."""
         floor = shortest_us(graph) if self.floor_us is None else self.floor_us
         grows = work(graph, "forward", "backward") | copies(graph) | select(graph, lambda t: t.kind == "data")

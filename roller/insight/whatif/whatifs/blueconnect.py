@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif.change import WhatIf, at_least
-from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.step.graph import Lane, StepGraph
+from roller.insight.whatif.collectives import alike, half_us
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import alike, half_us
-from roller.insight.whatif.pick import transfers
 from roller.insight.whatif.primitives import remove
+from roller.insight.whatif.select import transfers
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class BlueConnect(WhatIf):
     latency_us: float = field(default=5.0, metadata=at_least(0))
     of_several_ranks = True
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with reduce-scatters and all-gathers in the place of all-reduces."""
         gone = [n for n in transfers(graph) if graph.tasks[n].size_bytes and graph.tasks[n].kind == "collective"]
         readers = {n: [d.target for d in graph.dependencies if d.source == n and d.of_end and d.target not in gone]
@@ -46,7 +46,7 @@ class BlueConnect(WhatIf):
                 number, is_last = len(graph.tasks) + len(new), step == 2 * len(down) - 1
                 new.append(New("reduce-scatter" if step < len(down) else "all-gather", "collective",
                                half_us(sizes[level], devices, bandwidth, self.latency_us),
-                               lane=Lane(task.lane.rank, "channel", f"level {level}"), place=task.place,
+                               lane=Lane(task.lane.rank, "channel", f"level {level}"), context=task.context,
                                after=(number - 1 if step else task.id,),
                                before=readers[task.id] if is_last else ()))  # fmt: skip
         return insert(remove(graph, gone), *new)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf, at_least
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import by_iteration
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import launched_by, remove, select, set_duration
+from roller.insight.whatif.select import by_iteration
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 
 @dataclass(frozen=True)
@@ -25,16 +25,16 @@ class CudaGraph(WhatIf):
     launch_us: float = field(default=10.0, metadata=at_least(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.captured(graph)
+        return already_applied.captured(graph)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one launch a step."""
         inside = ("forward", "backward", "update")
-        several = Counter(d.source for d in graph.dependencies if d.because == "launch")
+        several = Counter(d.source for d in graph.dependencies if d.kind == "launch")
         calls = by_iteration(graph, select(
-            graph, lambda t: t.kind == "launch" and t.place.phase in inside and several[t.id] <= 1))  # fmt: skip
+            graph, lambda t: t.kind == "launch" and t.context.phase in inside and several[t.id] <= 1))  # fmt: skip
         joined = {n: own[0] for own in calls.values() for n in own[1:]}
         made = remove(launched_by(graph, joined), joined, launches=False)
         return set_duration(made, [own[0] for own in calls.values()], self.launch_us)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.parallel import BUCKET_BYTES, FIRST_BUCKET_BYTES, Ring
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf, at_least
+from roller.insight.cost.ring_all_reduce import Ring
+from roller.insight.step.graph import StepGraph
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
+from roller.insight.whatif import already_applied
+from roller.insight.whatif.collectives import link
 from roller.insight.whatif.data_parallel import data_parallel
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.network import link
-from roller.insight.whatif.prices import Prices
+from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 _ASSUMED = (
     "Devices are alike and none is late; the update waits for every gradient.",
@@ -42,12 +43,12 @@ class DDP(WhatIf):
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
-    assumptions, in_place = _ASSUMED, already.reduced
+    assumptions, in_place = _ASSUMED, already_applied.reduced
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one of the devices; nothing is added where there is one alone."""
         bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
-        prices = Prices(graph)
+        prices = TaskPrices(graph)
         ring = Ring(self.devices, bandwidth, latency_us / 1e6)
         return data_parallel(
             graph, ring, lambda size, count: prices.stream("bucket", size, size, count),

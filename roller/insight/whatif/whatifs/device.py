@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller.errors import RollerError
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.devices import on_device
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import transfers, work
-from roller.insight.whatif.prices import Priced
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.device_ratio import on_device
 from roller.insight.whatif.primitives import scale, scale_each, select, with_lags
+from roller.insight.whatif.select import transfers, work
+from roller.insight.whatif.task_prices import Priced
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Device(WhatIf):
     assumptions = ("The framework launches the same kernels there; copies between host and device take as long.",)
     of_several_ranks = True
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph on the other device."""
         to = on_device(graph, self.device)
         if to.spec.traits.blocks != graph.has_device:
@@ -42,7 +42,5 @@ class Device(WhatIf):
         made = scale_each(graph, {n: to.ratio(graph.tasks[n]) for n in work(graph)})
         made = scale_each(made, {n: Priced(to.link_ratio, "assumed") for n in transfers(graph)})
         made = scale(made, select(made, lambda t: t.lane.kind == "thread" and t.kind != "sync"), self.host, "assumed")
-        made = with_lags(
-            made, lambda d: d.lag_us * {"launch": to.launch_ratio, "thread": self.host}.get(d.because, 1.0)
-        )
+        made = with_lags(made, lambda d: d.lag_us * {"launch": to.launch_ratio, "thread": self.host}.get(d.kind, 1.0))
         return replace(made, device=to.spec, latency_us=graph.latency_us * to.launch_ratio)

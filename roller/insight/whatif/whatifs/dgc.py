@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.collectives import link, sparse_us
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import link, sparse_us
-from roller.insight.whatif.pick import transfers
-from roller.insight.whatif.prices import Prices
 from roller.insight.whatif.primitives import set_duration
+from roller.insight.whatif.select import transfers
+from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class DGC(WhatIf):
     value_bytes: int = 4
     assumptions = ("Selecting and unpacking take a pass over the gradients each.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with compressed reductions."""
-        prices, (bandwidth, _), new = Prices(graph), link(graph, self.bandwidth, None), []
+        prices, (bandwidth, _), new = TaskPrices(graph), link(graph, self.bandwidth, None), []
         reductions = [n for n in transfers(graph) if graph.tasks[n].kind == "collective" and graph.tasks[n].size_bytes]
         for n in reductions:
             size = graph.tasks[n].size_bytes

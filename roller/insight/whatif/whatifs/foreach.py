@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import by_iteration, shortest_us, total_us, work
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import remove, set_duration
+from roller.insight.whatif.select import by_iteration, shortest_us, total_us, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class ForeachOptimizer(WhatIf):
     group: int = 50
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.grouped_update(graph)
+        return already_applied.grouped_update(graph)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with grouped updates."""
         update, floor = by_iteration(graph, work(graph, "update")), shortest_us(graph)
         kept = {n: total_us(graph, part) - floor * (len(part) - 1)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import by_iteration, by_layer, some_layers, work
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.layer_share import with_update_of
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.shares import with_update_of
+from roller.insight.whatif.select import by_iteration, by_layer, some_layers, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Freeze(WhatIf):
     layers: tuple[str, ...] | str
     assumptions = ("Half of a layer's backward is the gradient of its weights, half that of its input.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with frozen layers."""
         frozen, made = some_layers(graph, self.layers), with_update_of(graph, self.layers, 0.0)
         with_weights = {g.layer for g in graph.gradients}
         first = next(iter(by_iteration(graph, work(graph, "forward")).values()))
         order = list(by_layer(graph, first))
-        kept = {graph.tasks[n].place.layer for n in work(graph, "forward") - frozen}
+        kept = {graph.tasks[n].context.layer for n in work(graph, "forward") - frozen}
         learns = next((at for at, x in enumerate(order) if x in kept and (x in with_weights or not with_weights)), 0)
         backward = by_layer(graph, work(graph, "backward"))
         gone = {n for layer in set(order[:learns]) for n in backward.get(layer, ())}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import neighbours, ordered, work
-from roller.insight.whatif.prices import Prices
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import remove, set_duration
+from roller.insight.whatif.select import neighbours, ordered, work
+from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -28,20 +28,20 @@ class FusePointwise(WhatIf):
         "Whatever is bound by memory can be fused, reductions too: an upper bound.",
     )
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.compiled(graph)
+        return already_applied.compiled(graph)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused chains."""
-        prices, before = Prices(graph), neighbours(graph)[0]
+        prices, before = TaskPrices(graph), neighbours(graph)[0]
         chains: dict[int, list[int]] = {}
         head_of: dict[int, int] = {}
         for n in ordered(graph, work(graph, "forward", "backward")):
             task, previous = graph.tasks[n], before.get(n)
             head = n if previous is None else head_of.get(previous.id, n)
-            same = previous is not None and previous.place[:3] == task.place[:3]
-            if prices.bound(task) == "memory" and already.COMPILED not in task.name:
+            same = previous is not None and previous.context[:3] == task.context[:3]
+            if prices.bound(task) == "memory" and already_applied.COMPILED not in task.name:
                 head_of[n] = head if same and len(chains.get(head, ())) < self.longest else n
                 chains.setdefault(head_of[n], []).append(n)
         gone = [n for own in chains.values() for n in own[1:]]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import Pricing, WhatIf, one_of
-from roller.insight.whatif.graph import Graph
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.optimizers import KINDS, UNFUSED, update_bytes
-from roller.insight.whatif.pick import by_iteration, total_us, work
-from roller.insight.whatif.prices import Priced, Prices
+from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED, update_bytes
 from roller.insight.whatif.primitives import remove
+from roller.insight.whatif.select import by_iteration, total_us, work
+from roller.insight.whatif.task_prices import Priced, TaskPrices
+from roller.insight.whatif.what_if import Pricing, WhatIf, one_of
 
 
 @dataclass(frozen=True)
@@ -31,17 +31,17 @@ class FusedOptimizer(WhatIf):
     optimizer: str = field(default="adam", metadata=one_of(*KINDS))
     prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.fused_update(graph)
+        return already_applied.fused_update(graph)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one kernel for the update of each step."""
         gone, new = work(graph, "update"), []
         for own in by_iteration(graph, gone).values():
             time, name = Priced(total_us(graph, own), "assumed"), f"fused {self.optimizer}"
             if self.prices == "model" and (graph.device or name in graph.prices):
-                time = Prices(graph).stream(name, *update_bytes(graph, self.optimizer))
+                time = TaskPrices(graph).stream(name, *update_bytes(graph, self.optimizer))
             elif self.prices == "model" and len(own) >= UNFUSED[self.optimizer][0]:
                 moved = sum(KINDS[self.optimizer]) / UNFUSED[self.optimizer][1]
                 time = Priced(moved * total_us(graph, own), "calibrated")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
+from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.prices import Prices
-from roller.insight.whatif.saved import saved_maps
+from roller.insight.whatif.saved_activations import saved_maps
+from roller.insight.whatif.task_prices import TaskPrices
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class Gist(WhatIf):
     bits: float = 8.0
     assumptions = ("A map is encoded and decoded in one pass each; memory it saves is not made use of.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with a pass behind each forward and one ahead of each backward."""
-        prices, new = Prices(graph), []
+        prices, new = TaskPrices(graph), []
         for one in (one for maps in saved_maps(graph, self.layers).values() for one in maps):
             short = one.size_bytes * self.bits / 32
             encode, decode = (

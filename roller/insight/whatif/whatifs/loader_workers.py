@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.host import host
+from roller.insight.cost.host_costs import host
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
+from roller.insight.whatif.data_loading import STEADY, load_us, loads_of, worker_tasks
 from roller.insight.whatif.insertion import insert
-from roller.insight.whatif.loading import STEADY, load_us, loads_of, worker_tasks
-from roller.insight.whatif.pick import by_iteration, copies, total_bytes
 from roller.insight.whatif.primitives import set_duration
-from roller.insight.whatif.unroll import unrolled
+from roller.insight.whatif.select import by_iteration, copies, total_bytes
+from roller.insight.whatif.unroll_steps import unrolled
+from roller.insight.whatif.what_if import WhatIf
 
 _FROM_PAGES = re.compile(r"(HtoD|HostToDevice).*Pageable")
 
@@ -37,11 +37,11 @@ class LoaderWorkers(WhatIf):
     of: int | None = None
     assumptions = ("Every worker has a core of its own, and begins with its share of a batch done.",)
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.workers(graph, loads_of(graph), self.workers, self.of)
+        return already_applied.workers(graph, loads_of(graph), self.workers, self.of)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph whose batches come from workers."""
         graph = unrolled(graph, STEADY) if loads_of(graph) else graph
         loads, took = loads_of(graph), load_us(graph, loads_of(graph), self.of)

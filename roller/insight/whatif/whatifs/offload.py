@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif.change import WhatIf, at_least
-from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.pick import ordered
-from roller.insight.whatif.saved import saved_maps
+from roller.insight.whatif.saved_activations import saved_maps
+from roller.insight.whatif.select import ordered
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
 
@@ -35,7 +35,7 @@ class Offload(WhatIf):
     waits: bool = False
     assumptions = ("The host's memory takes what is offloaded, and copies disturb no kernel.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with copies both ways."""
         new: list[New] = []
         for maps in saved_maps(graph, self.layers).values():

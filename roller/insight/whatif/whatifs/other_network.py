@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import transfers
+from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import scale
+from roller.insight.whatif.select import transfers
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,6 @@ class OtherNetwork(WhatIf):
     assumptions = ("Transfers are bound by the bandwidth: their latency shrinks and grows along.",)
     of_several_ranks = True
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other network."""
         return scale(graph, transfers(graph), 1.0 / self.bandwidth)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roller.insight.whatif import already
-from roller.insight.whatif.change import WhatIf, one_of
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.optimizers import KINDS, UNFUSED
-from roller.insight.whatif.pick import by_iteration, spread, total_us, work
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
+from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED
 from roller.insight.whatif.primitives import remove, scale
+from roller.insight.whatif.select import by_iteration, spread, total_us, work
+from roller.insight.whatif.what_if import WhatIf, one_of
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class OtherOptimizer(WhatIf):
         "No launches are added where the other optimizer has more; its time of the device is.",
     )
 
-    def in_place(self, graph: Graph) -> str:
+    def in_place(self, graph: StepGraph) -> str:
         """Return why, where it is."""
-        return already.optimizer(graph, self.to, self.of)
+        return already_applied.optimizer(graph, self.to, self.of)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other optimizer's update."""
         made = graph
         for own in by_iteration(graph, work(graph, "update")).values():

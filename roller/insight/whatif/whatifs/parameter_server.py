@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from roller.insight.whatif.change import WhatIf, at_least
-from roller.insight.whatif.graph import Graph, Lane
+from roller.insight.step.graph import Lane, StepGraph
+from roller.insight.whatif.collectives import link, sliceable_bytes
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.network import link, sliceable_bytes
-from roller.insight.whatif.pick import by_iteration, by_layer, work
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.unroll import unrolled
+from roller.insight.whatif.select import by_iteration, by_layer, work
+from roller.insight.whatif.unroll_steps import unrolled
+from roller.insight.whatif.what_if import WhatIf, at_least
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ParameterServer(WhatIf):
     priority: bool = True
     assumptions = ("Servers update at once, and no two workers wait for each other at a server.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one worker, of three steps at least."""
         graph, size = unrolled(graph, 3), sliceable_bytes(graph, self.slice_bytes)
         bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
@@ -50,10 +50,10 @@ class ParameterServer(WhatIf):
             for _ in range(slices := max(1, math.ceil(gradient.size_bytes / self.slice_bytes))):
                 time = remote * gradient.size_bytes / slices / bandwidth * 1e6 + latency_us
                 number, rank = len(graph.tasks) + len(new), order if self.priority else 0
-                place = graph.tasks[gradient.task].place
-                new.append(New("push", "send", time, lane=SEND, after=(gradient.task,), priority=rank, place=place))
+                context = graph.tasks[gradient.task].context
+                new.append(New("push", "send", time, lane=SEND, after=(gradient.task,), priority=rank, context=context))
                 new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
-                               place=place))  # fmt: skip
+                               context=context))  # fmt: skip
         return insert(remove(graph, work(graph, "update")), *new)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import by_iteration, some_layers, work
-from roller.insight.whatif.repeat import repeated
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.repeat_tasks import repeated
+from roller.insight.whatif.select import by_iteration, some_layers, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Recompute(WhatIf):
 
     blocks: tuple[str, ...]
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with recomputation."""
         made = graph
         for block in self.blocks:

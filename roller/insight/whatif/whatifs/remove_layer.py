@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import some_layers, work
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.layer_share import with_update_of
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.shares import with_update_of
+from roller.insight.whatif.select import some_layers, work
+from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RemoveLayer(WhatIf):
     layers: tuple[str, ...] | str
     assumptions = ("Layers beside a removed one keep the sizes they have.",)
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph without the layers."""
         gone = some_layers(graph, self.layers) - work(graph, "update")
         return remove(with_update_of(graph, self.layers, 0.0), gone)

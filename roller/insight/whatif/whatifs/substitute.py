@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from roller.insight.whatif.change import WhatIf
-from roller.insight.whatif.graph import Graph
-from roller.insight.whatif.pick import some_layers
+from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import scale
+from roller.insight.whatif.select import some_layers
+from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs.add_layer import AddLayer
 from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
 
@@ -32,7 +32,7 @@ class Substitute(WhatIf):
     add: Mapping[str, int] = field(default_factory=dict)
     of_several_ranks = True
 
-    def change(self, graph: Graph) -> Graph:
+    def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of the other model."""
         for pattern, factor in self.scale.items():
             graph = scale(graph, some_layers(graph, pattern), factor)

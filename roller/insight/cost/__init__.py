@@ -1,0 +1,5 @@
+"""The price of an operator on a device: its mapping to launches, and what each launch takes."""
+
+from roller.insight.cost.operators import Price, Pricer, price
+
+__all__ = ["Price", "Pricer", "price"]

@@ -1,0 +1,136 @@
+"""Rates of a processor as kernels of libraries meet them: what each part of some work takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.hardware import DeviceSpec, MemoryLayer
+from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, Work
+
+#: Part of a first touch during which no other thread can have one. Measured: two threads take two thirds of the time.
+_LOCKED = 1 / 3
+#: Multiply-adds for which a blocked product is handed to a further thread.
+_PRODUCT_GRAIN = 1 << 20
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of an operator by what they go into."""
+
+    arithmetic_s: float
+    memory_s: float
+    fresh_s: float
+    fork_s: float
+    hides: bool
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        body = max(self.arithmetic_s, self.memory_s) if self.hides else self.arithmetic_s + self.memory_s
+        return body + self.fresh_s + self.fork_s
+
+    @property
+    def resource(self) -> str:
+        """What most of it goes into."""
+        named = {
+            "compute": self.arithmetic_s, "dram": self.memory_s, "pages": self.fresh_s, "launch": self.fork_s
+        }  # fmt: skip
+        return max(named, key=lambda n: named[n])
+
+
+class Machine:
+    """A processor.
+
+    Parameters
+    ----------
+    spec
+        Its specification.
+    """
+
+    def __init__(self, spec: DeviceSpec) -> None:
+        self.spec = spec
+        self.caches = tuple(x for x in spec.memory_layers if x.name != "register")
+
+    def threads(self, work: Work) -> int:
+        """Return how many threads some work runs on."""
+        shared = work.parallel_elements / GRAIN_ELEMENTS
+        if work.multiplies:
+            shared = work.multiplies / _PRODUCT_GRAIN if work.parallel_elements else 0.0
+        return int(min(self.spec.units, max(1, math.ceil(shared))))
+
+    def bandwidth_bytes_per_s(self, layer: MemoryLayer, threads: int) -> float:
+        """Return what so many cores draw from a layer together."""
+        each = layer.bandwidth_per_teu_bytes_per_s or layer.bandwidth_bytes_per_s / self.spec.units
+        return min(layer.bandwidth_bytes_per_s, threads * each)
+
+    @cached_property
+    def rooms(self) -> tuple[tuple[MemoryLayer, float], ...]:
+        """Caches behind the first with the bytes of a step they keep: of all cores together."""
+        found = []
+        for layer in self.caches[1:-1]:
+            size = float(layer.usable_bytes or layer.capacity_bytes)
+            own = layer.scope == "unit"
+            found.append((layer, size * (self.spec.units if own else layer.kept_share or 1.0)))
+        return tuple(found)
+
+    def layer_of(self, distance_bytes: float) -> MemoryLayer:
+        """Return where something lies after which so many bytes were touched, its own included."""
+        for layer, room in self.rooms:
+            if distance_bytes <= room:
+                return layer
+        return self.caches[-1]
+
+    def arithmetic_s(self, work: Work, threads: int) -> float:
+        """Return the seconds of arithmetic."""
+        spec = self.spec
+        core = spec.clock_hz * threads
+        rates = spec.compute.ops_per_cycle_per_unit
+        taken = 0.0
+        if work.multiplies:
+            rate = rates.get(f"fma.{work.dtype}", rates["fma"])
+            taken += work.multiplies / (work.share * rate * core)
+            taken += (
+                work.packed_elements * (spec.execution.element_gather_s or 0.0) / max(1.0, min(threads, work.packers))
+            )
+        taken += work.exponentials / (rates["special"] * core)
+        taken += work.vector_cycles / (spec.teu.lanes * core)
+        return taken + work.cycles / core
+
+    def fresh_s(self, size_bytes: float, threads: int) -> float:
+        """Return what the first touch of so many bytes takes that the system just handed out."""
+        page = next((x.page_bytes for x in self.caches if x.page_bytes), None) or 4096
+        one = self.spec.execution.fault_s or 0.0
+        return math.ceil(size_bytes / page) * one * (_LOCKED + (1 - _LOCKED) / threads)
+
+    def strewn_s(self, size_bytes: float, threads: int) -> float:
+        """Return what single lines wait for memory that is not brought ahead."""
+        memory = self.caches[-1]
+        lines = size_bytes / (memory.transaction_bytes or 64)
+        return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
+
+    def parts(
+        self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
+    ) -> Parts:
+        """Return the seconds of some work.
+
+        Parameters
+        ----------
+        work
+            What is to be done.
+        moved
+            Bytes, and where each of them lies.
+        fresh_bytes
+            What is written to pages that were never touched.
+        strewn_bytes
+            What memory brings in short runs, beside that of the work.
+        """
+        threads = self.threads(work)
+        memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
+        for size, times in work.buffers:
+            memory_s += times * size / self.bandwidth_bytes_per_s(self.layer_of(size), threads)
+        strewn = self.strewn_s(work.strewn_bytes + strewn_bytes, threads)
+        forks = work.forks * (self.spec.execution.fork_s or 0.0) if threads > 1 else 0.0
+        fresh = self.fresh_s(fresh_bytes, threads) if fresh_bytes else 0.0
+        return Parts(self.arithmetic_s(work, threads), memory_s + strewn, fresh, forks, work.hides)

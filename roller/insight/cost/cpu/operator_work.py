@@ -1,0 +1,89 @@
+"""What an operator makes a processor do: arithmetic, bytes of tensors, and how it is shared among cores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from roller.insight.cost.gpu.operator_view import View, distinct_bytes, elements
+from roller.insight.trace.trace import TensorRecord
+
+#: Elements from which on PyTorch hands a loop to a further thread (``at::internal::GRAIN_SIZE``).
+GRAIN_ELEMENTS = 32768
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """A tensor, how many times all of it is gone through, and whether in runs too short to be brought ahead."""
+
+    tensor: TensorRecord
+    passes: float = 1.0
+    is_strewn: bool = False
+
+    @property
+    def size_bytes(self) -> float:
+        """Bytes that are moved."""
+        return self.passes * distinct_bytes(self.tensor)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One operator.
+
+    Parameters
+    ----------
+    reads, writes
+        Tensors, in the order they are gone through.
+    multiplies
+        Multiply-adds of products in blocks.
+    share
+        Of the rate of multiply-adds that these keep up.
+    packed_elements, packers
+        Elements that are rearranged before products, and how many cores can do so at a time.
+    exponentials
+        Of all elements, or what takes as long as that many.
+    vector_cycles
+        Cycles of a core, times the elements of a vector, beside bytes and exponentials.
+    cycles
+        Cycles of a core in code that takes elements one by one.
+    parallel_elements
+        What is shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0: nothing is shared.
+    forks
+        Times that threads are sent off and waited for.
+    buffers
+        Bytes of buffers of its own, and how many times each is written or read.
+    strewn_bytes
+        What is written, and read, in runs too short to be brought ahead.
+    dtype
+        Of the multiply-adds.
+    hides
+        Whether arithmetic goes on while memory is waited for.
+    """
+
+    reads: tuple[Traffic, ...] = ()
+    writes: tuple[Traffic, ...] = ()
+    multiplies: float = 0.0
+    share: float = 1.0
+    packed_elements: float = 0.0
+    packers: float = 1.0
+    exponentials: float = 0.0
+    vector_cycles: float = 0.0
+    cycles: float = 0.0
+    parallel_elements: float = 0.0
+    forks: int = 1
+    buffers: tuple[tuple[float, float], ...] = ()
+    strewn_bytes: float = 0.0
+    dtype: str = "float32"
+    hides: bool = True
+
+
+#: How an operator becomes work.
+Mapping = Callable[[View], Work]
+
+
+def through(view: View, **work: float) -> Work:
+    """Return work that reads all an operator is given and writes all its results, once."""
+    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if elements(t))
+    writes = tuple(Traffic(t) for t in view.outputs if elements(t))
+    most = max(map(elements, (*view.inputs, *view.outputs)), default=0)
+    return Work(reads, writes, **{"parallel_elements": float(most), **work})  # type: ignore[arg-type]

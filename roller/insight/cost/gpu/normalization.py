@@ -1,0 +1,136 @@
+"""Operators over the rows of a tensor: softmax and layer norm, forward and backward; norms over channels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from roller import ops
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
+from roller.expr.tensor_expr import REDUCTION
+from roller.insight.cost.gpu.operator_view import View, elements, total_bytes
+from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.trace.trace import TensorRecord
+
+
+def softmax(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a softmax or of its logarithm, which takes the same steps."""
+    x, out = view.inputs[0], view.out
+    if not x.shape or x.dtype not in DTYPE_BYTES:
+        return (Stream(total_bytes((x,)), total_bytes((out,))),)
+    return (Kernel(ops.softmax(x.shape, view.arg("dim", -1), dtype=x.dtype, out_dtype=out.dtype)),)
+
+
+def safe_softmax(view: View) -> tuple[Launch, ...]:
+    """Return the kernels of a softmax whose rows may be masked whole: it looks for them, and writes zeros there."""
+    x, masked = total_bytes(view.inputs), float(elements(view.inputs[0]))
+    return (*softmax(view), Stream(2.0 * x + 2 * masked, x + masked, 3))
+
+
+def softmax_backward(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a softmax's gradient: a sum over each row of two tensors, and a point of both."""
+    gradient, output = view.need("grad_output", 0), view.need("output", 1)
+    dim = int(view.arg("dim", -1))
+    length = gradient.shape[dim] if gradient.shape else 1
+    return (_gradient_of_rows(elements(gradient) // length, length, (gradient, output), view.out, 1),)
+
+
+def layer_norm(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a layer norm over the last dimensions."""
+    x = view.need("input", 0)
+    length = _length(view, x)
+    kept = Stream(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
+    return (Kernel(ops.layer_norm((elements(x) // length, length), dtype=x.dtype)), kept)
+
+
+def layer_norm_backward(view: View) -> tuple[Launch, ...]:
+    """Return the kernels of a layer norm's gradient: that of its rows, and those of weight and bias over all rows."""
+    gradient, x = view.need("grad_out", 0), view.need("input", 1)
+    length = _length(view, x)
+    wanted: Sequence[bool] = view.arg("output_mask", (True, True, True))
+    found: list[Launch] = []
+    if wanted[0]:
+        found.append(_gradient_of_rows(elements(x) // length, length, (gradient, x), view.outputs[0], 2))
+    if any(wanted[1:]):
+        found.append(Stream(total_bytes((gradient, x)), total_bytes(view.outputs[int(wanted[0]) :])))
+    rest = total_bytes(t for t in view.inputs if t not in (gradient, x))
+    return (*found, Stream(rest, 0.0, 0))
+
+
+def _length(view: View, x: TensorRecord) -> int:
+    return math.prod(view.arg("normalized_shape", x.shape[-1:])) or 1
+
+
+def _gradient_of_rows(rows: int, length: int, read: Sequence[TensorRecord], out: TensorRecord, sums: int) -> Kernel:
+    """Return a kernel that takes ``sums`` sums over each row of the tensors read, and writes a point of all of them."""
+    return Kernel(gradient_of_rows(rows, length, tuple(t.dtype for t in read), out.dtype, sums))
+
+
+def gradient_of_rows(rows: int, length: int, dtypes: tuple[str, ...], out: str, sums: int) -> TensorExpr:
+    """Return sums over rows of products of tensors, then what is made of the sums at every point.
+
+    Parameters
+    ----------
+    rows, length
+        Of every tensor.
+    dtypes
+        Of the tensors read.
+    out
+        Dtype of the result.
+    sums
+        How many sums a point needs.
+    """
+    acc = "float64" if out == "float64" else "float32"
+    row, walk, point = Axis("i", rows), Axis("k", length, REDUCTION), Axis("j", length)
+    inputs = tuple(Tensor(f"X{n}", (rows, length), d) for n, d in enumerate(dtypes))
+
+    def at(name: str) -> list[Scalar]:
+        from roller.expr import Cast
+
+        place = (axis_index("i"), axis_index(name))
+        return [Load(t.name, place) if t.dtype == acc else Cast(acc, Load(t.name, place)) for t in inputs]
+
+    stages, first = [], at("k")
+    for n in range(sums):
+        body = first[0] if n else Call("mul", (first[0], first[-1]))
+        total = Tensor(f"S{n}", (rows,), acc)
+        stages.append(Stage(total, (row, walk), (axis_index("i"),), body, "sum", acc))
+    here = at("j")
+    value: Scalar = here[0]
+    for n in range(sums):
+        value = Call("sub", (value, Load(f"S{n}", (axis_index("i"),))))
+    value = Call("mul", (value, here[-1]))
+    y = Stage(Tensor("Y", (rows, length), out), (row, point), (axis_index("i"), axis_index("j")), value, None, acc)
+    return TensorExpr("gradient of rows", inputs, (*stages, y), ("Y",))
+
+
+def passes(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
+    """Return the mapping of a norm over channels: so many times it reads what it is given whole, in so many kernels.
+
+    Parameters
+    ----------
+    read
+        Times the large inputs are read.
+    kept
+        Times the large results are written.
+    launches
+        Kernels.
+    """
+
+    def mapped(view: View) -> tuple[Launch, ...]:
+        most = max(map(elements, view.inputs))
+        given = [t for t in view.inputs if elements(t) == most]
+        return (Stream(read * total_bytes(given), kept * total_bytes(view.outputs), launches),)
+
+    return mapped
+
+
+def batch_norm(view: View) -> tuple[Launch, ...]:
+    """Return the kernels of a batch norm: of a batch's own statistics, which need a pass of their own, or of kept ones.
+
+    Statistics are those of the batch where it trains, and where no others are kept.
+    """
+    x = view.need("input", 0)
+    own = not view.has("running_mean") or bool(view.arg("training", True))
+    return (Stream((2.0 if own else 1.0) * total_bytes((x,)), total_bytes(view.outputs[:1]), 1),)

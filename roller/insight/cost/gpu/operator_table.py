@@ -1,0 +1,250 @@
+"""What every operator of PyTorch makes a GPU do: one row per operator, whatever its overload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from roller.insight.cost.gpu import (
+    attention,
+    convolution,
+    data_movement,
+    embedding_bags,
+    matrix_products,
+    normalization,
+    optimizers,
+    reductions,
+    scatter,
+)  # fmt: skip
+from roller.insight.cost.gpu.operator_view import View
+from roller.insight.cost.gpu.pointwise import copied, drawn, filled, pointwise
+from roller.insight.cost.launches import Launch
+
+#: How an operator becomes launches.
+Mapping = Callable[[View], tuple[Launch, ...]]
+
+_PRODUCTS: dict[str, Mapping] = {
+    "mm": matrix_products.plain("self", "mat2"),
+    "bmm": matrix_products.plain("self", "mat2"),
+    "addmm": matrix_products.with_addend("mat1", "mat2"),
+    "baddbmm": matrix_products.with_addend("batch1", "batch2"),
+    "mv": matrix_products.matrix_vector,
+    "addmv": matrix_products.matrix_vector_added,
+    "dot": matrix_products.dot,
+    "vdot": matrix_products.dot,
+    "convolution": convolution.convolution,
+    "_convolution": convolution.convolution,
+    "cudnn_convolution": convolution.convolution,
+    "convolution_overrideable": convolution.convolution,
+    "convolution_backward": convolution.convolution_backward,
+    "convolution_backward_overrideable": convolution.convolution_backward,
+    "_scaled_dot_product_flash_attention": attention.attention,
+    "_scaled_dot_product_efficient_attention": attention.attention,
+    "_scaled_dot_product_cudnn_attention": attention.attention,
+    "_efficient_attention_forward": attention.attention,
+    "_flash_attention_forward": attention.attention,
+    "_scaled_dot_product_flash_attention_for_cpu": attention.attention,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": attention.attention_backward,
+    "_scaled_dot_product_flash_attention_backward": attention.attention_backward,
+    "_scaled_dot_product_efficient_attention_backward": attention.attention_backward,
+    "_scaled_dot_product_cudnn_attention_backward": attention.attention_backward,
+    "_efficient_attention_backward": attention.attention_backward,
+    "_flash_attention_backward": attention.attention_backward,
+    "_thnn_fused_lstm_cell": data_movement.stream_all(),
+    "_thnn_fused_lstm_cell_backward_impl": data_movement.stream_all(),
+    "_cudnn_rnn": attention.recurrent,
+    "_cudnn_rnn_backward": attention.recurrent_backward,
+}
+_ROWS: dict[str, Mapping] = {
+    "_softmax": normalization.softmax,
+    "_log_softmax": normalization.softmax,
+    "_safe_softmax": normalization.safe_softmax,
+    "_softmax_backward_data": normalization.softmax_backward,
+    "_log_softmax_backward_data": normalization.softmax_backward,
+    "native_layer_norm": normalization.layer_norm,
+    "native_layer_norm_backward": normalization.layer_norm_backward,
+    "_fused_rms_norm": data_movement.stream_all(),
+    "_fused_rms_norm_backward": data_movement.stream_all(2.0, 1.0, 2),
+    "native_batch_norm": normalization.batch_norm,
+    "_native_batch_norm_legit": normalization.batch_norm,
+    "_native_batch_norm_legit_no_training": normalization.passes(1.0, 1.0, 1),
+    "_native_batch_norm_legit_functional": normalization.batch_norm,
+    "_batch_norm_with_update": normalization.batch_norm,
+    "_batch_norm_no_update": normalization.passes(1.0, 1.0, 1),
+    "cudnn_batch_norm": normalization.batch_norm,
+    "native_batch_norm_backward": normalization.passes(2.0, 1.0, 2),
+    "cudnn_batch_norm_backward": normalization.passes(2.0, 1.0, 1),
+    "batch_norm_backward": normalization.passes(2.0, 1.0, 1),
+    "native_group_norm": normalization.passes(2.0, 1.0, 3),
+    "native_group_norm_backward": normalization.passes(2.0, 1.0, 4),
+}
+_REDUCTIONS: dict[str, Mapping] = {
+    "sum": reductions.reduced("sum"),
+    "mean": reductions.reduced("mean"),
+    "prod": reductions.reduced("prod"),
+    "amax": reductions.reduced("max"),
+    "amin": reductions.reduced("min"),
+    "argmax": reductions.reduced("max"),
+    "argmin": reductions.reduced("min"),
+    "max": reductions.reduced("max"),
+    "min": reductions.reduced("min"),
+    "all": reductions.reduced("max"),
+    "any": reductions.reduced("max"),
+    "norm": reductions.reduced("sum"),
+    "linalg_vector_norm": reductions.reduced("sum"),
+    "logsumexp": reductions.log_of_sums,
+    "var": data_movement.stream_all(),
+    "var_mean": data_movement.stream_all(),
+    "std": data_movement.stream_all(),
+    "count_nonzero": data_movement.stream_all(launches=2),
+    "nll_loss_forward": reductions.loss,
+    "nll_loss2d_forward": reductions.loss,
+    "nll_loss_backward": reductions.loss_backward,
+    "nll_loss2d_backward": reductions.loss_backward,
+    "_amp_foreach_non_finite_check_and_unscale": optimizers.grouped(),
+    "_amp_update_scale": data_movement.stream_all(),
+}
+_WINDOWS: dict[str, Mapping] = {
+    **dict.fromkeys(
+        ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d", "adaptive_max_pool2d",
+         "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "im2col", "col2im", "constant_pad_nd", "reflection_pad1d",
+         "reflection_pad2d", "replication_pad2d", "roll", "flip", "pixel_shuffle", "pixel_unshuffle",
+         "channel_shuffle", "grid_sampler_2d"),
+        data_movement.stream_all(),
+    ),
+    **dict.fromkeys(
+        tuple(f"upsample_{kind}{way}" for kind in (
+            "nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+            for way in ("", "_backward")),
+        data_movement.stream_all(),
+    ),
+    **dict.fromkeys(
+        ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
+         "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
+         "_adaptive_avg_pool3d_backward"),
+        data_movement.shaped("grad_output", "indices"),
+    ),
+    **dict.fromkeys(
+        ("reflection_pad1d_backward", "reflection_pad2d_backward", "replication_pad2d_backward"),
+        data_movement.shaped("grad_output"),
+    ),
+}  # fmt: skip
+_MOVING: dict[str, Mapping] = {
+    "cat": data_movement.joined,
+    "stack": data_movement.joined,
+    "embedding": data_movement.gathered,
+    "index": data_movement.gathered,
+    "_unsafe_index": data_movement.gathered,
+    "index_select": data_movement.gathered,
+    "gather": data_movement.gathered,
+    "take": data_movement.gathered,
+    "index_put": scatter.scattered(),
+    "_index_put_impl": scatter.scattered(),
+    "_unsafe_index_put": scatter.scattered(),
+    "index_add": scatter.scattered(adds=True),
+    "index_copy": scatter.scattered(),
+    "index_fill": scatter.scattered(),
+    "scatter": scatter.scattered(),
+    "scatter_add": scatter.scattered(adds=True),
+    "scatter_reduce": scatter.scattered(adds=True),
+    "masked_scatter": scatter.masked,
+    "embedding_dense_backward": data_movement.embedding_backward,
+    "_embedding_bag": embedding_bags.bags,
+    "_embedding_bag_forward_only": embedding_bags.bags,
+    "_embedding_bag_backward": embedding_bags.bags_backward,
+    "_embedding_bag_dense_backward": embedding_bags.bags_backward,
+    "select_backward": data_movement.part_backward,
+    "slice_backward": data_movement.part_backward,
+    "sort": data_movement.sort,
+    "topk": data_movement.stream_all(3.0, 1.0, 2),
+    "cumsum": data_movement.stream_all(),
+    "cumprod": data_movement.stream_all(),
+    "tril": pointwise("mul"),
+    "triu": pointwise("mul"),
+    "repeat": data_movement.stream_all(),
+    "bincount": data_movement.stream_all(launches=2),
+    "nonzero": data_movement.dynamic_size,
+    "masked_select": data_movement.selected,
+    "unique_consecutive": data_movement.dynamic_size,
+    "_unique2": data_movement.unique,
+    "_local_scalar_dense": data_movement.waited,
+    "equal": data_movement.waited,
+}
+#: Operators that write tensors and read none, or only what they overwrite.
+FILLING = ("fill", "zero", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_full", "new_zeros",
+            "new_ones", "arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "rand_like", "randn_like",
+            "randint", "randperm", "uniform", "normal", "exponential", "tril_indices")  # fmt: skip
+COPYING = ("clone", "copy", "_to_copy", "lift_fresh_copy", "_reshape_copy")
+#: Functions of every element, by operator: how much arithmetic hides behind the bytes.
+POINTWISE: dict[str, tuple[str, ...]] = {
+    **{n: (n,) for n in ("add", "sub", "mul", "div", "neg", "abs", "exp", "log", "sqrt", "rsqrt", "tanh", "erf",
+                         "sigmoid", "pow", "floor", "ceil", "eq", "lt", "le", "isnan", "trunc", "round")},
+    "rsub": ("sub",), "gt": ("lt",), "ge": ("le",), "ne": ("eq",), "relu": ("max",), "maximum": ("max",),
+    "minimum": ("min",), "clamp": ("max", "min"), "clamp_min": ("max",), "clamp_max": ("min",),
+    "hardtanh": ("max", "min"), "hardtanh_backward": ("select",), "_prelu_kernel": ("mul", "max"),
+    "xlogy": ("log", "mul"),
+    "where": ("select",), "masked_fill": ("select",), "threshold_backward": ("select",),
+    "threshold": ("select",), "gelu": ("mul", "erf", "mul", "add", "mul"),
+    "gelu_backward": ("mul", "erf", "mul", "exp", "mul", "add", "mul"), "silu": ("sigmoid", "mul"),
+    "silu_backward": ("sigmoid", "mul", "sub", "mul", "mul"), "tanh_backward": ("mul", "sub", "mul"),
+    "sigmoid_backward": ("mul", "sub", "mul"), "elu": ("exp", "sub", "mul"), "elu_backward": ("exp", "mul"),
+    "leaky_relu": ("mul", "max"), "leaky_relu_backward": ("mul",), "hardswish": ("add", "max", "min", "mul", "div"),
+    "hardswish_backward": ("add", "mul", "div", "mul"), "hardsigmoid": ("add", "max", "min", "div"),
+    "hardsigmoid_backward": ("mul",), "softplus": ("exp", "add", "log"), "softplus_backward": ("exp", "add", "div"),
+    "mish": ("exp", "add", "log", "tanh", "mul"), "mish_backward": ("exp", "log", "tanh", "mul", "mul"),
+    "log1p": ("add", "log"), "log2": ("log",), "exp2": ("exp",), "expm1": ("exp", "sub"), "sin": ("tanh",),
+    "cos": ("tanh",),
+    "reciprocal": ("div",), "addcmul": ("mul", "mul", "add"), "addcdiv": ("div", "mul", "add"),
+    "lerp": ("sub", "mul", "add"), "logical_not": ("eq",), "logical_and": ("mul",), "logical_or": ("max",),
+    "bitwise_not": ("eq",), "bitwise_and": ("mul",), "bitwise_or": ("max",), "bitwise_xor": ("add",), "sign": ("lt",),
+    "sgn": ("lt",), "remainder": ("div", "mul", "sub"), "fmod": ("fmod",), "floor_divide": ("div", "floor"),
+    "native_dropout_backward": ("mul", "mul"), "isinf": ("abs", "eq"),
+    "nan_to_num": ("max",),
+    "log_sigmoid_forward": ("exp", "add", "log"), "log_sigmoid_backward": ("exp", "div", "mul"),
+    "mse_loss_backward": ("sub", "mul"), "smooth_l1_loss_backward": ("sub", "abs", "lt", "mul"),
+    "huber_loss_backward": ("sub", "abs", "lt", "mul"),
+    "complex": ("add",), "__rshift__": ("mul",), "__lshift__": ("mul",),
+    "polar": ("tanh", "mul"), "erfinv": ("log", "sqrt"), "atan2": ("div", "tanh"),
+    "_masked_scale": ("mul",),
+}  # fmt: skip
+_LOSSES: dict[str, Mapping] = {
+    **dict.fromkeys(
+        ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "binary_cross_entropy"),
+        reductions.averaged_loss,
+    ),
+    "binary_cross_entropy_with_logits": reductions.logits_loss,
+    **dict.fromkeys(
+        ("binary_cross_entropy_backward", "native_dropout", "_fused_dropout", "glu", "glu_backward",
+         "_prelu_kernel_backward", "_weight_norm_interface"),
+        data_movement.stream_all(),
+    ),
+}  # fmt: skip
+_LISTS: dict[str, Mapping] = {
+    **dict.fromkeys(
+        tuple(f"_foreach_{n}" for n in (
+            "add", "sub", "mul", "div", "addcmul", "addcdiv", "lerp", "sqrt", "rsqrt", "pow", "neg", "abs", "exp",
+            "log",
+            "maximum", "minimum", "clamp_max", "clamp_min", "reciprocal", "sign")),
+        optimizers.grouped(),
+    ),
+    "_foreach_norm": optimizers.grouped(1),
+    "_foreach_max": optimizers.grouped(1),
+    "_foreach_zero": optimizers.grouped_fill,
+    "_foreach_copy": optimizers.grouped_copy,
+    **dict.fromkeys(("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"), optimizers.fused),
+}  # fmt: skip
+#: Operators that make the device do nothing.
+NOTHING = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
+            "record_stream", "_assert_async", "is_same_size", "resize")  # fmt: skip
+
+#: Operator, without its overload and the underscore of one in place -> its launches.
+TABLE: dict[str, Mapping] = {
+    f"aten.{name}": mapping
+    for name, mapping in {
+        **{name: pointwise(*functions) for name, functions in POINTWISE.items()},
+        **dict.fromkeys(FILLING, filled),
+        "bernoulli": drawn,
+        **dict.fromkeys(COPYING, copied),
+        **dict.fromkeys(NOTHING, data_movement.nothing),
+        **_LOSSES, **_MOVING, **_WINDOWS, **_REDUCTIONS, **_ROWS, **_LISTS, **_PRODUCTS,
+    }.items()
+}  # fmt: skip

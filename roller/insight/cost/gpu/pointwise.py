@@ -1,0 +1,164 @@
+"""Element-wise operators and copies of any layout as one expression over the axes their tensors really have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
+from roller.insight.cost.gpu.operator_view import View, total_bytes
+from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.trace.trace import TensorRecord
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor's place in memory over the axes of a result: extents, and steps in elements (0 where it repeats)."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+
+
+def operand(tensor: TensorRecord, rank: int) -> Operand:
+    """Return a tensor as it broadcasts to ``rank`` dimensions."""
+    missing = rank - len(tensor.shape)
+    stride = tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride, strict=True))
+    return Operand((1,) * missing + tuple(tensor.shape), (0,) * missing + stride, tensor.dtype)
+
+
+def collapsed(
+    extents: Sequence[int], tensors: Sequence[Operand]
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Return extents and strides over the fewest axes: two are one where all tensors walk through them in one go.
+
+    Axes are in the order of the first tensor's memory, outermost first.
+    """
+    axes = [d for d, n in enumerate(extents) if n > 1]
+    axes.sort(key=lambda d: (-abs(tensors[0].stride[d]), d))
+    sizes: list[int] = []
+    strides: list[tuple[int, ...]] = []
+    for d in axes:
+        step = tuple(t.stride[d] for t in tensors)
+        if sizes and all(a == b * extents[d] for a, b in zip(strides[-1], step, strict=True)):
+            sizes[-1] *= extents[d]
+            strides[-1] = step
+        else:
+            sizes.append(extents[d])
+            strides.append(step)
+    return tuple(sizes), tuple(strides)
+
+
+def body_of(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
+    """Return a scalar that applies every function once: those of several arguments join the operands."""
+    rest, value = list(loads[1:]), loads[0] if loads else Const(0.0, dtype)
+    for name in functions:
+        if name in _JOINING:
+            value = Call(name, (value, rest.pop(0) if rest else Const(2.0, dtype)))
+        elif name == "select":
+            condition = Call("lt", (rest.pop(0) if rest else value, Const(0.0, dtype)))
+            value = Call("select", (condition, value, rest.pop(0) if rest else Const(0.0, dtype)))
+        else:
+            value = Call(name, (value,))
+    while rest:
+        value = Call("add", (value, rest.pop(0)))
+    return value
+
+
+_JOINING = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "fmod", "eq", "lt", "le"})
+
+
+@lru_cache(maxsize=4096)
+def expression(
+    functions: tuple[str, ...], extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]
+) -> TensorExpr:
+    """Return the expression of an element-wise operator.
+
+    Parameters
+    ----------
+    functions
+        What is applied to every element, as names of scalar functions.
+    extents
+        Shape of the result.
+    out, operands
+        Where the result is written and the operands are read, of equal rank.
+    """
+    sizes, strides = collapsed(extents, (out, *operands))
+    axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
+    acc = "float64" if out.dtype == "float64" else "float32"
+
+    def index(n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        used = [d for d in range(len(sizes)) if strides[d][n]]
+        used.sort(key=lambda d: -abs(strides[d][n]))
+        return tuple(sizes[d] for d in used), tuple(axes[d].name for d in used)
+
+    inputs, loads = [], []
+    for n, tensor in enumerate(operands):
+        shape, names = index(n + 1)
+        inputs.append(Tensor(f"X{n}", shape or (1,), tensor.dtype))
+        at = tuple(axis_index(a) for a in names) or (axis_index(axes[0].name, 0),)
+        load: Scalar = Load(f"X{n}", at)
+        loads.append(load if tensor.dtype == acc else Cast(acc, load))
+    store = tuple(axis_index(a.name) for a in axes)
+    result = Tensor("Y", tuple(a.extent for a in axes), out.dtype)
+    stage = Stage(result, axes, store, body_of(functions, loads, acc), None, acc)
+    return TensorExpr("elementwise", tuple(inputs), (stage,), ("Y",))
+
+
+def elementwise(
+    functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord], also: float = 0.0
+) -> tuple[Launch, ...]:
+    """Return the one kernel of an element-wise operator; by its bytes where no expression can tell it.
+
+    Parameters
+    ----------
+    functions
+        What is applied to every element.
+    out
+        Result, in the layout it is written in.
+    inputs
+        What is read, broadcast to the result.
+    also
+        Bytes written beside the result, such as a mask.
+    """
+    dtypes = {t.dtype for t in (out, *inputs)}
+    count = math.prod(out.shape)
+    beside: tuple[Launch, ...] = (Stream(0.0, also, 0),) if also else ()
+    if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
+        return (Stream(total_bytes(inputs), total_bytes((out,)) + also),)
+    rank = len(out.shape)
+    # The same elements twice, as in x * x, come from memory once.
+    operands = tuple(operand(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
+    return (Kernel(expression(functions, tuple(out.shape), operand(out, rank), operands)), *beside)
+
+
+def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
+    """Return the mapping of an operator that applies ``functions`` to every element of its inputs."""
+
+    def mapped(view: View) -> tuple[Launch, ...]:
+        if not view.inputs:
+            return (Stream(0.0, total_bytes(view.outputs)),)
+        return elementwise(functions, view.out, view.inputs)
+
+    return mapped
+
+
+def filled(view: View) -> tuple[Launch, ...]:
+    """Return the kernel that writes a tensor and reads none."""
+    return (Stream(0.0, total_bytes((view.out,))),)
+
+
+def drawn(view: View) -> tuple[Launch, ...]:
+    """Return the kernel that draws every element by a chance of its own, or by one for all."""
+    own = not view.in_place and view.overload == "default"
+    return elementwise(("lt",), view.out, view.inputs) if own else filled(view)
+
+
+def copied(view: View) -> tuple[Launch, ...]:
+    """Return the kernel that copies a tensor into another layout or dtype; what comes from the host is written."""
+    name = "src" if view.packet == "aten.copy" else "self"
+    source = view.tensor(name, 1 if name == "src" else 0)
+    return filled(view) if source is None else elementwise((), view.out, (source,))

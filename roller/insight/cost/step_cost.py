@@ -1,0 +1,80 @@
+"""The price of every operator of a step on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from roller.core.cache_location import cache_folder
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.cost.cpu import ProcessorPricer
+from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.operators import Price, Pricer, check_policy
+from roller.insight.cost.progress import priced
+from roller.insight.trace.trace import Operator, Trace
+
+#: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
+#: ``host_op_s`` takes what was measured.
+HOST_OP_S = 6e-6
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """The last, steady step of a trace on a device.
+
+    Parameters
+    ----------
+    trace, spec, policy
+        The trace, the device, and whose kernels run.
+    operators
+        The operators of the step with their prices, in order.
+    kernels
+        What priced them.
+    """
+
+    trace: Trace
+    spec: DeviceSpec
+    policy: str
+    operators: tuple[tuple[Operator, Price], ...] = field(repr=False)
+    kernels: Kernels = field(repr=False)
+
+
+def cached_pricer(spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None) -> Pricer:
+    """Return a pricer at the device's sustained clock whose prices come from, and go to, the cache on the disk."""
+    sustained = spec.sustained
+    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"))
+
+
+def price_step(
+    trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: Kernels | None = None
+) -> PricedStep:
+    """Price the operators of the last step.
+
+    Parameters
+    ----------
+    trace
+        Of a step, traced for a device of the kind.
+    spec
+        A GPU or a CPU.
+    policy
+        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program.
+    kernels
+        Prices kept from before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+
+    Raises
+    ------
+    RollerError
+        No such policy, or a device of another kind.
+    """
+    check_policy(policy)
+    if spec.traits.discrete and not spec.traits.blocks:
+        raise RollerError(
+            f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
+            f"allocator take elsewhere is not described yet; name one of those."
+        )
+    pricer = cached_pricer(spec, policy, kernels)
+    if spec.traits.discrete or policy == "roller":
+        prices = priced(pricer, trace.steady())
+    else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
+        prices = ProcessorPricer(spec.sustained).steady(trace)
+    return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)

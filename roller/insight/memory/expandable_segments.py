@@ -1,0 +1,120 @@
+"""Expandable segments: one range of addresses per pool and stream, given memory in pages where it is needed."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from roller.insight.memory.blocks_and_pools import Block, Heap, Pool
+from roller.insight.memory.settings import SMALL_SEGMENT_BYTES
+
+
+class ExpandableSegments:
+    """The expandable segments of a heap; a segment reserves addresses for 9/8 of the device's memory."""
+
+    def __init__(self, heap: Heap) -> None:
+        self.heap = heap
+
+    def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
+        """Map pages behind, or as, the lowest part of a segment that has room for ``size`` bytes."""
+        block = self._with_room(pool, size, stream)
+        if not block.mapped:
+            found = self._map(block, min(block.size, size))
+            if found is None:
+                return None
+            block = found
+        while block.size < size:
+            after = block.next
+            assert after is not None
+            found = self._map(after, min(size - block.size, after.size))
+            if found is None:
+                return None
+            block = found
+        pool.remove(block)
+        return block
+
+    def _with_room(self, pool: Pool, size: int, stream: int) -> Block:
+        start = bisect_left(pool.unmapped, (stream, 0))
+        for owner, address in pool.unmapped[start:]:
+            if owner != stream:
+                break
+            block = pool.without_memory[address]
+            if block.prev is not None and block.prev.is_free:
+                block = block.prev
+            room, part = 0, block
+            while part is not None and room < size and part.is_free:
+                room, part = room + part.size, part.next  # type: ignore[assignment]
+            if room >= size:
+                return block
+        page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
+        whole = -(-self.heap.device_bytes * 9 // 8 // page) * page
+        address = self.heap.place(whole)
+        block = Block(pool, address, whole, stream, address)
+        block.mapped, block.expandable = False, True
+        self.heap.first_blocks[address] = block
+        pool.unmap(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> Block | None:
+        """Give the first ``size`` bytes of a part without memory whole pages of it; ``None`` where there are none."""
+        pool = block.pool
+        page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
+        mapped = min(-(-size // page) * page, block.size)
+        if self.heap.reserved_bytes + mapped > self.heap.device_bytes:
+            return None
+        pool.map(block)
+        block.mapped = True
+        if mapped < block.size:
+            rest = Block(pool, block.address + mapped, block.size - mapped, block.stream, block.segment)
+            rest.expandable, rest.mapped = True, False
+            rest.prev, rest.next = block, block.next
+            if block.next is not None:
+                block.next.prev = rest
+            block.next, block.size = rest, mapped
+            pool.unmap(rest)
+        self.heap.join_neighbours(block)
+        pool.add(block)
+        self.heap.reserve(mapped)
+        return block
+
+    def release_pages(self, block: Block) -> None:
+        """Give the whole pages of a free block back, leaving what lies before and behind them."""
+        pool = block.pool
+        page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
+        begin = block.segment + -(-(block.address - block.segment) // page) * page
+        end = block.segment + (block.address + block.size - block.segment) // page * page
+        if end <= begin:
+            return
+        pool.remove(block)
+        if begin > block.address:
+            before = Block(pool, block.address, begin - block.address, block.stream, block.segment)
+            before.expandable, before.prev, before.next = True, block.prev, block
+            if block.prev is not None:
+                block.prev.next = before
+            elif block.address == block.segment:
+                self.heap.first_blocks[block.segment] = before
+            block.prev = before
+            pool.add(before)
+        if end < block.address + block.size:
+            after = Block(pool, end, block.address + block.size - end, block.stream, block.segment)
+            after.expandable, after.prev, after.next = True, block, block.next
+            if block.next is not None:
+                block.next.prev = after
+            block.next = after
+            pool.add(after)
+        block.address, block.size, block.mapped = begin, end - begin, False
+        self.heap.join_neighbours(block)
+        pool.unmap(block)
+        self.heap.reserved_bytes -= end - begin
+
+
+def least_with_room(pool: Pool, at: int, stream: int) -> Block:
+    """Return the free block from ``at`` on whose size, with the part without memory behind it, is the least."""
+    block = pool.at(at, stream)
+    assert block is not None
+    while (after := pool.at(at + 1, stream)) is not None and _room(after) < _room(block):
+        block, at = after, at + 1
+    return block
+
+
+def _room(block: Block) -> int:
+    return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)

@@ -1,0 +1,230 @@
+"""A trace through the allocator: the bytes at four levels, who holds them at the peak, and whether they fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+from roller.hardware import DeviceSpec
+from roller.insight.memory.allocator import CachingAllocator
+from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.settings import AllocatorSettings
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Phase, Storage, Trace
+
+#: Operators that call cuBLAS, which takes its workspace through the allocator: once per handle, which each thread has.
+_CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation"})
+
+#: Architectures whose cuBLAS handles PyTorch gives more (``getChosenWorkspaceSize`` of ``CublasHandlePool.cpp``).
+_LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
+
+
+@dataclass(frozen=True)
+class Library:
+    """What libraries and the driver take besides tensors.
+
+    Parameters
+    ----------
+    workspace_bytes
+        Workspace of a cuBLAS handle: ``cublasCommonArgs`` of PyTorch, 8,519,680 bytes, on ``sm_90`` and ``sm_100``
+        33,554,432, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwise.
+    context_bytes
+        What the process holds outside of the allocator: its context and the code of libraries.
+    context_error_bytes
+        How far the real one may be off.
+    """
+
+    workspace_bytes: int = 8_519_680
+    context_bytes: int = 0
+    context_error_bytes: int = 0
+
+    @classmethod
+    def of(cls, spec: DeviceSpec) -> Library:
+        """Return what they take on a device: ``process_bytes`` of its specification, half of which may be wrong."""
+        arch, context = spec.target.get("arch", ""), spec.process_bytes or 0
+        error = context // 2 if spec.sources.get("process_bytes") != "measured" else 0
+        return cls(_LARGE_WORKSPACE_BYTES if arch in _LARGE_WORKSPACES else cls.workspace_bytes, context, error)
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Bytes that are held at the peak by tensors of one kind, module and line."""
+
+    kind: str
+    module: str
+    source: tuple[str, int] | None
+    requested_bytes: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of a traced run on a device.
+
+    Parameters
+    ----------
+    peak
+        Largest bytes requested, allocated and reserved, each at its own time.
+    total_bytes
+        What the vendor's monitor shows: the largest reserved, the context and libraries, in whole pages of 2 MiB.
+    total_error_bytes
+        How far the context may be off.
+    peak_operator
+        Index of the operator during which most was allocated.
+    holders
+        Who holds the bytes then, most first.
+    timeline
+        Per operator the bytes allocated and reserved behind it; empty where none was asked for.
+    segments
+        Segments asked of the driver.
+    retries
+        Times everything cached was released for a request.
+    oom
+        The request that failed, with PyTorch's facts; all else is as of that moment. ``None``: it fits.
+    oom_operator
+        Index of the operator whose request failed; ``None``: it fits.
+    """
+
+    peak: MemoryStats
+    total_bytes: int
+    total_error_bytes: int
+    peak_operator: int
+    holders: tuple[Holder, ...]
+    timeline: Sequence[tuple[int, int]] = field(repr=False, default=())
+    segments: int = 0
+    retries: int = 0
+    oom: OutOfDeviceMemoryError | None = None
+    oom_operator: int | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every request was served."""
+        return self.oom is None
+
+    def by_kind(self) -> Mapping[str, int]:
+        """Return the bytes requested at the peak by kind of storage, most first."""
+        total: dict[str, int] = defaultdict(int)
+        for holder in self.holders:
+            total[holder.kind] += holder.requested_bytes
+        return dict(sorted(total.items(), key=lambda x: -x[1]))
+
+
+_PAGE_BYTES = 2 << 20
+
+
+def simulate_memory(
+    trace: Trace,
+    capacity_bytes: int | None = None,
+    *,
+    settings: AllocatorSettings | None = None,
+    library: Library | None = None,
+    timeline: bool = False,
+) -> Memory:
+    """Return the memory of a trace on a device with ``capacity_bytes``; ``None``: without a limit.
+
+    The process may reserve the capacity less the context of ``library``. What is not returned stays until the end.
+    """
+    library = library or Library()
+    room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
+    allocator = CachingAllocator(room, settings)
+    run = _Run(allocator, with_workspaces(trace, library), timeline=timeline)
+    run.all()
+    total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    return Memory(
+        allocator.peak, total, library.context_error_bytes, run.peak_operator, holders_of(trace, run.held_at_peak()),
+        run.timeline,
+        allocator.segment_requests, allocator.retries, run.oom, run.oom_operator,
+    )  # fmt: skip
+
+
+def with_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+    """Return the events of a trace with the workspaces of cuBLAS, which are taken once per thread and kept.
+
+    Autograd runs backwards in a thread of its own, so a training step has two.
+    """
+    calls: dict[bool, int] = {}
+    for operator in trace.operators:
+        if _is_of_cublas(operator.name):
+            calls.setdefault(_is_backward(operator.phase), operator.index)
+    if not calls or not library.workspace_bytes:
+        return list(trace.events)
+    waiting = sorted((index, -1 - n) for n, index in enumerate(calls.values()))
+    found: list[AllocEvent | FreeEvent] = []
+    for event in trace.events:
+        while waiting and event.operator >= waiting[0][0]:
+            index, number = waiting.pop(0)
+            found.append(AllocEvent(number, library.workspace_bytes, index))
+        found.append(event)
+    return [*found, *(AllocEvent(number, library.workspace_bytes, index) for index, number in waiting)]
+
+
+@cache
+def _is_of_cublas(name: str) -> bool:
+    return name.split(".")[1] in _CUBLAS if "." in name else False
+
+
+def _is_backward(phase: Phase) -> bool:
+    return phase == "backward"
+
+
+class _Run:
+    """The events of a trace through an allocator, as far as they go."""
+
+    def __init__(
+        self, allocator: CachingAllocator, events: Sequence[AllocEvent | FreeEvent], *, timeline: bool
+    ) -> None:
+        self.allocator, self.events, self._keeps = allocator, events, timeline
+        self.peak_bytes, self.peak_event, self.peak_operator = 0, -1, -1
+        self.timeline: list[tuple[int, int]] = []
+        self.oom: OutOfDeviceMemoryError | None = None
+        self.oom_operator: int | None = None
+
+    def all(self) -> None:
+        """Serve every event, or all up to the one that fails."""
+        allocator = self.allocator
+        for position, event in enumerate(self.events):
+            if self._keeps:
+                self._note(event.operator)
+            if isinstance(event, FreeEvent):
+                allocator.free(event.storage)
+                continue
+            try:
+                allocator.malloc(event.storage, event.size_bytes, event.stream)
+            except OutOfDeviceMemoryError as error:
+                self.oom, self.oom_operator = error, event.operator
+                break
+            if allocator.allocated_bytes > self.peak_bytes:
+                self.peak_bytes, self.peak_event = allocator.allocated_bytes, position
+                self.peak_operator = event.operator
+        if self._keeps and self.events:
+            self._note(self.events[-1].operator + 1)
+
+    def _note(self, operator: int) -> None:
+        """Write down the bytes behind all operators before this one."""
+        while len(self.timeline) < operator:
+            self.timeline.append((self.allocator.allocated_bytes, self.allocator.reserved_bytes))
+
+    def held_at_peak(self) -> dict[int, AllocEvent]:
+        """Return the allocations that are not returned at the peak."""
+        held: dict[int, AllocEvent] = {}
+        for event in self.events[: self.peak_event + 1]:
+            if isinstance(event, AllocEvent):
+                held[event.storage] = event
+            else:
+                held.pop(event.storage, None)
+        return held
+
+
+def holders_of(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder, ...]:
+    """Return who holds bytes: by kind, and by module and line of the operator that made them."""
+    rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
+    for number, event in held.items():
+        storage = trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))
+        maker = trace.operators[event.operator] if 0 <= event.operator < len(trace.operators) else None
+        module = storage.name.rpartition(".")[0] if storage.name else maker.module if maker else ""
+        row = rows[storage.kind, module, None if storage.name or maker is None else maker.source]
+        row[0] += event.size_bytes
+        row[1] += 1
+    found = [Holder(*key, requested_bytes=size, tensors=count) for key, (size, count) in rows.items()]
+    return tuple(sorted(found, key=lambda x: (-x.requested_bytes, x.kind, x.module)))

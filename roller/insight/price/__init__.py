@@ -1,5 +1,0 @@
-"""The price of an operator on a device: its mapping to launches, and what each launch takes."""
-
-from roller.insight.price.operators import Price, Pricer, price
-
-__all__ = ["Price", "Pricer", "price"]

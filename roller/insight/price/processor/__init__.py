@@ -1,5 +1,0 @@
-"""What PyTorch's kernels take on a processor: work of every operator, priced by rates, caches and fresh pages."""
-
-from roller.insight.price.processor.pricer import ProcessorPricer
-
-__all__ = ["ProcessorPricer"]

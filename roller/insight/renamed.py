@@ -1,0 +1,91 @@
+"""Documented modules and names of the release before, under their new ones, each with a ``DeprecationWarning``."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+_ROOM = "roller.insight"
+#: Old module -> where its names are now.
+MODULES = {
+    f"{_ROOM}.{old}": tuple(f"{_ROOM}.{one}" for one in new.split())
+    for old, new in {
+        "records": "trace.trace",
+        "parallel": "trace.gradient_buckets cost.ring_all_reduce",
+        "recording": "step.recording",
+        "memory.replay": "memory.simulate",
+        "memory.batches": "memory.largest_batch",
+        "whatif.graph": "step.graph",
+        "whatif.simulate": "step.simulate",
+        "whatif.breakdown": "step.breakdown",
+        "whatif.replay": "step.replay",
+        "whatif.traced": "step.from_trace",
+        "whatif.ask": "whatif.predict",
+        "whatif.change": "whatif.what_if",
+        "whatif.pick": "whatif.select",
+    }.items()
+}
+#: Old name -> new one, in the modules above.
+NAMES = {
+    f"{_ROOM}.{old}": new
+    for old, new in {
+        "records.Alloc": "AllocEvent",
+        "records.Free": "FreeEvent",
+        "memory.replay.replay": "simulate_memory",
+        "whatif.graph.Graph": "StepGraph",
+        "whatif.graph.Place": "TaskContext",
+        "whatif.graph.Because": "DependencyKind",
+        "whatif.ask.Change": "GraphTransform",
+    }.items()
+}
+
+
+def warn(old: str, new: str, stacklevel: int = 3) -> None:
+    """Say that something has a new name."""
+    warnings.warn(f"{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel)
+
+
+def moved(old: str, homes: Sequence[str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose names are now in ``homes``."""
+
+    def find(name: str) -> Any:
+        wanted = NAMES.get(f"{old}.{name}", name)
+        for home in homes if not name.startswith("__") else ():
+            module = import_module(home)
+            if hasattr(module, wanted):
+                warn(f"{old}.{name}", f"{home}.{wanted}")
+                return getattr(module, wanted)
+        raise AttributeError(f"module {old!r} has no attribute {name!r}")
+
+    return find
+
+
+def deprecated(old: str, module: str, name: str) -> Any:
+    """Return a function that took the place of a method ``old``: by name, since it is above the caller's room."""
+    warn(old, f"{module}.{name}", 4)
+    return getattr(import_module(module), name)
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the old modules."""
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        return ModuleSpec(fullname, self) if fullname in MODULES else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__getattr__ = moved(module.__name__, MODULES[module.__name__])  # type: ignore[method-assign]
+
+
+def install() -> None:
+    """Let the old modules be imported; a second call changes nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

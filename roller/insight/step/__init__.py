@@ -1,0 +1,12 @@
+"""A training step as a graph of tasks: from a trace or from profiles of real runs; its simulation and breakdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    """Return what was in ``roller.insight.step`` before it was a package."""
+    from roller.insight.renamed import moved
+
+    return moved(__name__, ("roller.insight.traced_step",))(name)

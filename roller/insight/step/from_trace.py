@@ -1,0 +1,172 @@
+"""The graph of a traced step on a device that is not here: of the same type as a profile's, so every what-if works."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from roller.core.cyclic import held_back
+from roller.hardware import DeviceSpec
+from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.operators import Price
+from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
+from roller.insight.step.graph import Dependency, Gradient, Kind, Lane, Phase, Provenance, StepGraph, Task, TaskContext
+from roller.insight.step.simulate import simulate
+from roller.insight.trace.gradient_buckets import reductions
+from roller.insight.trace.trace import Operator, Trace
+
+#: Host time of an operator that only makes a view. Assumed, as that of one that launches.
+HOST_VIEW_S = 2e-6
+_THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
+_PHASES: Mapping[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "update"}
+
+
+@held_back()
+def from_trace(
+    trace: Trace, device: str | DeviceSpec, *, policy: str = "library", host_op_s: float = HOST_OP_S
+) -> StepGraph:
+    """Return the graph of the last, steady step of a trace: one thread that launches, one stream that computes.
+
+    Run unchanged it takes what :func:`roller.insight.forecast.forecast` says, to the last digit. All its times are
+    predicted, or assumed.
+
+    Parameters
+    ----------
+    trace
+        As :func:`roller.trace` gives it.
+    device
+        The specification of a GPU or a processor, or its name.
+    policy
+        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed programs.
+    host_op_s
+        Host time of one operator that launches.
+
+    Raises
+    ------
+    RollerError
+        No such device or policy, or a device of another kind.
+
+    Examples
+    --------
+    >>> from roller.insight.trace.trace import TensorRecord
+    >>> x, w, y = (TensorRecord((2048, 2048), (2048, 1), "float32", n) for n in range(3))
+    >>> step = Trace((Operator(0, "aten.mm.default", "forward", (x, w), (y,)),), (), {}, (0, 1), {"batch": 2048})
+    >>> graph = from_trace(step, "a100")
+    >>> [(task.kind, task.resource) for task in graph.tasks]
+    [('launch', ''), ('kernel', 'compute')]
+    """
+    from roller.arguments import target_of
+
+    graph = graph_of(price_step(trace, target_of(device)[0], policy), host_op_s)
+    run = simulate(graph)
+    tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
+    spec, several = graph.device, len(trace.unlike())
+    far = host_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
+    last = (f"what-ifs are asked of the last of {several} steps that differ.",) if several > 1 else ()
+    return replace(graph, tasks=tasks, notes=(*trace.warnings, *far, *last))
+
+
+@held_back()
+def graph_of(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
+    """Return the graph of a priced step; nothing of it is measured yet.
+
+    The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
+    one before has ended. A CPU computes an operator before it issues the next.
+
+    Parameters
+    ----------
+    step
+        On a device.
+    host_op_s
+        Host time of one operator that launches, and of the launch of each of its kernels.
+    """
+    steps = _Steps(host_op_s, step.spec.traits.discrete)
+    for operator, price in step.operators:
+        steps.add(operator, price)
+    steps.end()
+    return StepGraph(
+        steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
+        f"step on {step.spec.name}", _gradients(step.trace, steps), steps.operators, step.spec,
+    )  # fmt: skip
+
+
+@dataclass
+class _Steps:
+    """Tasks while they grow."""
+
+    host_op_s: float
+    has_device: bool = True
+    tasks: list[Task] = field(default_factory=list)
+    dependencies: list[Dependency] = field(default_factory=list)
+    operators: dict[int, Operator] = field(default_factory=dict)
+    kernel_of: list[int | None] = field(default_factory=list)
+    behind_s: float = 0.0
+    last: dict[Lane, int] = field(default_factory=dict)
+
+    def add(self, operator: Operator, price: Price) -> None:
+        """Add an operator: views only take the host's time, which lies between calls."""
+        if not price.kernels:
+            self.behind_s += min(self.host_op_s, HOST_VIEW_S)
+        else:
+            context = _place(operator)
+            if not self.has_device:  # the thread issues it, and computes it before the next
+                self.behind_s += self.host_op_s
+            if not self.tasks:
+                self.end()
+            if self.has_device:
+                took_us = 1e6 * self.host_op_s * price.kernels
+                launch = self._task(_THREAD, "launch", "launch", took_us, context)
+                task = self._task(_STREAM, operator.name, "kernel", 1e6 * price.seconds, context, price.resource)
+                self.dependencies.append(Dependency(launch, False, task, False, took_us, "launch"))
+            else:
+                task = self._task(_THREAD, operator.name, "cpu", 1e6 * price.seconds, context, price.resource)
+            self.operators[task] = operator
+        self.kernel_of.append(self.last.get(_STREAM if self.has_device else _THREAD))
+        if price.waits and _STREAM in self.last:
+            sync = self._task(_THREAD, "wait", "sync", 0.0, _place(operator), price.resource)
+            self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
+
+    def end(self) -> None:
+        """Let the host's time that stands behind no call, or ahead of none, be a task."""
+        if self.behind_s:
+            number, took = len(self.tasks), 1e6 * self.behind_s
+            self.tasks.append(Task(number, "views", "cpu", _THREAD, took, 0.0, 0.0, provenance="assumed"))
+            if _THREAD in self.last:
+                self.dependencies.append(Dependency(self.last[_THREAD], True, number, False, 0.0, "thread"))
+            self.last[_THREAD], self.behind_s = number, 0.0
+
+    def _task(self, lane: Lane, name: str, kind: Kind, took_us: float, context: TaskContext, resource: str = "") -> int:
+        number, on_device, before = len(self.tasks), lane is _STREAM, self.last.get(lane)
+        source: Provenance = "assumed" if kind == "launch" else "predicted"
+        self.tasks.append(
+            Task(number, name, kind, lane, took_us, 0.0, 0.0, provenance=source, context=context, resource=resource)
+        )
+        if before is not None and on_device:
+            self.dependencies.append(Dependency(before, True, number, False, 0.0, "stream"))
+        elif before is not None:
+            self.dependencies.append(Dependency(before, True, number, False, 1e6 * self.behind_s, "thread"))
+        if not on_device:
+            self.behind_s = 0.0
+        self.last[lane] = number
+        return number
+
+
+def _place(operator: Operator) -> TaskContext:
+    return TaskContext(
+        0, _PHASES.get(operator.phase, "other"), operator.module, operator.name, operator.input_shapes,
+        operator.input_dtypes,
+    )  # fmt: skip
+
+
+def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
+    """Return the gradients of parameters, each behind the last kernel of the backward that writes it."""
+    work = sorted(steps.operators)
+    found = []
+    for gradient in reductions(trace):
+        kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[gradient.update - 1]
+        if kernel is not None and before is not None:
+            following = bisect_right(work, before)
+            update = work[following] if following < len(work) else None
+            found.append(Gradient(gradient.size_bytes, kernel, 0, gradient.module, update))
+    return tuple(found)

@@ -1,0 +1,43 @@
+"""Gradients of a profile: how large each is, and behind which task it is there."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+
+from roller.insight.step.graph import Gradient
+from roller.insight.step.kineto_reader import Event
+from roller.insight.step.profile_dtypes import element_bytes
+from roller.insight.step.task_drafts import TaskDraft
+
+#: What a backward pass ends with for every parameter that has a gradient.
+_SUMS = "torch::autograd::AccumulateGrad"
+#: Bytes of an element where a profile, an older one, says no type: it means float.
+_UNSAID_BYTES = 4
+
+
+def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
+    """Return the gradients in the order in which they appear; none of a profile without shapes.
+
+    Parameters
+    ----------
+    events
+        Of the profile.
+    threads
+        Calls by thread, in order, whose device tasks know them.
+    """
+    found = []
+    starts = {lane: [item.start for item in own] for lane, own in threads.items()}
+    for event in sorted((e for e in events if e.name == _SUMS), key=lambda e: (e.start_us, e.lane)):
+        shapes = event.arguments.get("shapes")
+        at = bisect_right(starts.get(event.lane, ()), event.end_us) - 1
+        if not shapes or at < 0 or not isinstance(shapes[0], tuple) or not all(isinstance(n, int) for n in shapes[0]):
+            continue
+        dtypes = event.arguments.get("dtypes") or ("float",)
+        size = math.prod(shapes[0]) * element_bytes(str(dtypes[0]), _UNSAID_BYTES)
+        own = threads[event.lane]
+        maker = next((item for item in reversed(own[: at + 1]) if item.last is not None), own[at])
+        task = maker if maker.last is None else maker.last
+        found.append(Gradient(size, task.id, own[at].context.iteration, own[at].context.layer))
+    return tuple(found)

@@ -1,0 +1,220 @@
+"""Records an ordinary profile of a few training steps, with what a what-if wants to know: steps, layers, shapes.
+
+The loop runs some steps to warm up, some that are only timed, and some under the profiler of PyTorch. The difference
+says what recording costs, and is kept in the profile, so that it can be taken out again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Any
+
+from roller.core.files import whole_file
+from roller.errors import RollerError, shown
+from roller.insight.step.kineto_reader import MODULE, OVERHEAD
+
+#: Events of threads, which are what recording costs something for.
+_RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_driver)"')
+
+
+class Recorder:
+    """What :func:`record` gives: it counts steps, and says when it has seen enough.
+
+    Parameters
+    ----------
+    path
+        Where the profile goes: ``.json`` or ``.json.gz``.
+    warmup, timed, steps
+        Steps that are left alone, timed, and recorded.
+    """
+
+    def __init__(self, path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> None:
+        for name, value, least in (("warmup", warmup, 0), ("timed", timed, 0), ("steps", steps, 1)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise RollerError(
+                    f"record: {name}: expected a whole number of at least {least}, got {shown(value)}. Mend it."
+                )
+        self.path = Path(path)
+        if not self.path.name.endswith((".json", ".json.gz")):
+            raise RollerError(f"record: expected a file .json or .json.gz, got {shown(str(path))}. Name one.")
+        if not self.path.parent.is_dir():
+            raise RollerError(f"record: expected a folder that is there, got {shown(str(self.path.parent))}. Make it.")
+        self.warmup, self.timed, self.steps = warmup, timed, steps
+        self.seen = 0
+        self.plain_s: list[float] = []
+        self.recorded_s: list[float] = []
+        self._profiler: Any = None
+        self._removes: list[Callable[[], None]] = []
+        self._began = time.perf_counter()
+        self._by_hand = False
+        #: Is called when all is recorded and written.
+        self.when_done: Callable[[], None] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps were recorded: what runs further is left alone."""
+        return self.seen >= self.warmup + self.timed + self.steps
+
+    def __enter__(self) -> Recorder:
+        """Begin to count steps: an optimizer's step ends one."""
+        try:
+            import torch
+            from torch.optim.optimizer import register_optimizer_step_post_hook
+        except ImportError as error:
+            raise RollerError(
+                "record: expected PyTorch, got none. Install roller with the extra 'insight', e.g. "
+                "pip install 'roller[insight]'."
+            ) from error
+
+        self._torch = torch
+        handle = register_optimizer_step_post_hook(lambda *_: None if self._by_hand else self._ended())
+        self._removes.append(handle.remove)
+        self._began = time.perf_counter()
+        if self.warmup + self.timed == 0:
+            self._start()
+        return self
+
+    def step(self) -> None:
+        """End a step by hand, where no optimizer does; optimizers count no more from then on."""
+        self._by_hand = True
+        self._ended()
+
+    def _ended(self) -> None:
+        if self.is_done:
+            return
+        if self._torch.cuda.is_available():
+            self._torch.cuda.synchronize()
+        now = time.perf_counter()
+        took, self.seen = now - self._began, self.seen + 1
+        if self.seen > self.warmup + self.timed:
+            self.recorded_s.append(took)
+            self._profiler.step()
+        elif self.seen > self.warmup:
+            self.plain_s.append(took)
+        if self.seen == self.warmup + self.timed:
+            self._start()
+        if self.is_done:
+            self._stop()
+            if self.when_done is not None:
+                self.when_done()
+        self._began = time.perf_counter()
+
+    def _start(self) -> None:
+        """Start the profiler, and mark modules from now on."""
+        from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self._torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self._profiler = profile(
+            activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD, acc_events=True
+        )
+        self._removes += list(_marked_modules(self._torch))
+        self._profiler.start()
+
+    def _stop(self) -> None:
+        for remove in self._removes[1:]:
+            remove()
+        del self._removes[1:]
+        self._profiler.stop()
+        with TemporaryDirectory() as folder:
+            plain = Path(folder) / "profile.json"
+            self._profiler.export_chrome_trace(str(plain))
+            self._write(plain)
+
+    def _write(self, plain: Path) -> None:
+        """Write the profile with what recording took, which is not known before it is over."""
+        text = plain.read_text(encoding="utf-8")
+        said = ""
+        if self.plain_s:
+            count = len(_RECORDED.findall(text))
+            # what else runs on the machine only adds, so the shortest steps tell what recording does
+            spent = min(self.recorded_s) - min(self.plain_s)
+            each = max(0.0, 1e6 * spent * len(self.recorded_s) / max(1, count))
+            said = f'"{OVERHEAD}": {each!r},'
+        whole = text.replace("{", "{" + said, 1).encode()
+        with whole_file(self.path) as file:
+            file.write(gzip.compress(whole) if self.path.name.endswith(".gz") else whole)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop; what was seen too little of is an error, unless the loop itself failed."""
+        started, done = self._profiler is not None, self.is_done
+        if started and not done:
+            for remove in self._removes[1:]:
+                remove()
+            self._profiler.stop()
+        for remove in self._removes:
+            remove()
+        if error is None and not done:
+            raise RollerError(
+                f"record: expected {self.warmup + self.timed + self.steps} training steps, got {self.seen}"
+                f"{'' if self.seen else ': no step() of an optimizer was called'}. Run more of them, ask for fewer "
+                f"(--warmup, --timed, --steps; warmup= in Python), or end each with the recorder's step()."
+            )
+
+
+def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> Recorder:
+    """Record a profile of a training loop that runs inside: ``with roller.record("profile.json.gz"): ...``.
+
+    Parameters
+    ----------
+    path
+        Where the profile goes: ``.json`` or ``.json.gz``.
+    warmup, timed, steps
+        Steps that are left alone, only timed, and recorded. The loop runs at least as many; an optimizer's ``step``
+        ends one, or the recorder's own ``step()``.
+
+    Raises
+    ------
+    RollerError
+        PyTorch is missing, the path is none, or the loop ended too soon.
+    """
+    return Recorder(path, warmup=warmup, timed=timed, steps=steps)
+
+
+def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
+    """Mark every module's run with its path, and yield what takes the hooks away again.
+
+    A module that runs outside of all others is the root of those in it.
+    """
+    from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+    open_marks: list[Any] = []
+    paths: dict[int, str] = {}
+
+    def before(module: Any, _: Any) -> None:
+        if not open_marks:
+            for name, inner in module.named_modules():
+                paths.setdefault(id(inner), name or type(module).__name__)
+        mark = torch.profiler.record_function(MODULE + paths.get(id(module), type(module).__name__))
+        mark.__enter__()
+        open_marks.append(mark)
+
+    def behind(*_: Any) -> None:
+        if open_marks:
+            open_marks.pop().__exit__(None, None, None)
+
+    yield register_module_forward_pre_hook(before).remove
+    yield register_module_forward_hook(behind, always_call=True).remove
+
+
+@contextmanager
+def arguments_of(script: str, given: list[str]) -> Iterator[None]:
+    """Let a script see its own arguments, and its own folder first on the path, as if it had been started alone."""
+    import sys
+
+    before, path = sys.argv, list(sys.path)
+    sys.argv, sys.path[0] = [script, *given], str(Path(script).resolve().parent)
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before, path

@@ -1,0 +1,73 @@
+"""Options of a trace: batch, device, precision and checkpointing, and what a device means for the choice of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from roller.errors import ModelError, did_you_mean, shown
+from roller.hardware import DeviceSpec, load_spec
+
+#: Words of automatic mixed precision; ``"fp32"`` is none.
+PRECISIONS = {
+    "fp32": None, "float32": None, "none": None, "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"
+}  # fmt: skip
+#: In the place of a compute capability: the device is the CPU that also runs PyTorch's own code.
+HOST = (0, 0)
+
+
+@dataclass(frozen=True)
+class TraceOptions:
+    """What a step is traced under; ``None`` leaves each as the step was first described.
+
+    Parameters
+    ----------
+    batch
+        Samples of a step.
+    device
+        Device whose rules choose kernels.
+    amp
+        ``"fp32"``, ``"fp16"`` or ``"bf16"``.
+    checkpoint
+        Modules that run again in backward: ``True`` for the repeated blocks, or patterns of paths.
+    """
+
+    batch: int | None = None
+    device: str | DeviceSpec | None = None
+    amp: str | None = None
+    checkpoint: bool | str | Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no step can have."""
+        if self.batch is not None and (
+            isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1
+        ):
+            raise ModelError(f"trace: batch: expected a whole number of at least 1, got {shown(self.batch)}. Raise it.")
+        if self.amp is not None and self.amp not in PRECISIONS:
+            raise ModelError(
+                f"trace: amp: expected fp32, fp16 or bf16, got {shown(self.amp)}"
+                f"{did_you_mean(str(self.amp), PRECISIONS)}. Choose one of them."
+            )
+
+
+def capability_of(device: str | DeviceSpec | None) -> tuple[int, int]:
+    """Return the compute capability of a device, (8, 0) of none, :data:`HOST` of a CPU.
+
+    Raises
+    ------
+    ModelError
+        The device is neither of CUDA nor a CPU.
+    """
+    if device is None:
+        return (8, 0)
+    spec = load_spec(device) if isinstance(device, str) else device
+    if not spec.traits.discrete:  # the host itself
+        return HOST
+    arch = str(spec.target.get("arch", spec.kind))
+    digits = "".join(c for c in arch.removeprefix("sm_") if c.isdigit())
+    if not arch.startswith("sm_") or len(digits) < 2:
+        raise ModelError(
+            f"trace: device: expected a CUDA device or a CPU, got '{spec.name}', which is {arch}. "
+            f"Leave it out to trace for sm_80."
+        )
+    return int(digits[:-1]), int(digits[-1])

@@ -1,0 +1,273 @@
+"""What a trace says of values, which it does not have: few are known, for all others a default is declared.
+
+An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report says
+where. Values that follow from inputs and constants are known (``known``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from roller.insight.trace.pytorch import dynamic_output_operators, host_tensors, known_values
+
+_aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+#: Operators whose result's size depends on values.
+_SHAPED = frozenset(
+    (_aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.bincount.default,
+     _aten.repeat_interleave.Tensor)
+)  # fmt: skip
+Rules = Mapping[Any, Callable[..., Any]]
+
+
+class Values:
+    """Runs operators on shapes.
+
+    Parameters
+    ----------
+    share_nonzero
+        Share of a mask's elements that are true, where a shape depends on it; ``None`` for what its values say, and all
+        where they are not known.
+    where
+        Says in one word where the model is, for warnings.
+    rules
+        What operators give on the device traced for, where their results on shapes alone differ.
+    hosted
+        Whether the host is another device than the one that is traced.
+    """
+
+    def __init__(
+        self, share_nonzero: float | None, where: Callable[[], str], rules: Rules | None = None, *, hosted: bool = True
+    ) -> None:
+        self.share_nonzero = share_nonzero
+        self.warnings: dict[str, None] = {}
+        self._where = where
+        self.hosted = hosted
+        self._rules: Mapping[Any, Callable[..., Any]] = {
+            _aten._local_scalar_dense.default: self._item,
+            _aten._to_copy.default: self._copy,
+            _aten.copy_.default: self._copy_into,
+            _aten.nonzero.default: self._nonzero,
+            _aten.masked_select.default: self._masked_select,
+            _aten.index.Tensor: self._index,
+            _aten.index_put_.default: self._index_put,
+            _aten.equal.default: self._equal,
+            _aten.allclose.default: self._equal,
+            _aten._unique2.default: self._unique,
+            _aten.bincount.default: self._bincount,
+            _aten.repeat_interleave.Tensor: self._repeats,
+            _aten._cudnn_rnn.default: self._recurrent,
+            _aten._cudnn_rnn_backward.default: self._recurrent_backward,
+            _aten._thnn_fused_lstm_cell.default: self._lstm_cell,
+            _aten._amp_foreach_non_finite_check_and_unscale_.default: self._unscale,
+            _aten._amp_update_scale_.default: self._update_scale,
+            **(rules or {}),
+        }
+
+    def run(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+        """Return what an operator gives, by shapes; ``ours`` says whether any argument is of the device."""
+        rule = self._rules.get(func)
+        if rule in (self._unscale, self._update_scale):
+            return rule(func, *args, **kwargs)
+        if rule is not None and rule not in (self._copy, self._copy_into):
+            value = known_values.computed(func, args, kwargs) if ours and self._follows(func) else NotImplemented
+            if value is not NotImplemented:
+                self._shaped(func, args)
+                return tree_map_only(torch.Tensor, self._of_device, value)
+            result = rule(func, *args, **kwargs)
+        elif rule is not None:
+            result = rule(func, *args, **kwargs)
+        elif ours or not self.hosted:
+            result = self._by_shape(func, args, kwargs)
+        else:
+            result = host_tensors.run(func, args, kwargs)
+        if ours or any(t.is_meta for t in host_tensors.tensors_of((result,))):
+            known_values.follow(func, args, kwargs, result)
+            known_values.assume(func, args, kwargs, result)
+        return result
+
+    def _by_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            if not dynamic_output_operators.is_dynamic(error):
+                raise
+        result, rows = dynamic_output_operators.largest(func, args, kwargs)
+        self.warn(f"the size of what {func.name()} gives depends on values; all {rows} rows are taken.")
+        return result
+
+    def _follows(self, func: Any) -> bool:
+        """Whether known values say what an operator gives whose shape depends on them."""
+        return self.share_nonzero is None or func in (_aten._local_scalar_dense.default, _aten.equal.default)
+
+    def _shaped(self, func: Any, args: Any) -> None:
+        masks = args[1] if func is _aten.index.Tensor else ()
+        if func in _SHAPED or any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in masks):
+            self.warn("a shape depends on values; those of the inputs given are taken.")
+
+    @staticmethod
+    def _of_device(value: torch.Tensor) -> torch.Tensor:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+        known_values.know(made, value)
+        return made
+
+    def note(self, sentence: str) -> None:
+        """Keep a sentence for the report that belongs to no line, once."""
+        self.warnings[sentence] = None
+
+    def warn(self, what: str) -> None:
+        """Keep a sentence for the report, once."""
+        self.warnings[f"{self._where()}: {what}"] = None
+
+    def read(self, dtype: torch.dtype, what: str) -> Any:
+        """Return the declared default of a value that is read and not known, and say so."""
+        return self._taken(host_tensors.default_of(dtype), what)
+
+    def _taken(self, value: Any, what: str) -> Any:
+        self.warn(f"{what} reads a value that a trace does not have; {value} is taken for it.")
+        return value
+
+    def _item(self, func: Any, tensor: torch.Tensor) -> Any:
+        value = known_values.value_of(tensor)
+        return self._taken(known_values.assumed_of(tensor), "item()") if value is None else func(value)
+
+    def _copy(self, func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if tensor.is_meta and device is not None and device.type != "meta":  # to the host
+            value = known_values.value_of(tensor)
+            if value is not None:
+                return func(value, **kwargs)
+            shape = func(tensor, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
+            return host_tensors.unknown(shape.shape, shape.stride(), shape.dtype)
+        return (
+            func(tensor, **kwargs) if tensor.is_meta or not self.hosted else host_tensors.run(func, (tensor,), kwargs)
+        )
+
+    def _copy_into(self, func: Any, target: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if source.is_meta and not target.is_meta:
+            value = known_values.value_of(source)
+            if value is not None:
+                return func(target, value, *args, **kwargs)
+            host_tensors.forget(target)
+            return target
+        if target.is_meta or source.is_meta or not self.hosted:
+            return func(target, source, *args, **kwargs)
+        return host_tensors.run(func, (target, source, *args), kwargs)
+
+    def _count(self, mask: torch.Tensor, elements: int) -> int:
+        share, value = self.share_nonzero, None if self.share_nonzero is not None else known_values.value_of(mask)
+        if value is not None:
+            count: int = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
+            self.warn(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
+            return count
+        share = 1.0 if share is None else share
+        self.warn(f"a shape depends on the values of a mask; {share:.3g} of it is taken as true (share_nonzero).")
+        return math.ceil(elements * share)
+
+    def _nonzero(self, func: Any, mask: torch.Tensor) -> Any:
+        if not mask.is_meta:
+            return func(mask)
+        # Kernels write the transposed: one row of indices for each axis.
+        count = self._count(mask, mask.numel())
+        return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
+
+    def _masked_select(self, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
+        if not mask.is_meta:
+            return func(tensor, mask)
+        both = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
+        return torch.empty(self._count(mask, both), dtype=tensor.dtype, device=tensor.device)
+
+    def _numbers(self, indices: Any) -> Any:
+        """Return indices without masks: each is as many numbers as it has axes."""
+        found: list[Any] = []
+        for index in indices:
+            if isinstance(index, torch.Tensor) and index.is_meta and index.dtype in _MASKS:
+                count = self._count(index, index.numel())
+                found += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
+            else:
+                found.append(index)
+        return found
+
+    def _index(self, func: Any, tensor: torch.Tensor, indices: Any) -> Any:
+        return func(tensor, self._numbers(indices))
+
+    def _index_put(self, func: Any, tensor: torch.Tensor, indices: Any, values: Any, *args: Any) -> Any:
+        return tensor if tensor.is_meta else func(tensor, indices, values, *args)
+
+    def _equal(self, func: Any, one: torch.Tensor, other: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+        if not (one.is_meta or other.is_meta):
+            return func(one, other, *rest, **kwargs)
+        return bool(self.read(torch.bool, "a comparison"))
+
+    def _unique(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not tensor.is_meta:
+            return func(tensor, *args, **kwargs)
+        self.warn("the number of distinct values is not known; all are taken as distinct.")
+        flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+        numbers = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
+        return flat, numbers, torch.empty(tensor.numel(), dtype=torch.int64, device=tensor.device)
+
+    def _bincount(self, func: Any, tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> Any:
+        if not tensor.is_meta:
+            return func(tensor, weights, minlength)
+        self.warn("bincount's length depends on values; minlength is taken for it.")
+        dtype = torch.int64 if weights is None else torch.float64 if weights.dtype != torch.float32 else torch.float32
+        return torch.empty(max(minlength, 1), dtype=dtype, device=tensor.device)
+
+    def _repeats(self, func: Any, repeats: torch.Tensor, output_size: int | None = None, **kwargs: Any) -> Any:
+        if not repeats.is_meta:
+            return func(repeats, output_size=output_size)
+        if output_size is None:
+            output_size = repeats.numel()
+            self.warn("the sum of repeats is not known; each is taken as one.")
+        return torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
+
+    def _recurrent(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
+        """Return shapes of cuDNN's recurrent layers; the reserve holds gates and states of all steps."""
+        (_, weight_buffer, hx, cx, mode, hidden, projected, layers, _, _, train, both, sizes, _) = rest
+        directions, width = 2 if both else 1, projected or hidden
+        if sizes:
+            out_shape: tuple[int, ...] = (inputs.shape[0], width * directions)
+            positions = inputs.shape[0]
+        else:
+            out_shape = (inputs.shape[0], inputs.shape[1], width * directions)
+            positions = inputs.shape[0] * inputs.shape[1]
+        output = inputs.new_empty(out_shape)
+        gates = {2: 4 + 2, 3: 3 + 2}.get(mode, 1 + 1)
+        elements = layers * directions * positions * hidden * gates if train else 0
+        reserve = torch.empty(elements * inputs.element_size(), dtype=torch.uint8, device=inputs.device)
+        cy = torch.empty(0, device=inputs.device) if cx is None else cx.new_empty(cx.shape)
+        buffer = weight_buffer
+        if buffer is None:
+            buffer = inputs.new_empty(sum(weight.numel() for weight in weights))
+        return output, hx.new_empty(hx.shape), cy, reserve, buffer
+
+    def _recurrent_backward(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
+        _, _, hx, cx = rest[:4]
+        mask = rest[-1]
+        dx = inputs.new_empty(inputs.shape)
+        dhx = hx.new_empty(hx.shape) if mask[1] else hx.new_empty(0)
+        dcx = cx.new_empty(cx.shape) if cx is not None and mask[2] else hx.new_empty(0)
+        if not mask[3]:
+            return dx, dhx, dcx, [w.new_empty(0) for w in weights]
+        # One buffer of all gradients; those of the weights are views of it.
+        flat = inputs.new_zeros(sum(weight.numel() for weight in weights))
+        grads, offset = [], 0
+        for weight in weights:
+            grads.append(flat[offset : offset + weight.numel()].view(weight.shape))
+            offset += weight.numel()
+        return dx, dhx, dcx, grads
+
+    def _lstm_cell(self, func: Any, gates: torch.Tensor, hidden: torch.Tensor, cx: torch.Tensor, *_: Any) -> Any:
+        return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
+
+    def _unscale(self, func: Any, *_: Any) -> None:
+        """Gradients are taken as finite."""
+
+    def _update_scale(self, func: Any, scale: torch.Tensor, *_: Any) -> Any:
+        return scale

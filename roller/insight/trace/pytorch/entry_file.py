@@ -1,0 +1,196 @@
+"""Traces of an entry file: three functions of the user's that give a model, a batch, and what a step does.
+
+``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
+``iteration_provider(model)`` a function that runs a step on such inputs. What names a CUDA device there gets ours.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from roller.core.files import read_text
+from roller.errors import ModelError, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.insight.trace.options import PRECISIONS, TraceOptions, capability_of
+from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
+from roller.insight.trace.pytorch.compat import default_device, plain
+from roller.insight.trace.pytorch.dispatch_rules import Target
+from roller.insight.trace.pytorch.step_inputs import called, leaves, moved
+from roller.insight.trace.pytorch.trace_model import Session, errors
+from roller.insight.trace.retracer import Retracer, T
+from roller.insight.trace.trace import Trace
+
+_PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
+
+
+def retracer(
+    path: str | Path,
+    wrap: Callable[[Trace, Retracer[T]], T],
+    *,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    calls: int | None = None,
+) -> Retracer[T]:
+    """Return what traces the steps of an entry file: :func:`roller.insight.tracing.trace_entry`."""
+    module = _loaded(Path(path))
+    first = TraceOptions(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
+    lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
+    return Retracer(lambda options: _once(module, path, options, calls, lasting), first, wrap)
+
+
+def _once(
+    module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
+    lasting: weakref.WeakSet[torch.nn.Module],
+) -> Trace:  # fmt: skip
+    session = Session(Target(capability_of(options.device)))
+    for sentence in module._roller_said:
+        session.values.note(sentence)
+    precision = PRECISIONS[options.amp or "fp32"]
+    with warnings.catch_warnings(), _defaults(module):
+        warnings.simplefilter("ignore")
+        with session.recording(), errors("model_provider failed", session.origins):
+            model = session.taken(model_copy.built(module.model_provider, session.values.note), lasting)
+            again = model_copy.checkpointed(model, options.checkpoint or False, session.origins)
+            session.adopt(model)
+        with session.recording(), training_step.mixed_precision(precision) as around:
+            with errors("input_provider failed", session.origins):
+                inputs = module.input_provider(batch_size=options.batch)
+                with session.recorder.quiet():
+                    _check_batch(module, options.batch, inputs)
+                with session.recorder.quiet(), plain():
+                    inputs = moved(inputs, copies=False)
+                session.adopt(model, inputs)
+            with errors("iteration_provider failed", session.origins):
+                step = module.iteration_provider(model)
+                session.adopt(model)  # with what was added to it
+
+            def body() -> None:
+                with around():
+                    called(step, inputs)
+
+            session.repeat(body, calls)
+        model_copy.unchecked(model, again)
+    return session.trace(
+        {
+            "mode": "entry", "entry": str(path), "batch": options.batch, "amp": precision, "checkpoint": list(again),
+            "device": getattr(options.device, "name", options.device),
+        }
+    )  # fmt: skip
+
+
+@contextmanager
+def _defaults(module: ModuleType) -> Iterator[None]:
+    """Run under the default dtype and device that an entry file has set, and set none for others."""
+    before = (torch.get_default_dtype(), default_device())
+    dtype, device = getattr(module, "_roller_defaults", before)
+    try:
+        torch.set_default_dtype(dtype)
+        if device != before[1]:
+            torch.set_default_device(device)
+        yield
+    finally:
+        torch.set_default_dtype(before[0])
+        if default_device() != before[1]:
+            torch.set_default_device(before[1])
+
+
+def batch_of(module: ModuleType) -> int:
+    """Return the batch size that is the default of ``input_provider``."""
+    try:
+        parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
+    except (ValueError, TypeError):  # what is built in says nothing
+        parameter = None
+    if parameter is None or not isinstance(parameter.default, int):
+        raise ModelError(
+            f"{module.__file__}: input_provider: expected a default of batch_size that is a number, got "
+            f"{'no such parameter' if parameter is None else shown(parameter.default)}. "
+            f"Write def input_provider(batch_size=16), or pass a batch."
+        )
+    return parameter.default
+
+
+def _check_batch(module: ModuleType, batch: int | None, inputs: Any) -> None:
+    """Refuse a batch that the inputs do not follow: samples a second would be those of another batch."""
+    usual, shapes = batch_of(module), [tuple(t.shape) for t in leaves(inputs)]
+    if batch in (None, usual) or not shapes:
+        return
+    if shapes == [tuple(t.shape) for t in leaves(module.input_provider(batch_size=usual))]:
+        raise ModelError(
+            f"{module.__file__}: input_provider: expected inputs of {batch} samples, got the shapes of {usual}: "
+            f"{', '.join(map(str, shapes[:4]))}. Use batch_size in their shapes, or ask for no other batch."
+        )
+
+
+class _Fresh(SourceFileLoader):
+    """Reads a file as it is: bytecode kept of one of the same second and size may be that of another text."""
+
+    def get_code(self, fullname: str) -> Any:
+        """Return the code of the file."""
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
+def _loaded(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
+    name = f"_roller_entry_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
+    if spec is None or spec.loader is None:
+        raise ModelError(f"{path}: expected a Python file, got one of another kind. Pass a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    _check_providers(path)
+    sys.path.insert(0, str(path.parent))
+    sys.modules[spec.name] = module  # where data classes look for their annotations
+    try:
+        session = Session(Target())
+        compiles = unsupported_wrappers.eager(session.values.note, session.origins.foreign)
+        with errors("the entry file could not be loaded", session.origins), compiles, _defaults(module):
+            spec.loader.exec_module(module)
+            module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
+    finally:
+        sys.path.remove(str(path.parent))
+    module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]
+    names = [name for name in vars(module) if callable(getattr(module, name))]
+    for name in _PROVIDERS:
+        if not callable(getattr(module, name, None)):
+            raise ModelError(
+                f"{path}: expected a function {name}, got none{did_you_mean(name, names)}. "
+                f"Define {', '.join(_PROVIDERS)}."
+            )
+    return module
+
+
+def _check_providers(path: Path) -> None:
+    """Refuse a program that defines no provider before it runs: a training script would train."""
+    try:
+        body = ast.parse(read_text(path)).body
+    except (OSError, ValueError, SyntaxError):
+        return  # loading it says what is wrong
+    bound: set[str] = set()
+    for node in ast.walk(ast.Module(body, [])):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound |= {(a.asname or a.name) for a in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            bound.add(node.id)
+    if "*" not in bound and not bound & set(_PROVIDERS):
+        raise ModelError(
+            f"{path}: expected an entry file, got a program that defines none of {', '.join(_PROVIDERS)}. "
+            f"Write these functions (docs/guides/training.md), or record a profile of it: roller record {path.name}."
+        )

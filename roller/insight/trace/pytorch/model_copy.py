@@ -1,0 +1,156 @@
+"""A copy of a model whose parameters and buffers are of the device; nothing of the model itself is read or changed."""
+
+from __future__ import annotations
+
+import copy
+import fnmatch
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.checkpoint import checkpoint
+
+from roller.errors import ModelError, shown
+from roller.insight.trace.pytorch.operator_origin import OriginTracker
+from roller.insight.trace.pytorch.unsupported_wrappers import plain_model
+
+
+def built(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
+    """Return a module: what it is, or what a function gives; what it is compiled by is left out, and said."""
+    if isinstance(model, torch.nn.Module):
+        return plain_model(model, said)
+    if not callable(model):
+        raise ModelError(
+            f"trace: model: expected a torch.nn.Module or a function that returns one, got {shown(model)}. "
+            f"Pass the module."
+        )
+    found = model()
+    if not isinstance(found, torch.nn.Module):
+        raise ModelError(
+            f"trace: model: expected a function that returns a torch.nn.Module, got {shown(found)}. Return the module."
+        )
+    return plain_model(found, said)
+
+
+def on_device(model: torch.nn.Module) -> torch.nn.Module:
+    """Return a copy of a model on the device; tied parameters stay tied."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        twin = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+        memo[id(parameter)] = torch.nn.Parameter(twin, requires_grad=parameter.requires_grad)
+    for buffer in model.buffers():
+        memo[id(buffer)] = torch.empty_strided(buffer.shape, buffer.stride(), dtype=buffer.dtype, device="meta")
+    copied = copy.deepcopy(model, memo)
+    for module in copied.modules():
+        module._compiled_call_impl = None
+    return copied
+
+
+@contextmanager
+def lazy_apart(model: torch.nn.Module) -> Iterator[None]:
+    """Move a model without the parameters that have no shape yet, which are of the device afterwards."""
+    found: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, tensor in held.items():
+                if tensor is not None and is_lazy(tensor):
+                    found.append((held, name, tensor))
+    for held, name, _ in found:
+        held[name] = None
+    yield
+    for held, name, tensor in found:
+        held[name] = type(tensor)(tensor.requires_grad, device="meta", dtype=tensor.dtype)
+
+
+def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker) -> tuple[str, ...]:
+    """Make modules compute their forward again in backward, and return their paths.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    chosen
+        Patterns of paths, see :func:`is_matched`; ``True`` for the blocks of every outermost list of alike modules.
+        What lies within a chosen module runs again with it.
+    places
+        Told of the forward that runs past the hooks.
+    """
+    if not chosen:
+        return ()
+    if chosen is True:
+        paths = _blocks(model)
+    else:
+        patterns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
+        paths = _outermost(path for path, _ in model.named_modules() if any(is_matched(path, p) for p in patterns))
+    if not paths:
+        raise ModelError(
+            f"trace: checkpoint: expected modules of the model, got {shown(chosen)}, which finds none. "
+            f"Pass patterns of paths as named_modules() gives them."
+        )
+    for path in paths:
+        module = model.get_submodule(path)
+        module.forward = _again(module.forward, path, origins)
+    return paths
+
+
+def unchecked(model: torch.nn.Module, paths: Iterable[str]) -> None:
+    """Let modules keep what they compute again."""
+    for path in paths:
+        model.get_submodule(path).__dict__.pop("forward", None)
+
+
+def is_matched(path: str, pattern: str) -> bool:
+    """Whether the path of a module matches a pattern, part by part: ``*`` stands within a part, ``**`` for any parts.
+
+    Examples
+    --------
+    >>> [is_matched(path, "encoder.layers.*") for path in ("encoder.layers.0", "encoder.layers.0.linear1")]
+    [True, False]
+    >>> is_matched("encoder.layers.0.linear1", "**.linear*")
+    True
+    """
+    return bool(path) and _match(path.split("."), pattern.split("."))
+
+
+def _match(parts: list[str], wanted: list[str]) -> bool:
+    if not wanted or not parts:
+        return not parts and all(w == "**" for w in wanted)
+    if wanted[0] == "**":
+        return _match(parts, wanted[1:]) or _match(parts[1:], wanted)
+    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _match(parts[1:], wanted[1:])
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths, parents first as modules are listed, without those that lie within another one."""
+    found: list[str] = []
+    for path in paths:
+        if not any(path.startswith(f"{other}.") for other in found):
+            found.append(path)
+    return tuple(found)
+
+
+def _again(forward: Callable[..., Any], path: str, origins: OriginTracker) -> Callable[..., Any]:
+    def inside(*args: Any, **kwargs: Any) -> Any:
+        with origins.inside(path):
+            return forward(*args, **kwargs)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(inside, *args, use_reentrant=False, **kwargs)
+
+    return run
+
+
+def _blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
+    """Return the paths of the outermost repeated blocks: two or more children of one class in one list."""
+    found: list[str] = []
+    for name, child in model.named_children():
+        path = f"{prefix}{name}"
+        parts = list(child.named_children())
+        listed = isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))
+        if listed and len(parts) > 1 and len({type(part) for _, part in parts}) == 1 and list(parts[0][1].children()):
+            found += [f"{path}.{part}" for part, _ in parts]
+        else:
+            found += _blocks(child, f"{path}.")
+    return tuple(found)

@@ -1,0 +1,189 @@
+"""Where in the user's model an operator belongs: module, line, phase; of backward operators, those of their forward.
+
+Modules are told by PyTorch's global hooks. Every node of the autograd graph remembers the place it was made in, and
+says it when backward comes to it.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+from weakref import WeakSet
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from roller.insight.trace.pytorch.compat import backward_functions, unguarded
+from roller.insight.trace.trace import Phase
+
+#: Under these nothing is the user's: PyTorch, the standard library, installed packages, and what makes the trace.
+_FOREIGN = tuple(
+    str(Path(path).resolve())
+    for path in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(str(torch.__file__)).parent),
+        str(Path(__file__).parent),
+    }
+)
+_KEY = "roller"
+
+
+@dataclass(frozen=True)
+class OperatorOrigin:
+    """Module path and line."""
+
+    module: str = ""
+    source: tuple[str, int] | None = None
+
+
+class OriginTracker:
+    """Where the model is at the moment.
+
+    Parameters
+    ----------
+    names
+        ``id`` of a module -> its path.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self.names = names
+        self.phase: Phase = "forward"
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+        #: Is called with an optimizer that is about to update its parameters.
+        self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
+        self.stepped: set[int] = set()
+        self._stack: list[str] = []
+        self._node: OperatorOrigin | None = None
+        self._is_within_backward = False
+        self._foreign: dict[str, bool] = {}
+
+    @property
+    def recomputing(self) -> bool:
+        """Whether checkpointing runs a forward again: the engine itself computes without recording gradients."""
+        return self.phase == "backward" and self._node is not None and (bool(self._stack) or torch.is_grad_enabled())
+
+    def here(self) -> OperatorOrigin:
+        """Return the place of an operator that is dispatched now."""
+        if self.phase == "backward" and self._node is not None and not self.recomputing:
+            return self._node
+        return OperatorOrigin(self._stack[-1] if self._stack else "", self._line(sys._getframe(1)))
+
+    def remember(self, result: Any) -> None:
+        """Give the new nodes of the autograd graph behind a result the place of now."""
+        if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
+            return
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
+        place = None
+        while todo:
+            node = todo.pop()
+            following = node.next_functions
+            metadata: Any = node.metadata  # a mapping, whatever its annotation says
+            if not following or _KEY in metadata:  # a leaf, or known
+                continue
+            place = place or self.here()
+            metadata[_KEY] = place
+            node.register_prehook(partial(self._reach, place))
+            todo += [other for other, _ in following if other is not None]
+
+    @contextmanager
+    def inside(self, path: str) -> Iterator[None]:
+        """Run in a module that is called past its hooks, and leave whatever it left open."""
+        depth = len(self._stack)
+        self._stack.append(path)
+        try:
+            yield
+        finally:
+            del self._stack[depth:]
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow modules, backward and optimizers."""
+        handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+            register_optimizer_step_pre_hook(self._step),
+            register_optimizer_step_post_hook(self._stepped),
+        ]
+        made = torch.optim.Optimizer.__init__
+
+        def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            self.made.add(optimizer)
+
+        kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
+        for home, name, function in kept:
+            setattr(home, name, self._watched(function))
+        try:
+            with patch.object(torch.optim.Optimizer, "__init__", make):
+                yield
+        finally:
+            for home, name, function in kept:
+                setattr(home, name, function)
+            for handle in handles:
+                handle.remove()
+
+    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._stack and self.phase != "backward":
+            self.phase = "forward"
+        self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
+
+    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    def _reach(self, place: OperatorOrigin, *_: Any) -> None:
+        self._node = place
+
+    def _watched(self, function: Any) -> Any:
+        body = unguarded(function) or function
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            return self._backward(body, *args, **kwargs)
+
+        return backward
+
+    def _backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
+        before, self.phase, self._node = self.phase, "backward", None
+        kept, self._stack = self._stack, []
+        try:
+            return body(*args, **kwargs)
+        finally:
+            # What follows a whole backward (scaling, clipping) belongs to the update; a gradient inside of a model not.
+            self.phase = "optimizer" if before != "backward" and not kept else before
+            self._node, self._stack = None, kept
+
+    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._is_within_backward, self.phase = self.phase == "backward", "optimizer"
+        self.optimizers[id(optimizer)] = optimizer
+        self.before_update(optimizer)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.optimizers[id(optimizer)] = optimizer
+        self.stepped.add(id(optimizer))
+        if self._is_within_backward:  # an update in the hook of a gradient: backward goes on
+            self.phase = "backward"
+
+    def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
+        while frame is not None:
+            if not self.foreign(frame.f_code.co_filename):
+                return frame.f_code.co_filename, frame.f_lineno
+            frame = frame.f_back
+        return None
+
+    def foreign(self, file: str) -> bool:
+        """Whether a file is none of the user's."""
+        known = self._foreign.get(file)
+        if known is None:
+            known = self._foreign[file] = file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
+        return known

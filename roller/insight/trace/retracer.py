@@ -1,0 +1,71 @@
+"""Traces a step again under other options, and keeps the latest traces."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from roller.errors import ModelError, shown
+from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions, capability_of
+from roller.insight.trace.trace import Trace
+
+T = TypeVar("T")
+#: Traces that are kept; one of a large model holds some ten thousand operators.
+_KEPT = 16
+
+
+class Retracer(Generic[T]):
+    """Trace one step again under other options; the latest traces are kept.
+
+    Parameters
+    ----------
+    make
+        Traces the step under complete options.
+    first
+        Options of the first trace: those that a later call leaves out are taken from here.
+    wrap
+        Makes the result of a trace and this object.
+    """
+
+    def __init__(
+        self, make: Callable[[TraceOptions], Trace], first: TraceOptions, wrap: Callable[[Trace, Retracer[T]], T]
+    ) -> None:
+        self._make, self._first, self._wrap = make, first, wrap
+        self._kept: OrderedDict[object, T] = OrderedDict()
+
+    def __call__(self, options: TraceOptions) -> T:
+        """Return the trace under other options; devices for which PyTorch chooses the same kernels share it.
+
+        Raises
+        ------
+        ModelError
+            The step does not run so.
+        """
+        whole = self._completed(options)
+        capability = capability_of(whole.device)
+        key = (whole.batch, PRECISIONS[whole.amp or "fp32"], str(whole.checkpoint or False))
+        if capability == HOST and key[1] is not None:
+            raise ModelError(
+                f"trace: amp: expected fp32 on a CPU, got {shown(whole.amp)}: its rules of mixed precision are not "
+                f"described. Leave it out, or name a GPU."
+            )
+        shared = None if capability != HOST else capability  # no GPU runs what a CPU does
+        found = self._kept.get((*key, shared)) or self._kept.get((*key, capability))
+        if found is None:
+            made = self._make(whole)
+            found = self._wrap(made, self)
+            matters = made.options.get("capability_matters", True)
+            self._kept[(*key, capability if matters else shared)] = found
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return found
+
+    def _completed(self, options: TraceOptions) -> TraceOptions:
+        first = self._first
+        return TraceOptions(
+            first.batch if options.batch is None else options.batch,
+            first.device if options.device is None else options.device,
+            first.amp if options.amp is None else options.amp,
+            first.checkpoint if options.checkpoint is None else options.checkpoint,
+        )

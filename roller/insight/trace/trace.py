@@ -1,0 +1,306 @@
+"""What a trace holds: operators with shapes, phases and places, and every allocation and free, in order.
+
+A trace is plain data. It is made without a device, or read from a profile of a real run; prices, the simulator of the
+allocator and reports read it and know nothing of PyTorch. Names of operators and dtypes are those of PyTorch
+(``"aten.addmm.default"``, ``"float32"``), sizes are in elements, and bytes say so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from roller.errors import ArtifactError
+
+#: Version of the JSON of a trace; one that is read must be equal.
+TRACE_VERSION = 1
+
+#: What a storage is for.
+Kind = Literal[
+    "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
+]
+#: Where in a step an operator runs; ``other`` is outside of all (copies of inputs, set-up).
+Phase = Literal["forward", "backward", "optimizer", "other"]
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """A tensor an operator reads or writes.
+
+    Parameters
+    ----------
+    shape, stride
+        In elements, outermost axis first.
+    dtype
+        As PyTorch writes it, without ``torch.``.
+    storage
+        Number of the storage; views share it.
+    offset
+        First element in the storage.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: str
+    storage: int
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One dispatched operator.
+
+    Parameters
+    ----------
+    index
+        Place in the trace.
+    name
+        Overload, ``"aten.addmm.default"``.
+    phase
+        Where in the step it runs.
+    inputs, outputs
+        Tensors in the order of the schema; lists of tensors are flattened.
+    arguments
+        Every argument by its name in the schema. A tensor is ``{"tensor": i}``, ``inputs[i]``; a list of tensors is a
+        list of such; dtypes, layouts and devices are strings.
+    module
+        Path of the innermost module it ran in (``"encoder.layer.3.attention"``); of a backward operator, that of its
+        forward. ``""`` outside of all.
+    source
+        ``(file, line)`` of the frame in the user's project; ``None`` where there is none.
+    stream
+        Stream it is launched on; 0 is the default stream.
+    recomputed
+        Whether checkpointing runs it a second time.
+    iteration
+        Training step it belongs to.
+    """
+
+    index: int
+    name: str
+    phase: Phase
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    module: str = ""
+    source: tuple[str, int] | None = None
+    stream: int = 0
+    recomputed: bool = False
+    iteration: int = 0
+
+    @cached_property
+    def signature(self) -> tuple[Any, ...]:
+        """Name, layouts, dtypes, aliases, arguments other than floats: operators of one signature cost the same."""
+        places: dict[int, int] = {}
+
+        def tensors(records: Sequence[TensorRecord]) -> tuple[Any, ...]:
+            return tuple(
+                (t.shape, t.stride, t.dtype, t.offset, places.setdefault(t.storage, len(places))) for t in records
+            )
+
+        arguments = tuple((k, _frozen(v)) for k, v in self.arguments.items() if not isinstance(v, float))
+        return self.name, tensors(self.inputs), tensors(self.outputs), arguments
+
+    @cached_property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of every input."""
+        return tuple(t.shape for t in self.inputs)
+
+    @cached_property
+    def input_dtypes(self) -> tuple[str, ...]:
+        """Of every input."""
+        return tuple(t.dtype for t in self.inputs)
+
+
+def _frozen(value: Any) -> Any:
+    """Return an argument as something that can be looked up."""
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v)) for k, v in value.items())
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True)
+class AllocEvent:
+    """Memory is requested for a storage.
+
+    Parameters
+    ----------
+    storage
+        Its number; no number is given twice in one trace.
+    size_bytes
+        As requested, before any rounding.
+    operator
+        Index of the operator during which it happens; -1 before the first.
+    stream
+        Stream the memory belongs to.
+    """
+
+    storage: int
+    size_bytes: int
+    operator: int
+    stream: int = 0
+
+
+@dataclass(frozen=True)
+class FreeEvent:
+    """Memory of a storage is returned.
+
+    Parameters
+    ----------
+    storage
+        Its number.
+    operator
+        Index of the last operator begun before it; -1 before the first.
+    """
+
+    storage: int
+    operator: int
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What is known of a storage.
+
+    Parameters
+    ----------
+    kind
+        What it is for.
+    name
+        Of parameters, buffers, their gradients and optimizer states: the parameter's name in the model; else ``""``.
+    size_bytes
+        As requested.
+    """
+
+    kind: Kind
+    name: str = ""
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One or more training steps, or inferences.
+
+    Parameters
+    ----------
+    operators
+        In the order of issue.
+    events
+        Allocations and frees, in order.
+    storages
+        Number of a storage -> what is known of it.
+    iterations
+        For each step, index of its first operator; a last number is the count of operators.
+    options
+        What the trace was made under (batch, AMP, checkpointing ...), plain values.
+    warnings
+        Sentences for the report: declared defaults, values that were read.
+    """
+
+    operators: tuple[Operator, ...]
+    events: tuple[AllocEvent | FreeEvent, ...]
+    storages: Mapping[int, Storage]
+    iterations: tuple[int, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def steady(self) -> tuple[Operator, ...]:
+        """Return the operators of the last step: the first one sets up the optimizer's state."""
+        return self.operators[self.iterations[-2] : self.iterations[-1]]
+
+    @property
+    def samples(self) -> float:
+        """Samples of one training step: its batch, as often as gradients are accumulated; 0 where it is not known."""
+        return float(self.options.get("batch") or 0) * float(self.options.get("accumulate") or 1)
+
+    def unlike(self) -> tuple[Trace, ...]:
+        """Return the trace up to each of the last steps that differ from one another, last first; mostly one."""
+        count = min(int(self.options.get("unlike_steps") or 1), len(self.iterations) - 1)
+        return (self, *(self._until(len(self.iterations) - n) for n in range(1, count)))
+
+    def _until(self, marks: int) -> Trace:
+        end = self.iterations[marks - 1]
+        events = tuple(event for event in self.events if event.operator < end)
+        return replace(self, operators=self.operators[:end], events=events, iterations=self.iterations[:marks])
+
+    @cached_property
+    def allocations(self) -> Mapping[int, AllocEvent]:
+        """Number of a storage -> its allocation."""
+        return {event.storage: event for event in self.events if isinstance(event, AllocEvent)}
+
+    def to_json(self) -> str:
+        """Return the trace as JSON text of version :data:`TRACE_VERSION`; :meth:`from_json` reads it back equal."""
+        return json.dumps(
+            {
+                "format": "roller-trace",
+                "version": TRACE_VERSION,
+                "operators": [asdict(operator) for operator in self.operators],
+                "events": list(_rows(self.events)),
+                "storages": {str(number): asdict(storage) for number, storage in self.storages.items()},
+                "iterations": self.iterations,
+                "options": dict(self.options),
+                "warnings": self.warnings,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "trace") -> Trace:
+        """Return the trace that ``text`` holds.
+
+        Raises
+        ------
+        ArtifactError
+            ``text`` is no trace of this version; ``where`` names it.
+        """
+        try:
+            data = json.loads(text)
+            if data["format"] != "roller-trace" or data["version"] != TRACE_VERSION:
+                raise ArtifactError(
+                    f"{where}: expected a trace of version {TRACE_VERSION}, got {data['format']} of version "
+                    f"{data['version']}. Trace the model again."
+                )
+            return cls(
+                tuple(_operator(row) for row in data["operators"]),
+                tuple(_event(row) for row in data["events"]),
+                {int(number): Storage(**storage) for number, storage in data["storages"].items()},
+                tuple(data["iterations"]),
+                data["options"],
+                tuple(data["warnings"]),
+            )
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise ArtifactError(
+                f"{where}: expected the JSON of a trace, got what cannot be read ({error!r}). Trace the model again."
+            ) from error
+
+
+def _rows(events: Sequence[AllocEvent | FreeEvent]) -> Iterator[list[Any]]:
+    for event in events:
+        if isinstance(event, AllocEvent):
+            yield ["alloc", event.storage, event.size_bytes, event.operator, event.stream]
+        else:
+            yield ["free", event.storage, event.operator]
+
+
+def _event(row: Sequence[Any]) -> AllocEvent | FreeEvent:
+    if row[0] == "alloc":
+        return AllocEvent(*row[1:])
+    if row[0] == "free":
+        return FreeEvent(*row[1:])
+    raise ValueError(f"event {row[0]!r}")
+
+
+def _tensor(row: Mapping[str, Any]) -> TensorRecord:
+    return TensorRecord(tuple(row["shape"]), tuple(row["stride"]), row["dtype"], row["storage"], row["offset"])
+
+
+def _operator(row: Mapping[str, Any]) -> Operator:
+    return Operator(
+        **{
+            **row,
+            "inputs": tuple(map(_tensor, row["inputs"])),
+            "outputs": tuple(map(_tensor, row["outputs"])),
+            "source": None if row["source"] is None else (row["source"][0], row["source"][1]),
+        }
+    )

@@ -1,0 +1,118 @@
+"""A traced step: forecasts, memory, the largest batch and the graph of a step, under the options you name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from roller.hardware import DeviceSpec
+from roller.insight.forecast import Forecast, forecast
+from roller.insight.memory.largest_batch import LargestBatch, max_batch, memory_on
+from roller.insight.memory.settings import AllocatorSettings
+from roller.insight.memory.simulate import Memory
+from roller.insight.step.from_trace import from_trace
+from roller.insight.step.graph import StepGraph
+from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.retracer import Retracer
+from roller.insight.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class TracedStep(Trace):
+    """A trace of a step that can be traced again: what :func:`roller.trace` returns.
+
+    Parameters
+    ----------
+    again
+        Traces the same step under a change. All else is as :class:`~roller.insight.trace.trace.Trace` has it.
+    """
+
+    again: Retracer[TracedStep] = field(kw_only=True, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, trace: Trace, again: Retracer[TracedStep]) -> TracedStep:
+        """Return a trace as a step that can be traced again."""
+        return cls(**{f.name: getattr(trace, f.name) for f in fields(Trace)}, again=again)
+
+    def at(
+        self,
+        *,
+        batch: int | None = None,
+        device: str | DeviceSpec | None = None,
+        amp: str | None = None,
+        checkpoint: bool | str | Sequence[str] | None = None,
+    ) -> TracedStep:
+        """Return the same step, traced at another batch, for another device, in other precision, with checkpointing.
+
+        Parameters
+        ----------
+        batch
+            Samples of a step.
+        device
+            Device whose rules choose kernels; those for which PyTorch chooses the same kernels share a trace.
+        amp
+            ``"fp32"`` (none), ``"fp16"`` or ``"bf16"``.
+        checkpoint
+            As in :func:`roller.trace`; ``False`` for none.
+
+        Raises
+        ------
+        ModelError
+            The step does not run so.
+        """
+        return self.again(TraceOptions(batch, device, amp, checkpoint))
+
+    def forecast(
+        self,
+        device: str | DeviceSpec,
+        *,
+        batch: int | None = None,
+        amp: str | None = None,
+        checkpoint: bool | str | Sequence[str] | None = None,
+        policy: str = "library",
+        devices: int = 1,
+    ) -> Forecast:
+        """Return how long the step takes on a device, and its memory: :func:`roller.insight.forecast.forecast`."""
+        step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint)
+        return forecast(step, device, policy=policy, devices=devices)
+
+    def memory(
+        self,
+        device: str | DeviceSpec,
+        *,
+        batch: int | None = None,
+        amp: str | None = None,
+        checkpoint: bool | str | Sequence[str] | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> Memory:
+        """Return the memory the step takes on a device: :func:`roller.insight.memory.simulate.simulate_memory`."""
+        return memory_on(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+
+    def max_batch(
+        self,
+        device: str | DeviceSpec,
+        *,
+        amp: str | None = None,
+        checkpoint: bool | str | Sequence[str] | None = None,
+        settings: AllocatorSettings | None = None,
+    ) -> LargestBatch:
+        """Return the largest batch that fits a device: it fits, and one more does not, each traced.
+
+        Raises
+        ------
+        NoCandidateError
+            Not even one sample fits, or the device has no limit.
+        """
+        return max_batch(lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+
+    def graph(
+        self,
+        device: str | DeviceSpec,
+        *,
+        batch: int | None = None,
+        amp: str | None = None,
+        checkpoint: bool | str | Sequence[str] | None = None,
+        policy: str = "library",
+    ) -> StepGraph:
+        """Return the step on a device as a graph, for what-ifs: :func:`roller.insight.step.from_trace.from_trace`."""
+        return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)

@@ -1,0 +1,149 @@
+"""What a network takes: formulae of collectives, and gradients in buckets.
+
+S bytes, n devices, B bytes a second of a link in one direction, a seconds of a hop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from roller.errors import RollerError, shown
+from roller.insight.cost.ring_all_reduce import Ring
+from roller.insight.step.graph import Gradient, Lane, StepGraph
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, filled
+from roller.insight.whatif.select import parameter_bytes
+
+#: Slices of a step's gradients; each is two transfers a step.
+_MOST_SLICES = 100_000
+#: Where collectives run that a what-if adds.
+CHANNEL = Lane(0, "channel", "network")
+
+
+def link(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
+    """Return bytes a second and microseconds a hop: as given, or as the profile's device has them.
+
+    Raises
+    ------
+    RollerError
+        Neither is known.
+    """
+    device = graph.device
+    bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
+    if not bandwidth:
+        raise RollerError(
+            f"{graph.name}: bandwidth: expected bytes a second between devices, got none, and "
+            f"{'no device was named' if device is None else f'{device.name} has no link_bytes_per_s'}. Give bandwidth=."
+        )
+    own = None if device is None else device.link_latency_s
+    return bandwidth, 1e6 * (own or 0.0) if latency_us is None else latency_us
+
+
+def ring_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+    """Return the time of an all-reduce around a ring: 2 (n-1)/n S/B + 2 (n-1) a."""
+    return 1e6 * Ring(devices, bytes_per_s, latency_us / 1e6).all_reduce_s(size_bytes)
+
+
+def half_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+    """Return the time of a reduce-scatter, or of an all-gather: (n-1)/n S/B + (n-1) a.
+
+    Examples
+    --------
+    >>> half_us(100e6, 4, 10e9, 5.0)
+    7515.0
+    """
+    hops = devices - 1
+    return hops / devices * size_bytes / bytes_per_s * 1e6 + hops * latency_us
+
+
+def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
+    """Return devices and bytes a second of each level of a network.
+
+    Raises
+    ------
+    RollerError
+        Not every level has one of both.
+    """
+    if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
+        raise RollerError(
+            f"levels: expected whole numbers of devices, and as many bandwidths, got {shown(levels)} and "
+            f"{shown(bandwidths)}. Give one of both for each level."
+        )
+    return list(zip(levels, bandwidths, strict=True))
+
+
+def sparse_us(
+    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int,
+    element_bytes: int = 4,
+) -> float:  # fmt: skip
+    """Return the time of gathering the kept share, with its indices, from all: (n-1) d S/element (index + value) / B.
+
+    Examples
+    --------
+    >>> round(sparse_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_us(100e6, 4, 1e9, 0.01, 4, 2))
+    (6000, 4500)
+    """
+    kept = density * size_bytes / element_bytes
+    return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
+
+
+def sliceable_bytes(graph: StepGraph, slice_bytes: float) -> float:
+    """Return the bytes of a step's gradients, which can be cut into slices of so many.
+
+    Raises
+    ------
+    RollerError
+        There would be too many of them, or the profile does not tell the sizes of its gradients.
+    """
+    size = parameter_bytes(graph)
+    if size / slice_bytes > _MOST_SLICES:
+        raise RollerError(
+            f"ParameterServer: slice_bytes: expected at most {_MOST_SLICES} slices of {size:.0f} bytes, got slices of "
+            f"{slice_bytes:g}. Make them larger."
+        )
+    return size
+
+
+class Bucket(NamedTuple):
+    """Gradients that are reduced together.
+
+    Parameters
+    ----------
+    size_bytes, gradients
+        Of all of them, and how many.
+    task
+        Behind the end of which the last of them is there.
+    update
+        Task that needs them; ``None`` where only the phases of the profile tell.
+    """
+
+    size_bytes: int
+    gradients: int
+    task: int
+    update: int | None = None
+
+
+def buckets(
+    graph: StepGraph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
+) -> Mapping[int, Sequence[Bucket]]:
+    """Return for each step its buckets.
+
+    Gradients fill buckets in the order in which they appear; one is full as soon as it holds its capacity. Those that
+    different tasks need never share one.
+
+    Raises
+    ------
+    RollerError
+        The profile does not tell the sizes of its gradients.
+    """
+    parameter_bytes(graph)  # refuses a profile without sizes
+    groups: dict[tuple[int, int | None], list[Gradient]] = {}
+    for gradient in graph.gradients:
+        groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
+    found: dict[int, list[Bucket]] = {}
+    for (iteration, update), own in groups.items():
+        for part in filled([g.size_bytes for g in own], first_bytes, cap_bytes):
+            inside = own[part]
+            whole = Bucket(sum(g.size_bytes for g in inside), len(inside), inside[-1].task, update)
+            found.setdefault(iteration, []).append(whole)
+    return found

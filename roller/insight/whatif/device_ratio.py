@@ -1,0 +1,78 @@
+"""How the kernels of a profile compare on two devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller.core.dtypes import FLOATS
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.hardware.peaks import peak_flops_per_s
+from roller.insight.step.graph import StepGraph, Task
+from roller.insight.step.profile_dtypes import dtype_of
+from roller.insight.whatif.task_prices import Priced, TaskPrices
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Ratios of times on ``spec`` to those on the profile's device.
+
+    Parameters
+    ----------
+    prices
+        Of the profile.
+    before, spec
+        The profile's device and the other one.
+    """
+
+    prices: TaskPrices
+    before: DeviceSpec
+    spec: DeviceSpec
+
+    def ratio(self, task: Task) -> Priced:
+        """Return the ratio of a kernel: of its operator's prices, else of the rates that bound it."""
+        found = self.prices.ratio(task, device=self.spec)
+        if found is not None:
+            return found
+        old, new = self.before.sustained, self.spec.sustained
+        if self.prices.bound(task) == "compute":
+            dtype = next((d for d in map(dtype_of, task.context.dtypes) if d in FLOATS), "float32")
+            return Priced(_peak(old, dtype) / _peak(new, dtype), "predicted")
+        memory, other = old.memory_layers[-1], new.memory_layers[-1]
+        return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")
+
+    @property
+    def link_ratio(self) -> float:
+        """Of transfers between devices; 1 where one of the two says nothing of its links."""
+        old, new = self.before.link_bytes_per_s, self.spec.link_bytes_per_s
+        return old / new if old and new else 1.0
+
+    @property
+    def launch_ratio(self) -> float:
+        """Of the latency of a launch."""
+        old, new = self.before.execution.launch_s, self.spec.execution.launch_s
+        return new / old if old and new else 1.0
+
+
+def on_device(graph: StepGraph, device: str) -> OnDevice:
+    """Return how a profile's kernels compare on another device.
+
+    Raises
+    ------
+    RollerError
+        The profile's own device is not known, or there is no such device.
+    """
+    from roller.arguments import target_of
+
+    if graph.device is None:
+        raise RollerError(
+            f"{graph.name}: device: expected the device of the profile, to compare {device} with, got none. Name it: "
+            f"--device, or from_kineto(..., device=)."
+        )
+    return OnDevice(TaskPrices(graph), graph.device, target_of(device)[0])
+
+
+def _peak(spec: DeviceSpec, dtype: str) -> float:
+    """Return the peak of multiply-adds of a dtype, or of float32 where the device names none of it."""
+    found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
+    return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

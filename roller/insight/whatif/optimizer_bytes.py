@@ -1,0 +1,45 @@
+"""What optimizers read and write for a parameter of four bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.select import parameter_bytes
+
+#: Tensors as large as the parameters that one pass reads and writes: p is the parameter, g its gradient; Adam has m and
+#: v beside them, momentum a buffer.
+KINDS: Mapping[str, tuple[int, int]] = {"adam": (4, 3), "adamw": (4, 3), "momentum": (3, 2), "sgd": (2, 1)}
+#: Kernels of an update that is not fused, for a parameter or a group of them, and the tensors they read and write.
+UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "momentum": (3, 8), "sgd": (1, 3)}
+
+
+def update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
+    """Return the bytes that a fused update reads and writes, in a step.
+
+    Raises
+    ------
+    RollerError
+        The profile does not tell the sizes of its gradients.
+    """
+    size = parameter_bytes(graph)
+    read, written = KINDS[optimizer]
+    return read * size, written * size
+
+
+#: Optimizers by their class in PyTorch. Whether SGD has momentum is not in its name.
+_CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": ("adam",), "adamw": ("adamw", "adam")}
+
+
+def kinds_of(graph: StepGraph) -> tuple[str, ...]:
+    """Return what the optimizer of a profile may be, the likeliest first; nothing where it marks none, or several.
+
+    Examples
+    --------
+    >>> from roller.insight.step.graph import StepGraph
+    >>> kinds_of(StepGraph([], [], {}, 0.0, 0.0, optimizers=("FusedAdam",))), kinds_of(StepGraph([], [], {}, 0.0, 0.0))
+    (('adam',), ())
+    """
+    if len(graph.optimizers) != 1:
+        return ()
+    return _CLASSES.get(graph.optimizers[0].lower().removeprefix("fused"), ())

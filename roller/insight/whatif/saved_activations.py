@@ -1,0 +1,77 @@
+"""Feature maps that forward saves for backward, as far as a profile tells of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from roller.errors import RollerError
+from roller.insight.step.graph import StepGraph, Task
+from roller.insight.step.profile_dtypes import element_bytes
+from roller.insight.whatif.select import by_iteration, by_layer, in_layers, neighbours, work
+
+
+class SavedMap(NamedTuple):
+    """The input of a layer, which its backward reads.
+
+    Parameters
+    ----------
+    layer, size_bytes
+        Whose it is, and how large.
+    forward
+        The layer's last task of forward.
+    following
+        The task behind that on its lane; ``None`` where there is none.
+    backward
+        The layer's first task of backward.
+    preceding
+        The task before that on its lane; ``None`` where there is none.
+    """
+
+    layer: str
+    size_bytes: int
+    forward: int
+    following: int | None
+    backward: int
+    preceding: int | None
+
+
+def saved_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
+    """Return the saved feature maps of each step, in the order of forward.
+
+    Raises
+    ------
+    RollerError
+        The profile has no layers that run forward and backward, or no shapes.
+    """
+    patterns = (layers,) if isinstance(layers, str) else tuple(layers)
+    before, behind = neighbours(graph)
+    backward = by_iteration(graph, work(graph, "backward"))
+    found: dict[int, list[SavedMap]] = {}
+    for iteration, own in by_iteration(graph, work(graph, "forward")).items():
+        back = by_layer(graph, backward.get(iteration, ()))
+        for layer, tasks in by_layer(graph, own).items():
+            size = max((_first_input_bytes(graph.tasks[n]) for n in tasks), default=0)
+            if layer and layer in back and size and in_layers(layer, patterns):
+                following, preceding = behind.get(tasks[-1]), before.get(back[layer][0])
+                one = SavedMap(
+                    layer, size, tasks[-1], following.id if following else None, back[layer][0],
+                    preceding.id if preceding else None,
+                )  # fmt: skip
+                found.setdefault(iteration, []).append(one)
+    if not found:
+        raise RollerError(
+            f"{graph.name}: saved feature maps: expected layers with shapes that run forward and backward, got none. "
+            f"Record the profile with roller record, or mend the pattern of layers."
+        )
+    return found
+
+
+def _first_input_bytes(task: Task) -> int:
+    """Return the bytes of the first input of a task's operator: what flows through the layer."""
+    shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
+    if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
+        return 0  # nothing, or a list of tensors
+    elements: int = math.prod(shapes[0])
+    return elements * element_bytes(dtypes[0])

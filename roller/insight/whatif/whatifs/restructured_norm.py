@@ -1,0 +1,50 @@
+"""Restructured batch normalisation: half of it in the convolution before, half in the one behind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller.insight.step.graph import StepGraph, Task
+from roller.insight.whatif.primitives import remove, scale
+from roller.insight.whatif.select import neighbours, work
+from roller.insight.whatif.what_if import WhatIf
+
+_NORM, _ACTIVATION, _CONVOLUTION = (
+    re.compile(p, re.I)
+    for p in (r"batch_?norm|_bn_|bn_[fb]w", r"relu|threshold|clamp_min", r"conv|wgrad|dgrad|winograd")
+)
+
+
+@dataclass(frozen=True)
+class RestructuredNorm(WhatIf):
+    """Remove activations that stand between a normalisation and a convolution, and halve the normalisations.
+
+    Parameters
+    ----------
+    factor
+        Of the normalisations: the published 1/2.
+    """
+
+    factor: float = 0.5
+    assumptions = ("Allocations and copies of the restructured layers are not counted: the gain is an upper bound.",)
+
+    def change(self, graph: StepGraph) -> StepGraph:
+        """Return the graph with restructured normalisations."""
+        before, behind = neighbours(graph)
+        chosen = {n: graph.tasks[n] for n in work(graph, "forward", "backward")}
+        norms = {n for n, task in chosen.items() if _is(_NORM, task)}
+        gone = {
+            n for n, task in chosen.items()
+            if _is(_ACTIVATION, task) and n in before and n in behind
+            and any(_is(_NORM, a) and _is(_CONVOLUTION, b) for a, b in _both(before[n], behind[n]))
+        }  # fmt: skip
+        return scale(remove(graph, gone), norms, self.factor)
+
+
+def _both(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
+    return (one, other), (other, one)  # backward passes them the other way round
+
+
+def _is(pattern: re.Pattern[str], task: Task) -> bool:
+    return pattern.search(task.context.operator or task.name) is not None

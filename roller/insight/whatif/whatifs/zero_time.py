@@ -1,0 +1,56 @@
+"""An upper bound: what if some of it took no time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roller.errors import RollerError, shown
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.primitives import remove, select
+from roller.insight.whatif.select import in_layers
+from roller.insight.whatif.what_if import WhatIf
+
+
+@dataclass(frozen=True)
+class ZeroTime(WhatIf):
+    """Remove tasks, with their launches, as if they took no time. What is named must all hold.
+
+    Parameters
+    ----------
+    kind, phase
+        ``"kernel"``, ``"copy"``, ``"collective"``, ``"data"``, ...; ``"forward"``, ``"backward"``, ``"update"``, ...
+    layers
+        Patterns of layers.
+    name
+        Regular expression that is searched for in names of kernels and operators.
+    """
+
+    kind: str = ""
+    phase: str = ""
+    layers: tuple[str, ...] | str = ()
+    name: str = ""
+    assumptions = ("An upper bound: nothing takes no time.",)
+    of_several_ranks = True
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is no regular expression, too."""
+        super().__post_init__()
+        try:
+            re.compile(self.name)
+        except (re.error, TypeError) as error:
+            raise RollerError(
+                f"Free: name: expected a regular expression, got {shown(self.name)} ({error}). Mend it."
+            ) from None
+
+    def change(self, graph: StepGraph) -> StepGraph:
+        """Return the graph without the tasks."""
+        patterns = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
+        chosen = select(graph, lambda t: (
+            self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.layer, patterns)
+            and re.search(self.name, f"{t.name} {t.context.operator}") is not None))  # fmt: skip
+        if not chosen or self == ZeroTime():
+            raise RollerError(
+                f"{self}: expected some tasks of {graph.name}, got none. Name a kind, phase or layer it has."
+            )
+        return remove(graph, chosen)

@@ -1,0 +1,60 @@
+"""Where the time goes by phase and layer, and how long a steady step takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from roller.insight.step.graph import Lane, StepGraph, Task, TaskContext
+from roller.insight.step.kineto_reader import Event
+from roller.insight.step.profile_graph import build
+from roller.insight.step.replay import replay
+from roller.insight.step.steady_step import steps_us
+
+THREAD, STREAM = "process 1, thread 1", "device 0, stream 7"
+
+
+def steps(count, every_us=100.0):
+    """Return steps of a launch, a kernel in a layer and a wait for it."""
+    for n in range(count):
+        at = n * every_us
+        yield Event(f"ProfilerStep#{n}", "mark", at, every_us - 1, THREAD, None, {})
+        yield Event("nn.Module: Linear_0", "mark", at + 1, 20.0, THREAD, None, {})
+        yield Event("cudaLaunchKernel", "call", at + 2, 5.0, THREAD, 2 * n + 1, {})
+        yield Event("gemm", "kernel", at + 12, 50.0, STREAM, 2 * n + 1, {})
+        yield Event("cudaDeviceSynchronize", "call", at + 30, 35.0, THREAD, 2 * n + 2, {})
+
+
+def test_a_steady_step_is_the_distance_between_steps():
+    found = replay(build(steps(5)))
+    assert found.iteration_us == found.measured_iteration_us == pytest.approx(100.0)
+    assert found.replayed_us == pytest.approx(463.0)  # without what was before the first call and behind the last
+
+
+def test_a_single_step_is_the_whole():
+    found = replay(build(steps(1)))
+    assert found.iteration_us == found.replayed_us == pytest.approx(63.0)
+
+
+def test_layers_and_phases_account_for_every_task_and_the_whole_path():
+    found = replay(build(steps(3)))
+    layers = {part.name: part for part in found.layers}
+    assert layers["Linear_0"].device_us == pytest.approx(150.0) and layers["Linear_0"].tasks == 6
+    assert layers[""].cpu_us == pytest.approx(9.0)  # what is left of three waits
+    for rows in (found.phases, found.layers):
+        assert sum(part.tasks for part in rows) == len(found.graph.tasks)
+        assert sum(part.critical_us for part in rows) == pytest.approx(found.replayed_us)
+
+
+def test_the_json_has_them():
+    data = json.loads(json.dumps(replay(build(steps(2))).to_dict()))
+    assert data["iteration_us"] == pytest.approx(100.0) and data["phases"][0]["name"] == "forward"
+
+
+def test_of_several_ranks_the_last_to_begin_counts():
+    tasks = [
+        Task(2 * step + rank, "op", "cpu", Lane(rank, "thread", "1"), 1.0, 0.0, 1.0, context=TaskContext(step))
+        for step in range(2) for rank in range(2)
+    ]  # fmt: skip
+    assert steps_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 3.0, 10.0, 15.0], [1.0] * 4) == (12.0,)
