@@ -124,7 +124,7 @@ def _tell(answers: dict[str, Answer]) -> None:
             table.add_row(label, _ms(getattr(x.before, part)), _ms(getattr(x.after, part)))
         before = {p.name: p for p in x.phases_before}
         after = {p.name: p for p in x.phases_after}
-        for phase in ("data", "forward", "backward", "update", "other"):
+        for phase in ("data", "forward", "backward", "optimizer", "other"):
             if phase in before or phase in after:
                 parts = (known[phase].critical_us if phase in known else 0.0 for known in (before, after))
                 table.add_row(f"critical path in {phase}", *map(_ms, parts))

@@ -136,7 +136,7 @@ class Forecast:
 
     def by_module(self, depth: int | None = None) -> list[Share]:
         """Return the modules, the most expensive first; paths are cut after ``depth`` names."""
-        paths = [o.module.split(".") if o.module else ["(none)"] for o, _ in self.operators]
+        paths = [o.module.split(".") if o.module else ["(top level)"] for o, _ in self.operators]
         return self._shares([".".join(p[:depth]) for p in paths])
 
     def by_phase(self) -> list[Share]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
@@ -11,7 +10,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.host_copies import host_notes
 from roller.insight.cost.operators import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
-from roller.insight.step.graph import Dependency, Gradient, Kind, Lane, Phase, Provenance, StepGraph, Task, TaskContext
+from roller.insight.step.graph import Dependency, Gradient, Kind, Lane, Provenance, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import reductions
 from roller.insight.trace.trace import Operator, Trace
@@ -19,7 +18,6 @@ from roller.insight.trace.trace import Operator, Trace
 #: Host time of an operator that only makes a view. Assumed, as that of one that launches.
 HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
-_PHASES: Mapping[str, Phase] = {"forward": "forward", "backward": "backward", "optimizer": "update"}
 
 
 @held_back()
@@ -154,7 +152,7 @@ class _Steps:
 
 def _place(operator: Operator) -> TaskContext:
     return TaskContext(
-        0, _PHASES.get(operator.phase, "other"), operator.module, operator.name, operator.input_shapes,
+        0, operator.phase, operator.module, operator.name, operator.input_shapes,
         operator.input_dtypes,
     )  # fmt: skip
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from roller.insight.renamed import deprecated
+from roller.insight.trace.trace import Operator, Phase
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
-    from roller.insight.trace.trace import Operator
 
 #: What a task is.
 Kind = Literal["cpu", "launch", "sync", "kernel", "copy", "set", "collective", "send", "receive", "data"]
@@ -22,8 +22,6 @@ Kind = Literal["cpu", "launch", "sync", "kernel", "copy", "set", "collective", "
 DependencyKind = Literal[
     "thread", "stream", "launch", "synchronisation", "event", "hand-over", "collective", "communication", "queue"
 ]
-#: Where in a step a task belongs; ``other`` is outside of all steps.
-Phase = Literal["forward", "backward", "update", "data", "other"]
 #: Where a duration is from.
 Provenance = Literal["measured", "predicted", "assumed", "calibrated"]
 #: Kinds that run on a device.

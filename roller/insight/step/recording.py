@@ -184,7 +184,7 @@ def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3)
 def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
     """Mark every module's run with its path, and yield what takes the hooks away again.
 
-    A module that runs outside of all others is the root of those in it.
+    A module that runs outside of all others is the root of those in it; its path is empty, as in ``named_modules``.
     """
     from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
@@ -194,8 +194,8 @@ def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
     def before(module: Any, _: Any) -> None:
         if not open_marks:
             for name, inner in module.named_modules():
-                paths.setdefault(id(inner), name or type(module).__name__)
-        mark = torch.profiler.record_function(MODULE + paths.get(id(module), type(module).__name__))
+                paths.setdefault(id(inner), name)
+        mark = torch.profiler.record_function(MODULE + paths.get(id(module), ""))
         mark.__enter__()
         open_marks.append(mark)
 

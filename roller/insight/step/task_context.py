@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from roller.insight.step.graph import NO_CONTEXT, Phase, TaskContext
+from roller.insight.step.graph import NO_CONTEXT, TaskContext
 from roller.insight.step.kineto_reader import MODULE, Event
+from roller.insight.trace.trace import Phase
 
 _STEP = re.compile(r"ProfilerStep")
 _LOADING = re.compile(r"enumerate\(|.*DataLoader")
 _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("backward", re.compile(r"(torch::)?autograd::|.*Backward\d*$|(## )?backward( ##)?$")),
     ("other", re.compile(r"Optimizer\.zero_grad|(## )?zero_grad( ##)?$")),
-    ("update", re.compile(r"Optimizer\.|(## )?(optim(izer)?|update)( ##)?$")),
+    ("optimizer", re.compile(r"Optimizer\.|(## )?(optim(izer)?|update)( ##)?$")),
     ("forward", re.compile(r"(.*\.|## )?forward( ##)?$")),
 )
 #: Marks that libraries set around what they send: no layers.

@@ -22,8 +22,8 @@ TRACE_VERSION = 1
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Where in a step an operator runs; ``other`` is outside of all (copies of inputs, set-up).
-Phase = Literal["forward", "backward", "optimizer", "other"]
+#: Where in a step an operator or a task runs: ``data`` loads batches, ``other`` is outside of all, as set-up is.
+Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 
 @dataclass(frozen=True)

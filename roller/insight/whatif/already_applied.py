@@ -44,7 +44,7 @@ def fused_update(graph: StepGraph) -> str:
     named = [name for name in graph.optimizers if name.startswith("Fused")]
     if named or _share(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
-    steps = by_iteration(graph, work(graph, "update"))
+    steps = by_iteration(graph, work(graph, "optimizer"))
     is_adam = kinds_of(graph)[:1] in (("adam",), ("adamw",))
     least = UNFUSED[kinds_of(graph)[0]][0] if is_adam else 2
     most = max((len(own) for own in steps.values()), default=0)
@@ -60,7 +60,7 @@ def grouped_update(graph: StepGraph) -> str:
 
 def _share(graph: StepGraph, pattern: re.Pattern[str]) -> float:
     """Return the share of the update in tasks whose name, or operator's name, matches."""
-    update = work(graph, "update")
+    update = work(graph, "optimizer")
     found = [n for n in update if pattern.search(f"{graph.tasks[n].context.operator} {graph.tasks[n].name}")]
     whole = total_us(graph, update)
     return total_us(graph, found) / whole if whole else 0.0

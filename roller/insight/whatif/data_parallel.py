@@ -51,7 +51,7 @@ def data_parallel(
             f"{graph.name}: gradients: expected the bytes that devices exchange, got a sparse gradient, whose rows a "
             f"trace does not count. Ask for one device, or make the embedding with sparse=False."
         )
-    updates, new = by_iteration(graph, work(graph, "update")), list[New]()
+    updates, new = by_iteration(graph, work(graph, "optimizer")), list[New]()
 
     def add(one: New) -> int:
         new.append(one)

@@ -24,9 +24,9 @@ def with_update_of(graph: StepGraph, layers: str | Sequence[str], factor: float)
     own = [g for g in graph.gradients if g.iteration == first]
     gone = sum(in_layers(g.layer, patterns) for g in own) / len(own)
     removed: list[int] = []
-    for tasks in by_iteration(graph, work(graph, "update")).values():
+    for tasks in by_iteration(graph, work(graph, "optimizer")).values():
         if factor == 0.0 and len(tasks) >= len(own):
             removed += spread(tasks, round(gone * len(tasks)))
-    kept = work(graph, "update") - set(removed)
-    before, left = total_us(graph, work(graph, "update")), total_us(graph, kept)
+    kept = work(graph, "optimizer") - set(removed)
+    before, left = total_us(graph, work(graph, "optimizer")), total_us(graph, kept)
     return scale(remove(graph, removed), kept, share * before / left if left else 1.0)

@@ -121,12 +121,12 @@ def _candidates(graph: StepGraph) -> Iterator[WhatIf]:
     if phases >= {"forward", "backward"}:
         yield AMP()
         yield RestructuredNorm()
-    if "update" in phases:
+    if "optimizer" in phases:
         # of what the optimizer may be, as far as the profile marks it, the one that moves most is assumed
         likely = max(kinds_of(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
         yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()
-        yield ZeroTime(phase="update")
+        yield ZeroTime(phase="optimizer")
     if graph.has_device:
         yield FusePointwise()
         yield CudaGraph()

@@ -9,7 +9,8 @@ from functools import lru_cache
 from itertools import pairwise
 
 from roller.errors import RollerError, shown
-from roller.insight.step.graph import NETWORK_KINDS, Phase, StepGraph, Task
+from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task
+from roller.insight.trace.trace import Phase
 from roller.insight.whatif.primitives import select
 
 #: What a device computes; of a profile without a device, what threads do.

@@ -17,8 +17,8 @@ STEP = (
     ("backward", "relu1", "aten::threshold_backward", 30.0, ()),
     ("backward", "norm1", "aten::native_batch_norm_backward", 60.0, ()),
     ("backward", "conv1", "aten::convolution_backward", 150.0, ()),
-    ("update", "", "aten::add_", 10.0, ()),
-    ("update", "", "aten::add_", 10.0, ()),
+    ("optimizer", "", "aten::add_", 10.0, ()),
+    ("optimizer", "", "aten::add_", 10.0, ()),
 )
 #: Kernels of one step with the gaps between them: the device is the bottleneck, and starts behind the first launch.
 KERNELS_US = sum(row[3] for row in STEP)

@@ -112,7 +112,7 @@ def test_a_recorded_loop_has_steps_phases_layers_and_gradients(tmp_path):
     graph = roller.from_kineto(path)
     found = replay(graph)
     assert abs(found.error) < 0.01 and graph.iterations == (0, 1, 2, 3)
-    assert {t.context.phase for t in graph.tasks} >= {"forward", "backward", "update"}
+    assert {t.context.phase for t in graph.tasks} >= {"forward", "backward", "optimizer"}
     for phase in ("forward", "backward"):
         layers = {t.context.layer for t in graph.tasks if t.context.phase == phase}
         assert layers >= {"blocks.0.0", "blocks.1.1", "head"}

@@ -55,7 +55,7 @@ def test_a_gpu_at_work_without_its_events_is_said_and_nothing_is_asked_of_it(cli
         what_if(graph, AMP(prices="factor"))
     with pytest.raises(RollerError, match="events are missing"):
         search(graph)
-    assert graph.incomplete in what_if(graph, ZeroTime(phase="update"), force=True).notes
+    assert graph.incomplete in what_if(graph, ZeroTime(phase="optimizer"), force=True).notes
     code, said, _ = cli("replay", str(path))
     assert code == 0 and "ProfilerActivity.CUDA" in said
     assert from_kineto(path, device="v100").device.name == "v100"

@@ -58,7 +58,7 @@ def test_a_device_task_belongs_where_its_call_does():
     assert (gemm.iteration, gemm.phase, gemm.layer, gemm.operator) == (0, "forward", "Linear_0", "aten::addmm")
     assert gemm.shapes == ((8, 4), (2, 4)) and gemm.dtypes == ("float", "float")
     assert (found["relu"].phase, found["relu"].layer) == ("forward", "")
-    assert (found["adam"].phase, found["adam"].layer) == ("update", "")
+    assert (found["adam"].phase, found["adam"].layer) == ("optimizer", "")
 
 
 def test_backward_has_the_layer_of_its_forward_and_sums_that_of_the_operator_before():

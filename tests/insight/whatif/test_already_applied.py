@@ -52,7 +52,7 @@ def half(graph):
 
 
 def updated(operator):
-    return renamed(training(), "update", operator=operator)
+    return renamed(training(), "optimizer", operator=operator)
 
 
 IN_PLACE = {
@@ -62,7 +62,8 @@ IN_PLACE = {
     "captured graphs": (replace(training(), captured_share=0.9), CudaGraph()),
     "an optimizer that is fused by its operator": (updated("aten::_fused_adam_"), FusedOptimizer()),
     "one by its kernel": (
-        renamed(training(), "update", "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>"), FusedOptimizer()),
+        renamed(training(), "optimizer", "multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata>"),
+        FusedOptimizer()),
     "one by its class": (replace(training(), optimizers=("FusedAdam",)), FusedOptimizer()),
     "one by its few kernels": (replace(training(), optimizers=("Adam",)), FusedOptimizer()),
     "a grouped optimizer": (updated("aten::_foreach_add_"), ForeachOptimizer()),
@@ -75,7 +76,7 @@ IN_PLACE = {
         renamed(training(rows=[r for r in STEP if "conv" not in r[1]], gradients=()), ("forward", "backward"),
                 dtypes=("c10::Half",)), AMP()),
     "a fused one of another library": (
-        renamed(training(), "update", "multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>"),
+        renamed(training(), "optimizer", "multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>"),
         FusedOptimizer()),
     "workers of another loader": (
         loading(name="enumerate(DataLoader)#_StatefulMultiProcessingDataLoaderIter.__next__"), LoaderWorkers()),

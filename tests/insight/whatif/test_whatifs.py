@@ -86,7 +86,7 @@ def test_a_fused_optimizer_is_one_kernel_with_one_launch():
     # 20 us of update become one kernel of as much, a gap less
     assert took(FusedOptimizer("sgd", prices="factor")) == STEP_US - GAP_US
     graph = FusedOptimizer("sgd", prices="factor")(training())
-    launches = select(graph, lambda t: t.kind == "launch" and t.context.phase == "update")
+    launches = select(graph, lambda t: t.kind == "launch" and t.context.phase == "optimizer")
     assert len(launches) == 1
     # SGD fused moves as many tensors as not fused: three
     assert took(FusedOptimizer("sgd")) == STEP_US - GAP_US
@@ -136,7 +136,7 @@ def test_a_parameter_server_pulls_before_the_next_forward():
     readers = {(d.source, d.target) for d in graph.dependencies if graph.tasks[d.source].kind == "receive"}
     first = {graph.tasks[target].context[:3] for _, target in readers}
     assert first == {(1, "forward", "conv1"), (1, "forward", "conv2"), (2, "forward", "conv1"), (2, "forward", "conv2")}
-    assert not [t for t in graph.tasks if t.context.phase == "update" and not t.is_removed]
+    assert not [t for t in graph.tasks if t.context.phase == "optimizer" and not t.is_removed]
 
 
 def test_priority_pulls_what_the_next_forward_needs_first():
@@ -247,7 +247,7 @@ def test_frozen_layers_before_the_first_that_learns_have_no_backward():
 
 
 def test_another_optimizer_has_other_kernels():
-    rows = (*STEP[:8], *(("update", "", f"aten::k{n}", 10.0, ()) for n in range(18)))
+    rows = (*STEP[:8], *(("optimizer", "", f"aten::k{n}", 10.0, ()) for n in range(18)))
     graph = training(rows=rows)
     # Adam's nine for each of two parameters, 180 us, become one each of 3/18 of the time
     after = OtherOptimizer("sgd", "adam")(graph)
@@ -291,7 +291,7 @@ def test_another_network_scales_transfers():
 
 
 def test_what_is_free_takes_no_time():
-    assert took(ZeroTime(phase="update")) == STEP_US - 22
+    assert took(ZeroTime(phase="optimizer")) == STEP_US - 22
     assert took(ZeroTime(kind="kernel", layers="conv*")) == STEP_US - 750 - 4
     with pytest.raises(RollerError, match="got none"):
         ZeroTime(kind="collective")(training())

@@ -49,7 +49,7 @@ class AMP(WhatIf):
         for gradient in graph.gradients if by_model else ():
             cast = prices.stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
             new.append(New("cast", "kernel", cast.value, behind=gradient.task, provenance=cast.provenance))
-        for own in by_iteration(graph, work(graph, "update")).values() if by_model and self.dtype == "fp16" else ():
+        for own in by_iteration(graph, work(graph, "optimizer")).values() if by_model and self.dtype == "fp16" else ():
             pass_us = prices.stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
             new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
         return insert(scale_each(graph, factors), *new)

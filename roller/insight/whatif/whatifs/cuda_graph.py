@@ -31,7 +31,7 @@ class CudaGraph(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one launch a step."""
-        inside = ("forward", "backward", "update")
+        inside = ("forward", "backward", "optimizer")
         several = Counter(d.source for d in graph.dependencies if d.kind == "launch")
         calls = by_iteration(graph, select(
             graph, lambda t: t.kind == "launch" and t.context.phase in inside and several[t.id] <= 1))  # fmt: skip

@@ -30,10 +30,10 @@ class ForeachOptimizer(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with grouped updates."""
-        update, floor = by_iteration(graph, work(graph, "update")), shortest_us(graph)
+        update, floor = by_iteration(graph, work(graph, "optimizer")), shortest_us(graph)
         kept = {n: total_us(graph, part) - floor * (len(part) - 1)
                 for own in update.values() for part in _groups(own, self.group) for n in part[:1]}  # fmt: skip
-        gone = work(graph, "update") - kept.keys()
+        gone = work(graph, "optimizer") - kept.keys()
         return set_duration(remove(graph, gone), kept, lambda t: max(floor, kept[t.id]))
 
 

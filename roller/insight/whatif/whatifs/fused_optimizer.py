@@ -37,7 +37,7 @@ class FusedOptimizer(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one kernel for the update of each step."""
-        gone, new = work(graph, "update"), []
+        gone, new = work(graph, "optimizer"), []
         for own in by_iteration(graph, gone).values():
             time, name = Priced(total_us(graph, own), "assumed"), f"fused {self.optimizer}"
             if self.prices == "model" and (graph.device or name in graph.prices):

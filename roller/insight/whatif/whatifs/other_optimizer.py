@@ -36,7 +36,7 @@ class OtherOptimizer(WhatIf):
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other optimizer's update."""
         made = graph
-        for own in by_iteration(graph, work(graph, "update")).values():
+        for own in by_iteration(graph, work(graph, "optimizer")).values():
             fused = len(own) < UNFUSED[self.of][0]
             moved = sum(KINDS[self.to]) / sum(KINDS[self.of]) if fused else UNFUSED[self.to][1] / UNFUSED[self.of][1]
             launched = 1.0 if fused else min(1.0, UNFUSED[self.to][0] / UNFUSED[self.of][0])

@@ -54,7 +54,7 @@ class ParameterServer(WhatIf):
                 new.append(New("push", "send", time, lane=SEND, after=(gradient.task,), priority=rank, context=context))
                 new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
                                context=context))  # fmt: skip
-        return insert(remove(graph, work(graph, "update")), *new)
+        return insert(remove(graph, work(graph, "optimizer")), *new)
 
 
 SEND, RECEIVE = Lane(0, "channel", "send"), Lane(0, "channel", "receive")

@@ -26,5 +26,5 @@ class RemoveLayer(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph without the layers."""
-        gone = some_layers(graph, self.layers) - work(graph, "update")
+        gone = some_layers(graph, self.layers) - work(graph, "optimizer")
         return remove(with_update_of(graph, self.layers, 0.0), gone)

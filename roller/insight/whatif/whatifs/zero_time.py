@@ -19,7 +19,7 @@ class ZeroTime(WhatIf):
     Parameters
     ----------
     kind, phase
-        ``"kernel"``, ``"copy"``, ``"collective"``, ``"data"``, ...; ``"forward"``, ``"backward"``, ``"update"``, ...
+        ``"kernel"``, ``"copy"``, ``"collective"``, ``"data"``, ...; ``"forward"``, ``"backward"``, ``"optimizer"``, ...
     layers
         Patterns of layers.
     name
