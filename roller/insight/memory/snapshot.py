@@ -114,11 +114,11 @@ class _Plain(pickle.Unpickler):
 
 
 def _frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
-    if not 0 <= operator < len(trace.operators) or trace.operators[operator].source is None:
+    if not 0 <= operator < len(trace.operators):
         return []
     made = trace.operators[operator]
-    file, line = made.source or ("", 0)
-    return [{"filename": file, "line": line, "name": made.module or made.name}]
+    frames = [{"filename": f.file, "line": f.line, "name": f.function} for f in reversed(made.stack)]
+    return [frames[0] | {"name": made.module or made.name}, *frames[1:]] if frames else []
 
 
 def _segment(blocks: Sequence[Block]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from roller.errors import ArtifactError
 
-#: Version of the JSON of a trace; one that is read must be equal.
-TRACE_VERSION = 1
+#: Version of the JSON of a trace that is written; every version from 1 on is read.
+TRACE_VERSION = 2
 
 #: What a storage is for.
 Kind = Literal[
@@ -24,6 +24,28 @@ Kind = Literal[
 ]
 #: Where in a step an operator or a task runs: ``data`` loads batches, ``other`` is outside of all, as set-up is.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
+
+
+class Frame(NamedTuple):
+    """A line of the user's project that runs a call.
+
+    Parameters
+    ----------
+    file
+        Relative to the project, with ``/``; a whole path where it lies elsewhere.
+    line
+        From 1.
+    function
+        Qualified name of the function that contains it; ``""`` where a trace of version 1 does not tell.
+    """
+
+    file: str
+    line: int
+    function: str = ""
+
+
+#: Frames, outermost first.
+Stack = tuple[Frame, ...]
 
 
 @dataclass(frozen=True)
@@ -69,8 +91,9 @@ class Operator:
     module
         Path of the innermost module it ran in (``"encoder.layer.3.attention"``); of a backward operator, that of its
         forward. ``""`` outside of all.
-    source
-        ``(file, line)`` of the frame in the user's project; ``None`` where there is none.
+    stack
+        The project's frames, from the line that calls the model to the one that calls the operator; of a backward
+        operator, those of its forward. Operators of one line share one tuple. Empty where no frame is the project's.
     stream
         Stream it is launched on; 0 is the default stream.
     recomputed
@@ -86,10 +109,15 @@ class Operator:
     outputs: tuple[TensorRecord, ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     module: str = ""
-    source: tuple[str, int] | None = None
+    stack: Stack = ()
     stream: int = 0
     recomputed: bool = False
     iteration: int = 0
+
+    @property
+    def source(self) -> tuple[str, int] | None:
+        """File and line of the innermost frame; ``None`` where no frame is the project's."""
+        return self.stack[-1][:2] if self.stack else None
 
     @cached_property
     def signature(self) -> tuple[Any, ...]:
@@ -197,6 +225,8 @@ class Trace:
         What the trace was made under (batch, AMP, checkpointing ...), plain values.
     warnings
         Sentences for the report: declared defaults, values that were read.
+    registered
+        Name of a parameter -> the frames that register it, as ``self.fc = nn.Linear(4, 4)``, where that was seen.
     """
 
     operators: tuple[Operator, ...]
@@ -205,6 +235,7 @@ class Trace:
     iterations: tuple[int, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    registered: Mapping[str, Stack] = field(default_factory=dict)
 
     def steady(self) -> tuple[Operator, ...]:
         """Return the operators of the last step: the first one sets up the optimizer's state."""
@@ -232,11 +263,16 @@ class Trace:
 
     def to_json(self) -> str:
         """Return the trace as JSON text of version :data:`TRACE_VERSION`; :meth:`from_json` reads it back equal."""
+        stacks: dict[Stack, int] = {}
+        operators = [_row(operator, stacks) for operator in self.operators]
+        registered = {name: stacks.setdefault(stack, len(stacks)) for name, stack in self.registered.items()}
         return json.dumps(
             {
                 "format": "roller-trace",
                 "version": TRACE_VERSION,
-                "operators": [asdict(operator) for operator in self.operators],
+                "operators": operators,
+                "registered": registered,
+                "stacks": list(stacks),
                 "events": list(_rows(self.events)),
                 "storages": {str(number): asdict(storage) for number, storage in self.storages.items()},
                 "iterations": self.iterations,
@@ -256,18 +292,20 @@ class Trace:
         """
         try:
             data = json.loads(text)
-            if data["format"] != "roller-trace" or data["version"] != TRACE_VERSION:
+            if data["format"] != "roller-trace" or data["version"] not in range(1, TRACE_VERSION + 1):
                 raise ArtifactError(
-                    f"{where}: expected a trace of version {TRACE_VERSION}, got {data['format']} of version "
+                    f"{where}: expected a trace of version 1 to {TRACE_VERSION}, got {data['format']} of version "
                     f"{data['version']}. Trace the model again."
                 )
+            stacks = [tuple(_frame(*row) for row in stack) for stack in data.get("stacks", ())]
             return cls(
-                tuple(_operator(row) for row in data["operators"]),
+                tuple(_operator(row, stacks) for row in data["operators"]),
                 tuple(_event(row) for row in data["events"]),
                 {int(number): Storage(**storage) for number, storage in data["storages"].items()},
                 tuple(data["iterations"]),
                 data["options"],
                 tuple(data["warnings"]),
+                {name: _one_of(stacks, number) for name, number in data.get("registered", {}).items()},
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise ArtifactError(
@@ -295,12 +333,35 @@ def _tensor(row: Mapping[str, Any]) -> TensorRecord:
     return TensorRecord(tuple(row["shape"]), tuple(row["stride"]), row["dtype"], row["storage"], row["offset"])
 
 
-def _operator(row: Mapping[str, Any]) -> Operator:
+def _frame(file: str, line: int, function: str) -> Frame:
+    if not (isinstance(file, str) and isinstance(line, int) and isinstance(function, str)):
+        raise TypeError(f"a frame of {type(file).__name__}, {type(line).__name__}, {type(function).__name__}")
+    return Frame(file, line, function)
+
+
+def _one_of(stacks: Sequence[Stack], number: int) -> Stack:
+    if number not in range(len(stacks)):
+        raise IndexError(f"stack {number!r} of {len(stacks)}")
+    return stacks[number]
+
+
+def _row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
+    """Return an operator as JSON has it; its stack is a number in the list of them."""
+    whole = {one.name: getattr(operator, one.name) for one in fields(Operator)}
+    return whole | {
+        "inputs": [vars(t) for t in operator.inputs],
+        "outputs": [vars(t) for t in operator.outputs],
+        "stack": stacks.setdefault(operator.stack, len(stacks)),
+    }
+
+
+def _operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
+    given = dict(row)
+    if "source" in given:  # version 1 has the innermost line alone
+        source = given.pop("source")
+        given["stack"] = () if source is None else (_frame(source[0], source[1], ""),)
+    else:
+        given["stack"] = _one_of(stacks, given["stack"])
     return Operator(
-        **{
-            **row,
-            "inputs": tuple(map(_tensor, row["inputs"])),
-            "outputs": tuple(map(_tensor, row["outputs"])),
-            "source": None if row["source"] is None else (row["source"][0], row["source"][1]),
-        }
+        **{**given, "inputs": tuple(map(_tensor, row["inputs"])), "outputs": tuple(map(_tensor, row["outputs"]))}
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from roller.insight.cost.launches import Fused, Kernel, Stream, Wait
 from roller.insight.trace.pytorch.data_dependent import Values
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
+from roller.insight.trace.pytorch.stacks import Stacks
 from roller.insight.trace.trace import Operator
 
 aten = torch.ops.aten
@@ -103,7 +105,9 @@ def recorded(
     call: Callable[..., Any], *args: Any, given: Sequence[Any] | None = None, **kwargs: Any
 ) -> tuple[list[Operator], tuple[Any, ...]]:
     """Return the operators that a call dispatches, and the tensors it returns."""
-    recorder = OperatorRecorder(OriginTracker({}), Values(0.5, lambda: "test") if given is None else Given(given))
+    recorder = OperatorRecorder(
+        OriginTracker({}, Stacks(Path.cwd())), Values(0.5, lambda: "test") if given is None else Given(given)
+    )
     with torch.no_grad(), recorder:
         result = call(*args, **kwargs) if given is None else recorder.__torch_dispatch__(call, (), args, kwargs)
     recorder.close()

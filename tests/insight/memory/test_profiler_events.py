@@ -12,7 +12,7 @@ from roller.errors import ArtifactError
 from roller.insight.memory.blocks_and_pools import Pool
 from roller.insight.memory.profiler_events import MemoryEvent, check_addresses, read_memory_events
 from roller.insight.memory.snapshot import events_of, read_snapshot, snapshot, write_snapshot
-from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
+from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
 MIB = 1 << 20
 #: The memory events of a Hugging Face model on an H100, cut out of a trace of TraceLens (MIT licence).
@@ -59,7 +59,8 @@ def test_bare_lists_and_compressed_traces_are_read(tmp_path):
 
 def traced():
     operators = tuple(
-        Operator(n, "aten.mm.default", "forward", (), (), source=("m.py", n + 1), module=f"l{n}") for n in range(3)
+        Operator(n, "aten.mm.default", "forward", (), (), stack=(Frame("m.py", n + 1),), module=f"l{n}")
+        for n in range(3)
     )
     events = (AllocEvent(0, 3 * MIB, 0), AllocEvent(1, 700, 1), FreeEvent(0, 2), AllocEvent(2, 5 * MIB, 2))
     return Trace(operators, events, {n: Storage("activation") for n in range(3)}, (0, 3))

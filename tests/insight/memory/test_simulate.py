@@ -12,7 +12,7 @@ from roller.errors import NoCandidateError
 from roller.hardware import load_spec
 from roller.insight.memory.largest_batch import largest_batch, max_batch
 from roller.insight.memory.simulate import Library, simulate_memory
-from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
+from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
 MIB = 1 << 20
 BARE = Library(workspace_bytes=0)
@@ -26,7 +26,7 @@ def step(batch=1, layers=3):
         events.append(AllocEvent(n, 4 * MIB, -1))
     for n in range(layers):
         operators.append(
-            Operator(n, "aten.mm.default", "forward", (), (), module=f"layer{n}", source=("net.py", 10 + n))
+            Operator(n, "aten.mm.default", "forward", (), (), module=f"layer{n}", stack=(Frame("net.py", 10 + n),))
         )
         events.append(AllocEvent(10 + n, batch * 3 * MIB, n))
         storages[10 + n] = Storage("activation")

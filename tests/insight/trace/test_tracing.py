@@ -75,7 +75,7 @@ def test_backward_belongs_where_its_forward_does():
         ("native_dropout", "native_dropout_backward"), ("relu", "threshold_backward"),
     ):  # fmt: skip
         assert place[forward] == place[backward]
-    assert place["convolution"][0] == "conv" and place["convolution"][1][0] == __file__
+    assert place["convolution"][0] == "conv" and __file__.endswith(place["convolution"][1][0])
 
 
 def test_kinds_and_names():
@@ -371,7 +371,7 @@ def test_entry_file(tmp_path):
     trace = trace_entry(path)
     assert trace.options["batch"] == 16
     assert {o.phase for o in trace.steady()} == {"forward", "backward", "optimizer"}
-    assert {o.source[0] for o in trace.steady()} == {str(path)}
+    assert {o.source[0] for o in trace.steady()} == {"train.py"}
     assert trace_entry(path, batch=3).steady()[1].outputs[0].shape == (3, 4)
     for broken, match in (
         (ENTRY.replace("def input_provider", "def input_provder"), "did you mean 'input_provder'"),

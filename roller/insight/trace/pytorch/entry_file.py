@@ -28,6 +28,7 @@ from roller.insight.trace.options import PRECISIONS, TraceOptions, capability_of
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, plain
 from roller.insight.trace.pytorch.dispatch_rules import Target
+from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import called, leaves, moved
 from roller.insight.trace.pytorch.trace_model import Session, errors
 from roller.insight.trace.retracer import Retracer, T
@@ -53,17 +54,19 @@ def retracer(
     return Retracer(lambda options: _once(module, path, options, calls, lasting), first, wrap)
 
 
+@driver
 def _once(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
-    session = Session(Target(capability_of(options.device)))
+    session = Session(Target(capability_of(options.device)), folder=Path(path).parent)
     for sentence in module._roller_said:
         session.values.note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
     with warnings.catch_warnings(), _defaults(module):
         warnings.simplefilter("ignore")
-        with session.recording(), errors("model_provider failed", session.origins):
+        watched = session.registrations.watching()
+        with session.recording(), watched, errors("model_provider failed", session.origins):
             model = session.taken(model_copy.built(module.model_provider, session.values.note), lasting)
             again = model_copy.checkpointed(model, options.checkpoint or False, session.origins)
             session.adopt(model)
@@ -78,6 +81,7 @@ def _once(
             with errors("iteration_provider failed", session.origins):
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
+            session.registered = session.registrations.lines(model)
 
             def body() -> None:
                 with around():
@@ -158,7 +162,7 @@ def _loaded(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
         session = Session(Target())
-        compiles = unsupported_wrappers.eager(session.values.note, session.origins.foreign)
+        compiles = unsupported_wrappers.eager(session.values.note, session.origins.stacks.is_foreign)
         with errors("the entry file could not be loaded", session.origins), compiles, _defaults(module):
             spec.loader.exec_module(module)
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]

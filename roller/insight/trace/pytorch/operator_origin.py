@@ -7,13 +7,10 @@ says it when backward comes to it.
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -23,26 +20,18 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from roller.insight.trace.pytorch.compat import backward_functions, unguarded
-from roller.insight.trace.trace import Phase
+from roller.insight.trace.pytorch.stacks import Stacks, driver
+from roller.insight.trace.trace import Phase, Stack
 
-#: Under these nothing is the user's: PyTorch, the standard library, installed packages, and what makes the trace.
-_FOREIGN = tuple(
-    str(Path(path).resolve())
-    for path in {
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        str(Path(str(torch.__file__)).parent),
-        str(Path(__file__).parent),
-    }
-)
 _KEY = "roller"
 
 
 @dataclass(frozen=True)
 class OperatorOrigin:
-    """Module path and line."""
+    """Module path, and the project's frames, outermost first."""
 
     module: str = ""
-    source: tuple[str, int] | None = None
+    stack: Stack = ()
 
 
 class OriginTracker:
@@ -52,10 +41,13 @@ class OriginTracker:
     ----------
     names
         ``id`` of a module -> its path.
+    stacks
+        Interns the frames.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], stacks: Stacks) -> None:
         self.names = names
+        self.stacks = stacks
         self.phase: Phase = "forward"
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Is called with an optimizer that is about to update its parameters.
@@ -65,7 +57,7 @@ class OriginTracker:
         self._stack: list[str] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
-        self._foreign: dict[str, bool] = {}
+        self._backward_stack: Stack = ()
 
     @property
     def recomputing(self) -> bool:
@@ -74,9 +66,13 @@ class OriginTracker:
 
     def here(self) -> OperatorOrigin:
         """Return the place of an operator that is dispatched now."""
-        if self.phase == "backward" and self._node is not None and not self.recomputing:
-            return self._node
-        return OperatorOrigin(self._stack[-1] if self._stack else "", self._line(sys._getframe(1)))
+        inner = self.stacks.here()  # within the engine, of hooks, functions of the user's own and what runs again
+        if self.phase == "backward" and self._node is not None:
+            module, outer = self._node.module, self._node.stack
+            if self.recomputing:
+                module = self._stack[-1] if self._stack else ""
+            return OperatorOrigin(module, self.stacks.joined(outer, inner))
+        return OperatorOrigin(self._stack[-1] if self._stack else "", self.stacks.joined(self._backward_stack, inner))
 
     def remember(self, result: Any) -> None:
         """Give the new nodes of the autograd graph behind a result the place of now."""
@@ -124,8 +120,18 @@ class OriginTracker:
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
             setattr(home, name, self._watched(function))
+        apply = torch.autograd.Function.__dict__["apply"].__func__
+
+        def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
+            result = apply(cls, *args, **kwargs)
+            self.remember(result)
+            return result
+
         try:
-            with patch.object(torch.optim.Optimizer, "__init__", make):
+            with (
+                patch.object(torch.optim.Optimizer, "__init__", make),
+                patch.object(torch.autograd.Function, "apply", classmethod(applied)),
+            ):
                 yield
         finally:
             for home, name, function in kept:
@@ -153,12 +159,16 @@ class OriginTracker:
 
         return backward
 
+    @driver
     def _backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
         kept, self._stack = self._stack, []
+        around = self._backward_stack
+        self._backward_stack = self.stacks.joined(around, self.stacks.here(sys._getframe(1)))
         try:
             return body(*args, **kwargs)
         finally:
+            self._backward_stack = around
             # What follows a whole backward (scaling, clipping) belongs to the update; a gradient inside of a model not.
             self.phase = "optimizer" if before != "backward" and not kept else before
             self._node, self._stack = None, kept
@@ -173,17 +183,3 @@ class OriginTracker:
         self.stepped.add(id(optimizer))
         if self._is_within_backward:  # an update in the hook of a gradient: backward goes on
             self.phase = "backward"
-
-    def _line(self, frame: FrameType | None) -> tuple[str, int] | None:
-        while frame is not None:
-            if not self.foreign(frame.f_code.co_filename):
-                return frame.f_code.co_filename, frame.f_lineno
-            frame = frame.f_back
-        return None
-
-    def foreign(self, file: str) -> bool:
-        """Whether a file is none of the user's."""
-        known = self._foreign.get(file)
-        if known is None:
-            known = self._foreign[file] = file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
-        return known

@@ -145,7 +145,7 @@ class OperatorRecorder(TorchDispatchMode):
         # The operator stands in the list before its results are numbered, so that their allocations name it.
         self.operators.append(
             Operator(
-                index, str(func), self.origins.phase, inputs, (), arguments, place.module, place.source,
+                index, str(func), self.origins.phase, inputs, (), arguments, place.module, place.stack,
                 recomputed=recomputed, iteration=self.iteration,
             )
         )  # fmt: skip

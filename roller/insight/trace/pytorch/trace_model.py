@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -42,9 +43,10 @@ from roller.insight.trace.pytorch.dispatch_rules import Target
 from roller.insight.trace.pytorch.host_tensors import Building
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
+from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver, project_of
 from roller.insight.trace.pytorch.step_inputs import arguments, channels_last, leaves, moved, resized
 from roller.insight.trace.retracer import Retracer, T
-from roller.insight.trace.trace import Trace
+from roller.insight.trace.trace import Stack, Trace
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def _changed(request: Request, options: TraceOptions) -> Request:
     return replace(request, device=options.device, amp=amp, checkpoint=options.checkpoint or False, **parts)
 
 
+@driver
 def _once(request: Request) -> Trace:
     target = Target(capability_of(request.device), attention=request.attention)
     with warnings.catch_warnings():
@@ -95,6 +98,7 @@ def _once(request: Request) -> Trace:
         session = Session(target, request.share_nonzero)
         with errors("the model could not be built", session.origins), session.building():
             original = model_copy.built(request.model, session.values.note)
+            session.registered = session.registrations.lines(original)
         with errors("the model could not be copied", session.origins):
             copied = model_copy.on_device(original)
             if request.channels_last:
@@ -145,13 +149,18 @@ class Session:
         What decides which kernels the device runs.
     share_nonzero
         Share of a mask that is taken as true.
+    folder
+        Of the user's code: paths of stacks are relative to the project that contains it.
     """
 
-    def __init__(self, target: Target, share_nonzero: float | None = None) -> None:
+    def __init__(self, target: Target, share_nonzero: float | None = None, folder: Path | None = None) -> None:
         self.target = target
+        stacks = Stacks(project_of(folder or Path.cwd()))
+        self.registrations = Registrations(stacks)
+        self.registered: Mapping[str, Stack] = {}
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
-        self.origins = OriginTracker(self.names)
+        self.origins = OriginTracker(self.names, stacks)
         self.origins.before_update = self._adopt_learning
         hosted = target.type != "cpu"
         self.values = Values(share_nonzero, self._where, None if hosted else cpu_dispatch.RULES, hosted=hosted)
@@ -198,6 +207,7 @@ class Session:
             if self.values.hosted:
                 stack.enter_context(answers(self.device))
             stack.enter_context(Building())
+            stack.enter_context(self.registrations.watching())
             if self.values.hosted:
                 stack.enter_context(self.device)
             yield
@@ -222,6 +232,7 @@ class Session:
             if collected:
                 gc.enable()
 
+    @driver
     def repeat(self, body: Callable[[], Any], count: int | None = None) -> None:
         """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
@@ -312,6 +323,7 @@ class Session:
                 "libraries": libraries,
             },
             tuple(self.values.warnings),
+            self.registered,
         )
 
     def _learns_without_update(self) -> bool:
@@ -323,8 +335,7 @@ class Session:
 
     def _where(self) -> str:
         place = self.origins.here()
-        line = "" if place.source is None else f"{place.source[0]}:{place.source[1]}"
-        return line or place.module or "trace"
+        return self.origins.stacks.whole(place.stack[-1]) if place.stack else place.module or "trace"
 
 
 def _libraries(target: Target, recorder: OperatorRecorder) -> list[str]:
@@ -367,7 +378,7 @@ def errors(what: str, origins: OriginTracker) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, or PyTorch's in it; it may end all, too
         frames = traceback.extract_tb(error.__traceback__)
-        own = next((f for f in reversed(frames) if not origins.foreign(f.filename)), None)
+        own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
         wrapped = unsupported_wrappers.blamed(error, line)
         if wrapped is not None:

@@ -1,0 +1,167 @@
+"""The project's frames around an operator, outermost first, and the lines that register parameters.
+
+``f_lineno`` of an outer frame is the line of its call, so a walk along ``f_back`` tells the line of every call. Stacks
+are interned: operators of one line share one tuple. What a file is, is asked once per code object.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+import torch
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+
+from roller.insight.trace.trace import Frame, Stack
+
+#: Nothing below these is the user's: PyTorch, the standard library, installed packages, and the tracer.
+_FOREIGN = tuple(
+    str(Path(path).resolve())
+    for path in {
+        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(str(torch.__file__)).parent),
+        str(Path(__file__).parent),
+    }
+)
+#: A walk ends at a frame of one of these: they run what is the user's.
+_DRIVERS: set[CodeType] = set()
+#: A folder that holds one of these is a project.
+_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def driver(function: F) -> F:
+    """Let stacks end at a function, which runs the user's code."""
+    _DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
+    return function
+
+
+def project_of(path: Path) -> Path:
+    """Return the nearest folder of a project that contains a folder; the folder itself where there is none."""
+    folder = path.resolve()
+    for one in (folder, *folder.parents):
+        if any((one / name).exists() for name in _PROJECT_FILES):
+            return one
+    return folder
+
+
+class Stacks:
+    """Interned stacks of a project's frames.
+
+    Parameters
+    ----------
+    project
+        Folder that paths are relative to; a file elsewhere keeps its whole path.
+    """
+
+    def __init__(self, project: Path) -> None:
+        self.project = project.resolve()
+        self._files: dict[CodeType, str] = {}
+        self._known: dict[tuple[Any, ...], Stack] = {}
+
+    def here(self, frame: FrameType | None = None) -> Stack:
+        """Return the stack of a frame, by default the caller's, from the user's outermost frame to the innermost."""
+        files, found = self._files, list[Any]()
+        frame = frame or sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code in _DRIVERS:
+                break
+            file = files.get(code)
+            if file is None:
+                file = files[code] = self._file(code)
+            if file:
+                found += (code, frame.f_lineno)
+            frame = frame.f_back
+        key = tuple(found)
+        stack = self._known.get(key)
+        if stack is None:
+            codes = [(key[at], key[at + 1]) for at in range(len(key) - 2, -1, -2)]
+            stack = self._known[key] = tuple(Frame(files[code], line, _name(code)) for code, line in codes)
+        return stack
+
+    def joined(self, outer: Stack, inner: Stack) -> Stack:
+        """Return one stack around another, interned."""
+        return self._known.setdefault((outer, inner), outer + inner) if inner else outer
+
+    def is_foreign(self, file: str) -> bool:
+        """Return whether a file is none of the user's."""
+        return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
+
+    def whole(self, frame: Frame) -> str:
+        """Return the path of a frame's file and its line, for a message."""
+        return f"{self.project / frame.file}:{frame.line}"
+
+    def _file(self, code: CodeType) -> str:
+        """Return the file of the user's code relative to the project; ``""`` of other code."""
+        if self.is_foreign(code.co_filename):
+            return ""
+        path = Path(code.co_filename).resolve()
+        return path.relative_to(self.project).as_posix() if path.is_relative_to(self.project) else str(path)
+
+
+class Registrations:
+    """Lines that register parameters and modules while it watches.
+
+    Parameters
+    ----------
+    stacks
+        Interns them.
+    """
+
+    def __init__(self, stacks: Stacks) -> None:
+        self._stacks = stacks
+        # A module keeps its identity where its parameters move to a device; held, so that no identity is used twice.
+        self._lines: dict[tuple[int, str], tuple[torch.nn.Module, Stack]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Follow registrations."""
+        handles = [
+            register_module_parameter_registration_hook(self._seen),
+            register_module_module_registration_hook(self._seen),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def lines(self, model: torch.nn.Module) -> Mapping[str, Stack]:
+        """Return the stack of the line that registers each parameter of a model, as far as it was seen.
+
+        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it.
+        """
+        found: dict[str, Stack] = {}
+        self._within(model, "", (), found)
+        return found
+
+    def _within(self, module: torch.nn.Module, prefix: str, around: Stack, found: dict[str, Stack]) -> None:
+        for name, parameter in module._parameters.items():
+            stack = self._line(module, name) or around
+            if stack and parameter is not None:
+                found[prefix + name] = stack
+        for name, child in module._modules.items():
+            if child is not None:
+                self._within(child, f"{prefix}{name}.", self._line(module, name) or around, found)
+
+    def _line(self, module: torch.nn.Module, name: str) -> Stack:
+        return self._lines.get((id(module), name), (None, ()))[1]
+
+    def _seen(self, module: torch.nn.Module, name: str, value: Any) -> None:
+        if value is not None:
+            self._lines[id(module), name] = (module, self._stacks.here())
+
+
+def _name(code: CodeType) -> str:
+    return str(getattr(code, "co_qualname", code.co_name))  # Python 3.10 has no qualified names
