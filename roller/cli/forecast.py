@@ -159,7 +159,7 @@ def _parts(x: Any, top: int) -> Table:
         rows = [(k.name, k.runs, k.seconds, k.share, k.resource) for k in x.kernels[:top]]
     else:
         shares = [*x.by_phase(), *x.by_operator()[:top], *x.by_module(2)[:top]]
-        rows = [(s.name, s.calls, s.seconds, s.share, s.resource) for s in shares]
+        rows = [(s.name, s.kernels, s.compute_us / 1e6, s.share, s.resource) for s in shares]
     for name, runs, seconds, share, resource in rows:
         table.add_row(name, str(runs), f"{seconds * 1e3:.3f} ms", f"{100 * share:.1f} %", resource)
     return table

@@ -72,7 +72,7 @@ def _said(x: Replay) -> Iterator[str]:
     if len({t.context.iteration for t in x.graph.tasks if t.context.iteration >= 0}) > 1:
         yield f"A steady step takes {x.iteration_us / 1e3:.3f} ms, measured {x.measured_iteration_us / 1e3:.3f} ms."
     parts = (("CPU only", "cpu_only_us"), ("device only", "device_only_us"), ("both", "both_us"))
-    yield "Time: " + ", ".join(f"{name} {100 * getattr(x.breakdown, part) / whole:.1f} %" for name, part in parts)
+    yield "Time: " + ", ".join(f"{name} {100 * getattr(x.overlap, part) / whole:.1f} %" for name, part in parts)
     if any(part.name not in ("forward", "other") for part in x.phases):
         yield "Critical path: " + ", ".join(f"{p.name} {100 * p.critical_us / whole:.1f} %" for p in x.phases)
     for lane in x.lanes[:4]:

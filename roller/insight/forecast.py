@@ -7,8 +7,7 @@ no device is asked.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -23,10 +22,10 @@ from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.memory.largest_batch import border, memory_on
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
-from roller.insight.step.breakdown import exposed_us, thread_work_us
+from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_us, thread_work_us
 from roller.insight.step.from_trace import graph_of
-from roller.insight.step.graph import Provenance, StepGraph
-from roller.insight.step.simulate import simulate
+from roller.insight.step.graph import Provenance, StepGraph, Task
+from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.trace.gradient_buckets import buckets, with_buckets
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.data_parallel import data_parallel
@@ -34,31 +33,6 @@ from roller.perf.unit_notes import unit_notes
 
 #: Share of a step from which on waiting for links is told.
 NOTABLE = 0.1
-
-
-@dataclass(frozen=True)
-class Share:
-    """Part of a step's device time: what one operator or one module costs.
-
-    Parameters
-    ----------
-    name
-        Of the operator (``"aten.addmm.default"``) or the module's path.
-    calls
-        Operators in it that launch a kernel.
-    seconds
-        Device time.
-    share
-        Of the device time of the step.
-    resource
-        What bounds most of it.
-    """
-
-    name: str
-    calls: int
-    seconds: float
-    share: float
-    resource: str
 
 
 @dataclass(frozen=True)
@@ -85,6 +59,8 @@ class Forecast:
         Share of the device time that is priced by bytes alone, since nothing says what the operator computes.
     operators
         Every operator of the step with its price, in order.
+    graph, timeline
+        The step as a graph, and when its tasks run: iteration_s is the end of the last one.
     notes
         Sentences of the trace: values that were read, declared defaults.
     devices
@@ -109,6 +85,8 @@ class Forecast:
     memory: Memory
     unmapped_share: float
     operators: Sequence[tuple[Operator, Price]] = field(repr=False)
+    graph: StepGraph = field(repr=False)
+    timeline: Timeline = field(repr=False)
     notes: tuple[str, ...] = ()
     devices: int = 1
     links_s: float = 0.0
@@ -130,31 +108,27 @@ class Forecast:
         fits = self.memory.fits and self.iteration_s
         return self.devices * (self.samples or self.batch) / self.iteration_s if fits else 0.0
 
-    def by_operator(self) -> list[Share]:
-        """Return the operators by name, the most expensive first."""
-        return self._shares([o.name for o, _ in self.operators])
+    def breakdown(self, key: Key | Callable[[Task], str]) -> tuple[BreakdownRow, ...]:
+        """Return the cost of the step by module, line, operator, phase or kernel.
 
-    def by_module(self, depth: int | None = None) -> list[Share]:
-        """Return the modules, the most expensive first; paths are cut after ``depth`` names."""
-        paths = [o.module.split(".") if o.module else ["(top level)"] for o, _ in self.operators]
-        return self._shares([".".join(p[:depth]) for p in paths])
+        Formula and sums are those of :func:`roller.insight.step.breakdown.breakdown`.
+        """
+        return breakdown(self.graph, self.timeline, key)
 
-    def by_phase(self) -> list[Share]:
-        """Return forward, backward and optimizer, the most expensive first."""
-        return self._shares([o.phase for o, _ in self.operators])
+    def by_operator(self) -> list[BreakdownRow]:
+        """Return the operators by name, the one that computes longest first."""
+        return self._computing("operator")
 
-    def _shares(self, names: Sequence[str]) -> list[Share]:
-        seconds: dict[str, float] = defaultdict(float)
-        calls: dict[str, int] = defaultdict(int)
-        bound: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-        for name, (_, price) in zip(names, self.operators, strict=True):
-            if price.kernels:
-                seconds[name] += price.seconds
-                calls[name] += 1
-                bound[name][price.resource] += price.seconds
-        whole = sum(price.seconds for _, price in self.operators) or 1.0
-        rows = [Share(n, calls[n], s, s / whole, max(bound[n], key=lambda r: bound[n][r])) for n, s in seconds.items()]
-        return sorted(rows, key=lambda x: -x.seconds)
+    def by_module(self, depth: int | None = None) -> list[BreakdownRow]:
+        """Return the modules, the one that computes longest first; paths are cut after ``depth`` names."""
+        return self._computing(lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)")
+
+    def by_phase(self) -> list[BreakdownRow]:
+        """Return forward, backward and optimizer, the one that computes longest first."""
+        return self._computing("phase")
+
+    def _computing(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:
+        return sorted((row for row in self.breakdown(key) if row.kernels), key=lambda row: -row.compute_us)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; every time is predicted."""
@@ -187,10 +161,15 @@ class Forecast:
                 "oom": oom,
                 "by_kind": dict(memory.by_kind()),
             },
-            "operators": [asdict(x) for x in self.by_operator()],
-            "modules": [asdict(x) for x in self.by_module()],
+            "operators": [_row(x) for x in self.by_operator()],
+            "modules": [_row(x) for x in self.by_module()],
             "notes": list(self.notes),
         }
+
+
+def _row(x: BreakdownRow) -> dict[str, Any]:
+    seconds = x.compute_us / 1e6
+    return {"name": x.name, "calls": x.kernels, "seconds": seconds, "share": x.share, "resource": x.resource}
 
 
 @held_back()
@@ -270,7 +249,7 @@ def _of_step(
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s + exposed_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, step.operators, notes, devices,
+        unmapped / device_s if device_s else 0.0, step.operators, graph, run, notes, devices,
         sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_s,
         trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip

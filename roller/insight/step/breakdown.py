@@ -1,36 +1,15 @@
-"""Where the time of a run goes: processors and devices, lanes, phases and layers, and the path nothing can shorten."""
+"""The cost of a simulated step by module, line, operator, phase, kernel and lane, and its critical path."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
 
-from roller.insight.step.graph import NETWORK_KINDS, Dependency, Lane, StepGraph, Task
+from roller.errors import RollerError, shown
+from roller.insight.step.graph import NETWORK_KINDS, Dependency, StepGraph, Task
 from roller.insight.step.simulate import Timeline
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Where the time goes: the three sum to the whole.
-
-    Parameters
-    ----------
-    cpu_only_us
-        Nothing runs on a device.
-    device_only_us
-        A device runs, and every thread waits, or has nothing to do.
-    both_us
-        Both.
-    """
-
-    cpu_only_us: float
-    device_only_us: float
-    both_us: float
-
-    @property
-    def total_us(self) -> float:
-        """The whole."""
-        return self.cpu_only_us + self.device_only_us + self.both_us
 
 
 @dataclass(frozen=True)
@@ -44,87 +23,166 @@ class LanePart:
 
 
 @dataclass(frozen=True)
-class Part:
-    """What one phase or layer takes.
+class BreakdownRow:
+    """The cost of one module, line, operator, phase or kernel in a step.
 
     Parameters
     ----------
     name
-        Of the phase or the layer; ``""`` outside of all layers.
+        Of the module, line ...; ``""`` of tasks that have none, as those outside of all modules.
     tasks
-        In it.
+        In it: calls on threads, kernels and copies.
+    kernels
+        Tasks among them that compute: kernels and copies of a device, and operators that a thread computes itself;
+        no collectives.
     cpu_us, device_us
         Durations on threads and on devices, without waits and the host's code between calls.
     critical_us
-        Length of the critical path in it, with the lags and the host's code behind its tasks.
+        Length of the critical path in it, with the lags and the host's code after its tasks.
+    compute_us
+        Durations of ``kernels``.
+    share
+        Of all ``compute_us`` of the step.
+    resource
+        What bounds most of ``compute_us``, as prices say: ``"compute"``, ``"dram"``, ...; ``""`` where they do not.
     """
 
     name: str
     tasks: int
+    kernels: int
     cpu_us: float
     device_us: float
     critical_us: float
+    compute_us: float
+    share: float
+    resource: str
 
 
-def breakdown(graph: StepGraph, timeline: Timeline) -> Breakdown:
-    """Return how long devices, processors and both work: a gap behind a call is work, a wait within one is none."""
-    device = _union((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
-    waits = {
-        t.id: (timeline.start_us[t.id], max(timeline.start_us[t.id], timeline.end_us[t.id] - t.duration_us))
-        for t in graph.tasks if t.kind == "sync"
-    }  # fmt: skip
-    begin, end = min(timeline.start_us, default=0.0), max(timeline.end_us, default=0.0)
-    # Behind its last call a thread has nothing to do; a process works while any thread does.
-    works: list[tuple[float, float]] = []
-    of_lane: dict[Lane, list[int]] = {}
+#: Keys of a breakdown by name.
+Key = Literal["module", "line", "operator", "phase", "kernel"]
+
+
+def line_of(task: Task) -> str:
+    """Return ``file:line`` of the innermost frame of the project; ``""`` where it is not known."""
+    stack = task.context.stack
+    return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
+
+
+KEYS: Mapping[Key, Callable[[Task], str]] = {
+    "module": lambda task: task.context.module,
+    "line": line_of,
+    "operator": lambda task: task.context.operator,
+    "phase": lambda task: task.context.phase,
+    "kernel": lambda task: task.name,
+}
+
+
+def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> tuple[BreakdownRow, ...]:
+    """Return the cost of a simulated step by module, line, operator, phase or kernel.
+
+    It is the same for forecasts, replays of profiles and what-ifs, since each is a simulated graph.
+
+    Parameters
+    ----------
+    graph, timeline
+        The step, and when its tasks ran.
+    key
+        One of :data:`KEYS`, or a function that names a task's row.
+
+    Returns
+    -------
+    tuple[BreakdownRow, ...]
+        The row with the most of the critical path first. ``cpu_us``, ``device_us`` and ``critical_us`` of all rows sum
+        to those of the graph, whatever the key.
+
+    Raises
+    ------
+    RollerError
+        ``key`` is none of these.
+    """
+    name_of = KEYS.get(key) if isinstance(key, str) else key
+    if name_of is None:
+        raise RollerError(
+            f"breakdown: key: expected one of {', '.join(KEYS)}, or a function of a task, got {shown(key)}. Choose one."
+        )
+    critical = dict(critical_path(graph, timeline))
+    rows: dict[str, _Sums] = {}
     for task in graph.tasks:
-        if task.lane.kind == "thread":
-            of_lane.setdefault(task.lane, []).append(task.id)
-    for own in of_lane.values():
-        first, last = min(timeline.start_us[n] for n in own), max(timeline.end_us[n] for n in own)
-        works += _less((first, last), _union(waits[n] for n in own if n in waits))
-    busy = _union(works)
-    on_device, on_both = _length(device), _length(_meet(device, busy))
-    whole = end - begin
-    return Breakdown(whole - on_device, on_device - on_both, on_both)
+        if not task.is_removed:
+            rows.setdefault(name_of(task), _Sums()).add(task, critical.get(task.id, 0.0), task.id in graph.operators)
+    whole = math.fsum(row.compute_us for row in rows.values())
+    found = [row.named(name, whole) for name, row in rows.items()]
+    return tuple(sorted(found, key=lambda x: (-x.critical_us, -x.device_us, x.name)))
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(spans):
-        if end <= start:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+@dataclass
+class _Sums:
+    tasks: int = 0
+    kernels: int = 0
+    cpu_us: float = 0.0
+    device_us: float = 0.0
+    critical_us: float = 0.0
+    compute_us: float = 0.0
+    bound_us: dict[str, float] = field(default_factory=dict)
+
+    def add(self, task: Task, critical_us: float, is_operator: bool) -> None:
+        self.tasks += 1
+        self.critical_us += critical_us
+        if task.on_device:
+            self.device_us += task.duration_us
         else:
-            found.append((start, end))
-    return found
+            self.cpu_us += task.duration_us
+        if is_operator or (task.on_device and task.kind not in NETWORK_KINDS):
+            self.kernels += 1
+            self.compute_us += task.duration_us
+            self.bound_us[task.resource] = self.bound_us.get(task.resource, 0.0) + task.duration_us
+
+    def named(self, name: str, whole_us: float) -> BreakdownRow:
+        resource = max(self.bound_us, key=lambda r: self.bound_us[r], default="")
+        share = self.compute_us / whole_us if whole_us else 0.0
+        return BreakdownRow(
+            name, self.tasks, self.kernels, self.cpu_us, self.device_us, self.critical_us, self.compute_us, share,
+            resource,
+        )  # fmt: skip
 
 
-def _less(span: tuple[float, float], holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found, at = [], span[0]
-    for start, end in holes:
-        if start > at:
-            found.append((at, start))
-        at = max(at, end)
-    return [*found, (at, span[1])] if at < span[1] else found
+class JoinedRow(NamedTuple):
+    """One row of two breakdowns, in microseconds a step; ``None`` where one of them lacks it."""
+
+    name: str
+    measured: BreakdownRow | None
+    predicted: BreakdownRow | None
 
 
-def _meet(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    found, i, j = [], 0, 0
-    while i < len(one) and j < len(other):
-        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
-        if start < end:
-            found.append((start, end))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
+def join(
+    measured: tuple[StepGraph, Timeline], predicted: tuple[StepGraph, Timeline], key: Key | Callable[[Task], str]
+) -> tuple[JoinedRow, ...]:
+    """Return the breakdowns of a profile and of a forecast side by side, a step each, by module path or line.
+
+    Parameters
+    ----------
+    measured, predicted
+        Graph and timeline of each. A profile of several steps counts with their mean.
+    key
+        As in :func:`breakdown`. Modules have the same paths in both where ``roller record`` made the profile.
+
+    Returns
+    -------
+    tuple[JoinedRow, ...]
+        The row with the longest critical path, measured or predicted, first.
+    """
+    old, new = ({row.name: row for row in _a_step(*one, key)} for one in (measured, predicted))
+    found = [JoinedRow(name, old.get(name), new.get(name)) for name in {**old, **new}]
+    return tuple(sorted(found, key=lambda r: (-max(x.critical_us for x in r[1:] if x is not None), r.name)))
 
 
-def _length(spans: Iterable[tuple[float, float]]) -> float:
-    return sum(end - start for start, end in spans)
+def _a_step(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> Iterator[BreakdownRow]:
+    steps = max(1, len(graph.iterations))
+    for row in breakdown(graph, timeline, key):
+        yield replace(
+            row, tasks=round(row.tasks / steps), kernels=round(row.kernels / steps), cpu_us=row.cpu_us / steps,
+            device_us=row.device_us / steps, critical_us=row.critical_us / steps, compute_us=row.compute_us / steps,
+        )  # fmt: skip
 
 
 def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
@@ -180,21 +238,6 @@ def _latest(
 
     late = [w for w in waits if when(w) > later_than]
     return max(late, key=when) if late else None
-
-
-def parts(graph: StepGraph, timeline: Timeline, key: Callable[[Task], str]) -> tuple[Part, ...]:
-    """Return what the tasks of every name take that ``key`` gives them, the most of the critical path first."""
-    critical = dict(critical_path(graph, timeline))
-    rows: dict[str, list[float]] = {}
-    for task in graph.tasks:
-        if task.is_removed:
-            continue
-        row = rows.setdefault(key(task), [0, 0.0, 0.0, 0.0])
-        row[0] += 1
-        row[2 if task.on_device else 1] += task.duration_us
-        row[3] += critical.get(task.id, 0.0)
-    found = [Part(name, int(n), cpu, device, path) for name, (n, cpu, device, path) in rows.items()]
-    return tuple(sorted(found, key=lambda x: (-x.critical_us, -x.device_us, x.name)))
 
 
 def thread_work_us(graph: StepGraph) -> float:

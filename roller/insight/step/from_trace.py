@@ -10,9 +10,9 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.host_copies import host_notes
 from roller.insight.cost.operators import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
-from roller.insight.step.graph import Dependency, Gradient, Kind, Lane, Provenance, StepGraph, Task, TaskContext
+from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import simulate
-from roller.insight.trace.gradient_buckets import reductions
+from roller.insight.trace.gradient_buckets import Gradient, gradients_of
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator that only makes a view. Assumed, as that of one that launches.
@@ -153,7 +153,7 @@ class _Steps:
 def _place(operator: Operator) -> TaskContext:
     return TaskContext(
         0, operator.phase, operator.module, operator.name, operator.input_shapes,
-        operator.input_dtypes,
+        operator.input_dtypes, operator.stack,
     )  # fmt: skip
 
 
@@ -161,10 +161,10 @@ def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
     """Return the gradients of parameters, each behind the last kernel of the backward that writes it."""
     work = sorted(steps.operators)
     found = []
-    for gradient in reductions(trace):
-        kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[gradient.update - 1]
+    for gradient in gradients_of(trace):
+        kernel, before = steps.kernel_of[gradient.ready], steps.kernel_of[(gradient.update or 0) - 1]
         if kernel is not None and before is not None:
             following = bisect_right(work, before)
             update = work[following] if following < len(work) else None
-            found.append(Gradient(gradient.size_bytes, kernel, 0, gradient.module, update))
+            found.append(gradient._replace(ready=kernel, update=update))
     return tuple(found)

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from roller.insight.renamed import deprecated
-from roller.insight.trace.trace import Operator, Phase
+from roller.insight.trace.gradient_buckets import Gradient
+from roller.insight.trace.trace import Operator, Phase, Stack
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
@@ -57,20 +58,23 @@ class TaskContext(NamedTuple):
         Step of the profile, from 0; -1 before the first. 0 where no steps are marked.
     phase
         Of the step.
-    layer
-        Innermost module or named region; of a backward task that of its forward. ``""`` outside of all.
+    module
+        Path of the innermost module, or name of a region, of a backward task that of its forward; ``""`` outside.
     operator
         Innermost operator, as the profile names it.
     shapes, dtypes
         Of the operator's inputs, where the profile has them.
+    stack
+        The project's frames around the operator, outermost first, where they are known.
     """
 
     iteration: int = 0
     phase: Phase = "other"
-    layer: str = ""
+    module: str = ""
     operator: str = ""
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
+    stack: Stack = ()
 
 
 #: Of a task that nothing is known of.
@@ -153,35 +157,6 @@ class Dependency:
     to_end: bool
     lag_us: float
     kind: DependencyKind
-
-
-class Gradient(NamedTuple):
-    """The gradient of one parameter, in one step.
-
-    Parameters
-    ----------
-    size_bytes
-        Of the whole gradient.
-    task
-        Behind the end of which it is there.
-    iteration
-        Of the profile.
-    layer
-        Of the parameter; ``""`` where the profile does not say.
-    update
-        Task that needs it reduced; ``None`` where only the phases of the profile tell, or nothing follows.
-    """
-
-    size_bytes: int
-    task: int
-    iteration: int = 0
-    layer: str = ""
-    update: int | None = None
-
-    def moved(self, tasks: int, iterations: int = 0) -> Gradient:
-        """Return the gradient in a graph that has so many tasks, and steps, ahead of these."""
-        update = None if self.update is None else self.update + tasks
-        return self._replace(task=self.task + tasks, iteration=self.iteration + iterations, update=update)
 
 
 @dataclass(frozen=True)

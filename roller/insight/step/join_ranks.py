@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from roller.insight.step.graph import Dependency, Gradient, StepGraph, Task
+from roller.insight.step.graph import Dependency, StepGraph, Task
+from roller.insight.trace.gradient_buckets import Gradient
 
 
 def join(graphs: Sequence[StepGraph]) -> StepGraph:

@@ -6,10 +6,10 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
-from roller.insight.step.graph import Gradient
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_dtypes import element_bytes
 from roller.insight.step.task_drafts import TaskDraft
+from roller.insight.trace.gradient_buckets import Gradient
 
 #: What a backward pass ends with for every parameter that has a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
@@ -39,5 +39,5 @@ def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]
         own = threads[event.lane]
         maker = next((item for item in reversed(own[: at + 1]) if item.last is not None), own[at])
         task = maker if maker.last is None else maker.last
-        found.append(Gradient(size, task.id, own[at].context.iteration, own[at].context.layer))
+        found.append(Gradient(size, task.id, own[at].context.iteration, own[at].context.module))
     return tuple(found)

@@ -12,11 +12,12 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.step.breakdown import Breakdown, LanePart, Part, breakdown, lanes, parts
+from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join
 from roller.insight.step.kineto_reader import read_profile
 from roller.insight.step.missing_device_events import missing, note
+from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.profile_graph import build
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import steps_us
@@ -40,8 +41,8 @@ class Replay:
         First start to last end, in the profile and in the graph.
     unexplained_share
         Share of the profile that device tasks waited for nobody knows what; the replay leaves it out.
-    breakdown
-        Of the replay.
+    overlap
+        Of CPU and device in the replay.
     lanes
         Every lane, those with most of the critical path first.
     """
@@ -52,7 +53,7 @@ class Replay:
     measured_us: float
     replayed_us: float
     unexplained_share: float
-    breakdown: Breakdown
+    overlap: Overlap
     lanes: tuple[LanePart, ...]
 
     @property
@@ -78,18 +79,18 @@ class Replay:
         return median(steps_us(self.graph, self.timeline.start_us, self.timeline.end_us))
 
     @cached_property
-    def phases(self) -> tuple[Part, ...]:
+    def phases(self) -> tuple[BreakdownRow, ...]:
         """What every phase of the step takes, the most of the critical path first."""
-        return parts(self.graph, self.timeline, lambda task: task.context.phase)
+        return breakdown(self.graph, self.timeline, "phase")
 
     @cached_property
-    def layers(self) -> tuple[Part, ...]:
+    def layers(self) -> tuple[BreakdownRow, ...]:
         """What every layer takes, the most of the critical path first."""
-        return parts(self.graph, self.timeline, lambda task: task.context.layer)
+        return breakdown(self.graph, self.timeline, "module")
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        split = self.breakdown
+        split = self.overlap
         return {
             "name": self.name, "tasks": len(self.graph.tasks), "measured_us": self.measured_us,
             "replayed_us": self.replayed_us, "error": self.error, "unexplained_share": self.unexplained_share,
@@ -192,11 +193,11 @@ def replay(graph: StepGraph) -> Replay:
     ...     Event("cudaDeviceSynchronize", "call", 10.0, 89.0, "thread 1", 2, {}),
     ... ]
     >>> found = replay(build(events))
-    >>> found.replayed_us, found.breakdown.device_only_us, found.graph.latency_us
+    >>> found.replayed_us, found.overlap.device_only_us, found.graph.latency_us
     (99.0, 88.0, 8.0)
     """
     timeline = simulate(graph)
     return Replay(
         graph.name, graph, timeline, graph.measured_us, timeline.makespan_us, graph.unexplained_share,
-        breakdown(graph, timeline), lanes(graph, timeline),
+        overlap(graph, timeline), lanes(graph, timeline),
     )  # fmt: skip

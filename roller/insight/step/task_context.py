@@ -103,9 +103,9 @@ class _Places:
         phase = named or outer.phase
         if event.kind == "mark":
             is_layer = named is None and not _STEP.match(event.name) and not _LIBRARY.match(event.name)
-            return outer._replace(phase=phase, layer=event.name.removeprefix(MODULE) if is_layer else outer.layer)
+            return outer._replace(phase=phase, module=event.name.removeprefix(MODULE) if is_layer else outer.module)
         said = event.arguments
-        layer = self._layer(event.name, said.get("sequence"), phase, outer.layer)
+        layer = self._layer(event.name, said.get("sequence"), phase, outer.module)
         shapes, dtypes = said.get("shapes", outer.shapes), said.get("dtypes", outer.dtypes)
         return TaskContext(outer.iteration, phase, layer, event.name, shapes, dtypes)
 

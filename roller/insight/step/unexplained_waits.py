@@ -174,8 +174,8 @@ def without_start(graph: StepGraph, since_us: float, first_step: int = 0) -> Ste
     return replace(
         graph, tasks=[_since(t, new[t.id], since_us, first_step) for t in kept], dependencies=dependencies,
         starts_us=starts, overhead_us={new[n]: took for n, took in graph.overhead_us.items() if n in new},
-        gradients=[g._replace(task=new[g.task], update=None if g.update is None else new.get(g.update))
-                   for g in graph.gradients if g.task in new and g.iteration >= first_step],
+        gradients=[g._replace(ready=new[g.ready], update=None if g.update is None else new.get(g.update))
+                   for g in graph.gradients if g.ready in new and g.iteration >= first_step],
         operators={new[n]: o for n, o in graph.operators.items() if n in new},
     )  # fmt: skip
 

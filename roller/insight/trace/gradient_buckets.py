@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import NamedTuple
 
 from roller.errors import RollerError
@@ -15,45 +14,75 @@ from roller.insight.trace.trace import AllocEvent, Storage, Trace
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 
 
-class Reduction(NamedTuple):
-    """The gradient of one parameter that devices reduce.
+class Gradient(NamedTuple):
+    """The gradient of one parameter in one step, which devices reduce.
+
+    ``ready`` and ``update`` are operators of a trace's step, or tasks of a graph.
 
     Parameters
     ----------
-    name, module
-        Of the parameter, and the path of the module whose backward wrote it last.
     size_bytes
-        Of the whole gradient.
+        Of the whole gradient; 0 of a sparse one, whose rows a trace does not count.
     ready
-        Operator of the step that writes it last before it is read.
+        After the end of which it is whole.
+    iteration
+        Step of the profile; 0 of a trace.
+    module
+        Path of the module whose backward wrote it last; ``""`` where a profile does not tell.
     update
-        Operator that the reduction holds up: the first one after that backward; the count of operators if none follows.
+        What the reduction holds up: in a trace the first operator after that backward, the count of operators if none
+        follows. ``None`` where only the phases of a profile tell, or nothing follows.
+    name
+        Of the parameter; ``""`` where a profile does not tell.
     """
 
-    name: str
-    module: str
     size_bytes: int
     ready: int
-    update: int
+    iteration: int = 0
+    module: str = ""
+    update: int | None = None
+    name: str = ""
+
+    def moved(self, tasks: int, iterations: int = 0) -> Gradient:
+        """Return the gradient in a graph that has so many tasks, and steps, ahead of these."""
+        update = None if self.update is None else self.update + tasks
+        return self._replace(ready=self.ready + tasks, iteration=self.iteration + iterations, update=update)
 
 
 class Bucket(NamedTuple):
-    """Gradients that are reduced together: whole after operator ``ready``, needed by operator ``update``."""
+    """Gradients that are reduced together, in the order in which they are whole."""
 
-    size_bytes: int
-    ready: int
-    names: tuple[str, ...]
-    update: int
+    gradients: tuple[Gradient, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its gradients."""
+        return sum(g.size_bytes for g in self.gradients)
+
+    @property
+    def ready(self) -> int:
+        """What the last of its gradients is whole after."""
+        return self.gradients[-1].ready
+
+    @property
+    def update(self) -> int | None:
+        """What needs them."""
+        return self.gradients[-1].update
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the parameters."""
+        return tuple(g.name for g in self.gradients)
 
 
-def reductions(trace: Trace) -> list[Reduction]:
+def gradients_of(trace: Trace) -> list[Gradient]:
     """Return what devices reduce in the last step, in the order in which gradients appear.
 
     A gradient that several backward passes add to is reduced once, when it is whole, as ``no_sync`` has it. One that is
     read and written anew, as where two optimizers take turns, is reduced each time. Operators are those of
     :meth:`~roller.insight.trace.trace.Trace.steady`.
     """
-    step, found = trace.steady(), list[Reduction]()
+    step, found = trace.steady(), list[Gradient]()
     written: dict[int, tuple[int, str]] = {}
     after_backward = [len(step)] * len(step)
     for index in range(len(step) - 2, -1, -1):
@@ -62,7 +91,8 @@ def reductions(trace: Trace) -> list[Reduction]:
     def end(storage: int) -> None:
         index, module = written.pop(storage)
         size_bytes = trace.allocations[storage].size_bytes
-        found.append(Reduction(trace.storages[storage].name, module, size_bytes, index, after_backward[index]))
+        name = trace.storages[storage].name
+        found.append(Gradient(size_bytes, index, 0, module, after_backward[index], name))
 
     for index, operator in enumerate(step):
         if operator.phase != "backward":
@@ -91,20 +121,26 @@ def buckets(
     RollerError
         The step has a backward pass, but leaves no gradient of a parameter: what devices share is unknown.
     """
-    whole = sorted(reductions(trace), key=lambda r: r.update)
+    whole = sorted(gradients_of(trace), key=lambda g: g.update or 0)
     if not whole and any(o.phase == "backward" for o in trace.steady()):
         raise RollerError(
             "devices: expected a step that leaves gradients of the model's parameters, which devices reduce, got one "
             "whose backward pass leaves none. Ask for one device, or leave gradients at the parameters with backward()."
         )
-    found: list[Bucket] = []
-    for update, group in groupby(whole, key=lambda r: r.update):
-        own = list(group)
-        for part in filled([r.size_bytes for r in own], first_bytes, cap_bytes):
-            inside = own[part]
-            names = tuple(r.name for r in inside)
-            found.append(Bucket(sum(r.size_bytes for r in inside), inside[-1].ready, names, update))
-    return tuple(found)
+    return tuple(in_buckets(whole, first_bytes, cap_bytes))
+
+
+def in_buckets(
+    gradients: Sequence[Gradient], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Return the buckets that gradients fill in order; those of other steps, or that others need, never share one."""
+    groups: dict[tuple[int, int | None], list[Gradient]] = {}
+    for gradient in gradients:
+        groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
+    return [
+        Bucket(tuple(own[part]))
+        for own in groups.values() for part in filled([g.size_bytes for g in own], first_bytes, cap_bytes)
+    ]  # fmt: skip
 
 
 def filled(sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES) -> list[slice]:

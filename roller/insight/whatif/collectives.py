@@ -6,12 +6,11 @@ S bytes, n devices, B bytes a second of a link in one direction, a seconds of a 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from roller.errors import RollerError, shown
 from roller.insight.cost.ring_all_reduce import Ring
-from roller.insight.step.graph import Gradient, Lane, StepGraph
-from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, filled
+from roller.insight.step.graph import Lane, StepGraph
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, in_buckets
 from roller.insight.whatif.select import parameter_bytes
 
 #: Slices of a step's gradients; each is two transfers a step.
@@ -104,25 +103,6 @@ def sliceable_bytes(graph: StepGraph, slice_bytes: float) -> float:
     return size
 
 
-class Bucket(NamedTuple):
-    """Gradients that are reduced together.
-
-    Parameters
-    ----------
-    size_bytes, gradients
-        Of all of them, and how many.
-    task
-        Behind the end of which the last of them is there.
-    update
-        Task that needs them; ``None`` where only the phases of the profile tell.
-    """
-
-    size_bytes: int
-    gradients: int
-    task: int
-    update: int | None = None
-
-
 def buckets(
     graph: StepGraph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> Mapping[int, Sequence[Bucket]]:
@@ -137,13 +117,7 @@ def buckets(
         The profile does not tell the sizes of its gradients.
     """
     parameter_bytes(graph)  # refuses a profile without sizes
-    groups: dict[tuple[int, int | None], list[Gradient]] = {}
-    for gradient in graph.gradients:
-        groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
     found: dict[int, list[Bucket]] = {}
-    for (iteration, update), own in groups.items():
-        for part in filled([g.size_bytes for g in own], first_bytes, cap_bytes):
-            inside = own[part]
-            whole = Bucket(sum(g.size_bytes for g in inside), len(inside), inside[-1].task, update)
-            found.setdefault(iteration, []).append(whole)
+    for bucket in in_buckets(graph.gradients, first_bytes, cap_bytes):
+        found.setdefault(bucket.gradients[0].iteration, []).append(bucket)
     return found

@@ -61,16 +61,16 @@ def data_parallel(
         last: int | None = None
         unread: list[tuple[New, int]] = []
         for bucket in own:
-            taken_us, provenance = copy_us(bucket.size_bytes, bucket.gradients)
-            copy = New("bucket", "kernel", taken_us, behind=bucket.task, provenance=provenance)
+            taken_us, provenance = copy_us(bucket.size_bytes, len(bucket.gradients))
+            copy = New("bucket", "kernel", taken_us, behind=bucket.ready, provenance=provenance)
             copied = add(copy)
             last = add(New(
                 "all-reduce", "collective", interference * 1e6 * ring.all_reduce_s(bucket.size_bytes), lane=CHANNEL,
                 after=(copied, *(() if last is None else (last,))), size_bytes=bucket.size_bytes,
-                context=graph.tasks[bucket.task].context,
+                context=graph.tasks[bucket.ready].context,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            begun = place_in_time(graph, bucket.task)  # an update ahead of the backward pass read older gradients
+            begun = place_in_time(graph, bucket.ready)  # an update ahead of the backward pass read older gradients
             later = (n for n in updates.get(iteration, ()) if place_in_time(graph, n) > begun)
             reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:

@@ -22,7 +22,7 @@ def with_update_of(graph: StepGraph, layers: str | Sequence[str], factor: float)
     share = 1.0 + (factor - 1.0) * part / whole if whole else 1.0
     first = graph.gradients[0].iteration
     own = [g for g in graph.gradients if g.iteration == first]
-    gone = sum(in_layers(g.layer, patterns) for g in own) / len(own)
+    gone = sum(in_layers(g.module, patterns) for g in own) / len(own)
     removed: list[int] = []
     for tasks in by_iteration(graph, work(graph, "optimizer")).values():
         if factor == 0.0 and len(tasks) >= len(own):

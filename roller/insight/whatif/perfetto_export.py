@@ -35,7 +35,7 @@ def _events(graph: StepGraph, timeline: Timeline, process: int, said: str) -> li
                 {
                     "ph": "X", "pid": process, "tid": numbers[t.lane], "name": t.name, "cat": t.kind,
                     "ts": timeline.start_us[t.id], "dur": timeline.end_us[t.id] - timeline.start_us[t.id],
-                    "args": {"phase": context.phase, "layer": context.layer, "operator": context.operator,
+                    "args": {"phase": context.phase, "layer": context.module, "operator": context.operator,
                              "step": context.iteration, "time is": t.provenance},
                 }
             )  # fmt: skip

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
-from roller.insight.step.breakdown import Breakdown, Part, breakdown, critical_path, parts
+from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
 from roller.insight.step.graph import Provenance, StepGraph, Task
+from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import steady_us, steps_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, strays, where
@@ -73,10 +74,10 @@ class Answer:
     iteration_us: float
     lower_us: float
     upper_us: float
-    before: Breakdown
-    after: Breakdown
-    phases_before: tuple[Part, ...] = field(repr=False)
-    phases_after: tuple[Part, ...] = field(repr=False)
+    before: Overlap
+    after: Overlap
+    phases_before: tuple[BreakdownRow, ...] = field(repr=False)
+    phases_after: tuple[BreakdownRow, ...] = field(repr=False)
     spread: float
     unexplained_share: float
     provenance: Mapping[str, float]
@@ -208,7 +209,8 @@ def what_if(
     scale = step_us / median_us if common is not graph and median_us else 1.0
     return Answer(
         changed.name, median_us * scale, middle * scale, min(low, middle) * scale, max(high, middle) * scale,
-        breakdown(base, before), breakdown(changed, after), parts(base, before, _phase), parts(changed, after, _phase),
+        overlap(base, before), overlap(changed, after), breakdown(base, before, "phase"),
+        breakdown(changed, after, "phase"),
         _spread(graph), graph.unexplained_share, _provenance(changed, after),
         changed.assumptions + _ALWAYS + (() if known or not _is_measured(graph) else (_OVERHEAD,)),
         (base, changed), (before, after),

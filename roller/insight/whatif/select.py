@@ -35,7 +35,7 @@ def work(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> 
     return select(
         graph,
         lambda t: (
-            t.kind in kinds and (not phases or t.context.phase in phases) and in_layers(t.context.layer, patterns)
+            t.kind in kinds and (not phases or t.context.phase in phases) and in_layers(t.context.module, patterns)
         ),
     )
 
@@ -76,7 +76,7 @@ def some_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[in
     """
     found = work(graph, layers=patterns)
     if not found:
-        known = sorted({t.context.layer for t in graph.tasks if t.context.layer})
+        known = sorted({t.context.module for t in graph.tasks if t.context.module})
         raise RollerError(
             f"layers: expected a pattern of the profile's layers, got {shown(patterns)}, which none of its "
             f"{len(known)} matches ({', '.join(known[:6]) or 'it marks none: record it with roller record'}). Mend it."
@@ -107,7 +107,7 @@ def by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple[int, 
     """Return tasks by their layer, layers in the order in which they began."""
     found: dict[str, list[int]] = defaultdict(list)
     for n in ordered(graph, tasks):
-        found[graph.tasks[n].context.layer].append(n)
+        found[graph.tasks[n].context.module].append(n)
     return {layer: tuple(own) for layer, own in found.items()}
 
 
@@ -143,7 +143,7 @@ def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float
         )
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     steps = {g.iteration for g in graph.gradients}
-    return sum(g.size_bytes for g in graph.gradients if in_layers(g.layer, patterns)) / len(steps)
+    return sum(g.size_bytes for g in graph.gradients if in_layers(g.module, patterns)) / len(steps)
 
 
 def total_us(graph: StepGraph, tasks: Collection[int]) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller.insight.step.graph import Dependency, DependencyKind, Gradient, Lane, StepGraph, Task
+from roller.insight.step.graph import Dependency, DependencyKind, Lane, StepGraph, Task
+from roller.insight.trace.gradient_buckets import Gradient
 
 
 def unrolled(graph: StepGraph, times: int) -> StepGraph:

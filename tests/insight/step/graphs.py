@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from roller.insight.step.graph import Dependency, Gradient, Lane, StepGraph, Task, TaskContext
+from roller.insight.step.graph import Dependency, Lane, StepGraph, Task, TaskContext
+from roller.insight.trace.gradient_buckets import Gradient
 
 THREAD, STREAM = Lane(0, "thread", "1"), Lane(0, "stream", "7")
 #: Of a call, behind it on the thread, from a call to its kernel, and between kernels.
@@ -73,3 +74,8 @@ def measured(graph):
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     return replace(graph, tasks=tasks)
+
+
+def shapes_of(buckets):
+    """Return bytes, gradients and last task of buckets."""
+    return [(b.size_bytes, len(b.gradients), b.ready) for b in buckets]

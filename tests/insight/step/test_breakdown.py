@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from roller.insight.step.graph import Lane, StepGraph, Task, TaskContext
+from roller.errors import RollerError
+from roller.insight.step.breakdown import breakdown, join
+from roller.insight.step.graph import Dependency, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_graph import build
 from roller.insight.step.replay import replay
+from roller.insight.step.simulate import simulate
 from roller.insight.step.steady_step import steps_us
+from roller.insight.trace.trace import Frame
+from tests.offenders import every
 
 THREAD, STREAM = "process 1, thread 1", "device 0, stream 7"
 
@@ -58,3 +64,53 @@ def test_of_several_ranks_the_last_to_begin_counts():
         for step in range(2) for rank in range(2)
     ]  # fmt: skip
     assert steps_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 3.0, 10.0, 15.0], [1.0] * 4) == (12.0,)
+
+
+FRAME = Frame("net.py", 7, "Net.forward")
+
+
+def priced():
+    """Return two kernels of one line, bound by memory and by products, and a collective."""
+    at = TaskContext(0, "forward", "fc", "aten.mm.default", stack=(Frame("train.py", 3, "step"), FRAME))
+    stream, channel = Lane(0, "stream", "7"), Lane(0, "channel", "network")
+    return StepGraph(
+        [
+            Task(0, "gemm", "kernel", stream, 30.0, 0.0, 0.0, context=at, resource="compute"),
+            Task(1, "bias", "kernel", stream, 10.0, 0.0, 0.0, context=at, resource="dram"),
+            Task(2, "all-reduce", "collective", channel, 60.0, 0.0, 0.0),
+        ],
+        [Dependency(0, True, 1, False, 0.0, "stream"), Dependency(1, True, 2, False, 0.0, "communication")],
+        {0: 0.0}, 0.0, 0.0,
+    )  # fmt: skip
+
+
+@every(("key", "names"), [
+    ("module", ["", "fc"]), ("line", ["", "net.py:7"]), ("operator", ["", "aten.mm.default"]),
+    ("phase", ["other", "forward"]), ("kernel", ["all-reduce", "gemm", "bias"]),
+    (lambda task: task.kind[0], ["c", "k"]),
+])  # fmt: skip
+def test_rows_of_any_key_sum_to_the_whole(key, names):
+    graph = priced()
+    rows = breakdown(graph, simulate(graph), key)
+    assert [row.name for row in rows] == names
+    assert sum(r.critical_us for r in rows) == 100.0 and sum(r.device_us for r in rows) == 100.0
+    assert sum(r.compute_us for r in rows) == 40.0 and sum(r.share for r in rows) == pytest.approx(1.0)
+    assert sum(r.kernels for r in rows) == 2 and rows[0].kernels == 0  # a collective computes nothing
+    assert rows[1].resource == "compute"
+
+
+def test_an_unknown_key_is_refused():
+    graph = priced()
+    with pytest.raises(RollerError, match="expected one of module, line, operator, phase, kernel"):
+        breakdown(graph, simulate(graph), "modul")
+
+
+def test_a_measured_and_a_predicted_step_are_joined_by_their_names():
+    measured = build(steps(3))
+    predicted = replace(priced(), tasks=[replace(t, context=TaskContext(module="Linear_0")) for t in priced().tasks])
+    rows = join((measured, replay(measured).timeline), (predicted, simulate(predicted)), "module")
+    assert [row.name for row in rows] == ["Linear_0", ""]
+    linear, outside = rows
+    assert linear.measured.device_us == pytest.approx(50.0) and linear.measured.tasks == 2  # of three steps
+    assert linear.predicted.device_us == 100.0
+    assert outside.predicted is None and outside.measured.cpu_us == pytest.approx(3.0)

@@ -51,7 +51,7 @@ def test_the_graph_takes_what_the_forecast_says(width, batch, reads, device):
     assert replay(graph).iteration_us == pytest.approx(1e6 * step.forecast(device).iteration_s, rel=1e-9)
     wanted = sum(p.numel() for p in Blocks(width).parameters())
     assert sum(g.size_bytes for g in graph.gradients) == 4 * wanted
-    assert {t.context.layer for t in graph.tasks} >= {"blocks.0.0", "blocks.2.1", "head"}
+    assert {t.context.module for t in graph.tasks} >= {"blocks.0.0", "blocks.2.1", "head"}
 
 
 def test_whatifs_of_a_traced_step_agree_with_the_step_traced_so():
@@ -72,14 +72,17 @@ def test_whatifs_of_a_traced_step_agree_with_the_step_traced_so():
 def test_buckets_are_those_that_pytorch_makes():
     from torch.distributed import _compute_bucket_assignment_by_size
 
-    from roller.insight.step.graph import Gradient, StepGraph
+    from roller.insight.step.graph import StepGraph
+    from roller.insight.trace.gradient_buckets import Gradient
     from roller.insight.whatif.collectives import buckets
 
     sizes = [7 << 18, 3, 900_000, 26 << 18, 1, 1, 9 << 20, 100, 20 << 20, 6 << 20, 5]
     tensors = [torch.empty(n, device="meta") for n in sizes]
     found, _ = _compute_bucket_assignment_by_size(tensors, [1 << 20, 25 << 20])
     graph = StepGraph([], [], {}, 0.0, 0.0, gradients=[Gradient(4 * n, at) for at, n in enumerate(sizes)])
-    assert [(sum(4 * sizes[n] for n in own), len(own), own[-1], None) for own in found] == buckets(graph)[0]
+    assert [(sum(4 * sizes[n] for n in own), len(own), own[-1]) for own in found] == [
+        (b.size_bytes, len(b.gradients), b.ready) for b in buckets(graph)[0]
+    ]
 
 
 def test_a_processor_computes_on_the_thread_that_issues():
@@ -114,7 +117,7 @@ def test_a_recorded_loop_has_steps_phases_layers_and_gradients(tmp_path):
     assert abs(found.error) < 0.01 and graph.iterations == (0, 1, 2, 3)
     assert {t.context.phase for t in graph.tasks} >= {"forward", "backward", "optimizer"}
     for phase in ("forward", "backward"):
-        layers = {t.context.layer for t in graph.tasks if t.context.phase == phase}
+        layers = {t.context.module for t in graph.tasks if t.context.phase == phase}
         assert layers >= {"blocks.0.0", "blocks.1.1", "head"}
     assert sum(g.size_bytes for g in graph.gradients) == 4 * 4 * sum(p.numel() for p in model.parameters())
     assert not model._forward_hooks and not torch.nn.modules.module._global_forward_hooks

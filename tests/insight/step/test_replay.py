@@ -75,7 +75,7 @@ def test_a_program_of_launches_and_waits_is_replayed(tmp_path, seed):
     found = replay(from_kineto(program(seed).profile(tmp_path / "p.json")))
     assert abs(found.error) < 1e-6 and found.unexplained_share == 0.0 and found.is_explained
     assert found.graph.latency_us == pytest.approx(LATENCY) and found.graph.gap_us == pytest.approx(GAP)
-    assert found.breakdown.total_us == pytest.approx(found.replayed_us)
+    assert found.overlap.total_us == pytest.approx(found.replayed_us)
     assert sum(x.critical_us for x in found.lanes) <= found.replayed_us * (1 + 1e-9)
 
 
@@ -321,5 +321,5 @@ def test_simulations_keep_every_dependency_and_grow_with_every_task(graph, at, m
         assert found.end_us[task.id] >= found.start_us[task.id] + task.duration_us
     longer = [replace(t, duration_us=t.duration_us + (more if t.id == at else 0)) for t in graph.tasks]
     assert simulate(replace(graph, tasks=longer)).makespan_us >= found.makespan_us
-    parts = replay(graph).breakdown
+    parts = replay(graph).overlap
     assert parts.total_us == pytest.approx(found.makespan_us)

@@ -55,16 +55,16 @@ def by_name(graph):
 def test_a_device_task_belongs_where_its_call_does():
     found = by_name(build(step(0)))
     gemm = found["gemm"]
-    assert (gemm.iteration, gemm.phase, gemm.layer, gemm.operator) == (0, "forward", "Linear_0", "aten::addmm")
+    assert (gemm.iteration, gemm.phase, gemm.module, gemm.operator) == (0, "forward", "Linear_0", "aten::addmm")
     assert gemm.shapes == ((8, 4), (2, 4)) and gemm.dtypes == ("float", "float")
-    assert (found["relu"].phase, found["relu"].layer) == ("forward", "")
-    assert (found["adam"].phase, found["adam"].layer) == ("optimizer", "")
+    assert (found["relu"].phase, found["relu"].module) == ("forward", "")
+    assert (found["adam"].phase, found["adam"].module) == ("optimizer", "")
 
 
 def test_backward_has_the_layer_of_its_forward_and_sums_that_of_the_operator_before():
     found = by_name(build(step(0)))
-    assert (found["gemm_grad"].phase, found["gemm_grad"].layer) == ("backward", "Linear_0")
-    assert (found["sum"].phase, found["sum"].layer) == ("backward", "Linear_0")
+    assert (found["gemm_grad"].phase, found["gemm_grad"].module) == ("backward", "Linear_0")
+    assert (found["sum"].phase, found["sum"].module) == ("backward", "Linear_0")
 
 
 def test_steps_are_counted_and_what_is_outside_of_them_is_other():
@@ -95,9 +95,9 @@ def test_operators_of_a_profile_without_a_device_are_tasks_with_places():
     events = [e for e in step(0) if e.kind in ("mark", "operator")]
     found = {t.name: t for t in build(events).tasks}
     assert (
-        found["aten::linear"].context.layer == "Linear_0" and found["aten::linear"].context.operator == "aten::linear"
+        found["aten::linear"].context.module == "Linear_0" and found["aten::linear"].context.operator == "aten::linear"
     )
-    assert found["autograd::engine::evaluate_function: AddmmBackward0"].context.layer == "Linear_0"
+    assert found["autograd::engine::evaluate_function: AddmmBackward0"].context.module == "Linear_0"
     assert found[LOADING].kind == "data"
 
 

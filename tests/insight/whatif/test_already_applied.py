@@ -47,7 +47,7 @@ def half(graph):
     shapes, dtypes = ((64, 64), (64, 64)), ("c10::BFloat16", "c10::BFloat16")
     return replace(graph, tasks=[
         replace(t, context=t.context._replace(operator="aten::mm", shapes=shapes, dtypes=dtypes))
-        if "conv" in t.context.layer and t.kind == "kernel" else t for t in graph.tasks
+        if "conv" in t.context.module and t.kind == "kernel" else t for t in graph.tasks
     ])  # fmt: skip
 
 

@@ -43,7 +43,7 @@ from roller.insight.whatif.whatifs import (
     Substitute,
     ZeroTime,
 )
-from tests.insight.step.graphs import GAP_US, STEP, training
+from tests.insight.step.graphs import GAP_US, STEP, shapes_of, training
 from tests.offenders import every
 
 STEP_US = 937.0
@@ -108,7 +108,7 @@ def test_ddp_reduces_buckets_behind_their_gradients_and_before_the_update():
     two = DDP(2, bandwidth=10e9, latency_us=5.0, first_bytes=1 << 20)
     # 2 MB fill the first bucket behind conv2 (at 8+363+300 = 671 us): 2*(1/2)*2e6/1e10 = 200 us and 10 us of hops;
     # 1 MB the second behind conv1, whose kernel then ends at 671+1+30+1+60+1+150 (and two empty copies) : 100 + 10 us
-    assert buckets(graph, 1 << 20)[0] == [(2_000_000, 1, 9, None), (1_000_000, 1, 15, None)]
+    assert shapes_of(buckets(graph, 1 << 20)[0]) == [(2_000_000, 1, 9), (1_000_000, 1, 15)]
     reduced = two(free)
     run = simulate(reduced)
     times = {t.name: [] for t in reduced.tasks}
@@ -146,7 +146,7 @@ def test_priority_pulls_what_the_next_forward_needs_first():
     assert took(p3, graph) < took(plain, graph)
     sliced = p3(graph)
     assert len([t for t in sliced.tasks if t.kind == "send"]) == 3 * (20 + 10)
-    priorities = {t.context.layer: t.priority for t in sliced.tasks if t.kind == "send" and t.context.iteration == 0}
+    priorities = {t.context.module: t.priority for t in sliced.tasks if t.kind == "send" and t.context.iteration == 0}
     assert priorities["conv1"] > priorities["conv2"]
 
 

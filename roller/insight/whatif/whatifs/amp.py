@@ -48,7 +48,7 @@ class AMP(WhatIf):
                 factors[task.id] = found if by_model and found else by_bound
         for gradient in graph.gradients if by_model else ():
             cast = prices.stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
-            new.append(New("cast", "kernel", cast.value, behind=gradient.task, provenance=cast.provenance))
+            new.append(New("cast", "kernel", cast.value, behind=gradient.ready, provenance=cast.provenance))
         for own in by_iteration(graph, work(graph, "optimizer")).values() if by_model and self.dtype == "fp16" else ():
             pass_us = prices.stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
             new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))

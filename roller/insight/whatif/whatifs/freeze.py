@@ -27,10 +27,10 @@ class Freeze(WhatIf):
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with frozen layers."""
         frozen, made = some_layers(graph, self.layers), with_update_of(graph, self.layers, 0.0)
-        with_weights = {g.layer for g in graph.gradients}
+        with_weights = {g.module for g in graph.gradients}
         first = next(iter(by_iteration(graph, work(graph, "forward")).values()))
         order = list(by_layer(graph, first))
-        kept = {graph.tasks[n].context.layer for n in work(graph, "forward") - frozen}
+        kept = {graph.tasks[n].context.module for n in work(graph, "forward") - frozen}
         learns = next((at for at, x in enumerate(order) if x in kept and (x in with_weights or not with_weights)), 0)
         backward = by_layer(graph, work(graph, "backward"))
         gone = {n for layer in set(order[:learns]) for n in backward.get(layer, ())}

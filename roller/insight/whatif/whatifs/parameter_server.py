@@ -46,12 +46,12 @@ class ParameterServer(WhatIf):
         remote = (1 - 1 / self.servers) if size else 0.0
         for order, gradient in enumerate(graph.gradients):
             readers = forward.get(gradient.iteration + 1, {})
-            first = (readers.get(gradient.layer) or next(iter(readers.values()), ()))[:1]
+            first = (readers.get(gradient.module) or next(iter(readers.values()), ()))[:1]
             for _ in range(slices := max(1, math.ceil(gradient.size_bytes / self.slice_bytes))):
                 time = remote * gradient.size_bytes / slices / bandwidth * 1e6 + latency_us
                 number, rank = len(graph.tasks) + len(new), order if self.priority else 0
-                context = graph.tasks[gradient.task].context
-                new.append(New("push", "send", time, lane=SEND, after=(gradient.task,), priority=rank, context=context))
+                context, ready = graph.tasks[gradient.ready].context, gradient.ready
+                new.append(New("push", "send", time, lane=SEND, after=(ready,), priority=rank, context=context))
                 new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
                                context=context))  # fmt: skip
         return insert(remove(graph, work(graph, "optimizer")), *new)

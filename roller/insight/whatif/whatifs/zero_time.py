@@ -47,7 +47,7 @@ class ZeroTime(WhatIf):
         """Return the graph without the tasks."""
         patterns = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
         chosen = select(graph, lambda t: (
-            self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.layer, patterns)
+            self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.module, patterns)
             and re.search(self.name, f"{t.name} {t.context.operator}") is not None))  # fmt: skip
         if not chosen or self == ZeroTime():
             raise RollerError(

@@ -1,0 +1,94 @@
+"""How long CPU and device run alone and together in a simulated step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from roller.insight.step.graph import Lane, StepGraph
+from roller.insight.step.simulate import Timeline
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How long the CPU and the device run alone and together: the three sum to the whole.
+
+    Parameters
+    ----------
+    cpu_only_us
+        Nothing runs on a device.
+    device_only_us
+        A device runs, and every thread waits, or has nothing to do.
+    both_us
+        Both.
+    """
+
+    cpu_only_us: float
+    device_only_us: float
+    both_us: float
+
+    @property
+    def total_us(self) -> float:
+        """The whole."""
+        return self.cpu_only_us + self.device_only_us + self.both_us
+
+
+def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
+    """Return how long devices, processors and both work: a gap behind a call is work, a wait within one is none."""
+    device = _union((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
+    waits = {
+        t.id: (timeline.start_us[t.id], max(timeline.start_us[t.id], timeline.end_us[t.id] - t.duration_us))
+        for t in graph.tasks if t.kind == "sync"
+    }  # fmt: skip
+    begin, end = min(timeline.start_us, default=0.0), max(timeline.end_us, default=0.0)
+    # Behind its last call a thread has nothing to do; a process works while any thread does.
+    works: list[tuple[float, float]] = []
+    of_lane: dict[Lane, list[int]] = {}
+    for task in graph.tasks:
+        if task.lane.kind == "thread":
+            of_lane.setdefault(task.lane, []).append(task.id)
+    for own in of_lane.values():
+        first, last = min(timeline.start_us[n] for n in own), max(timeline.end_us[n] for n in own)
+        works += _less((first, last), _union(waits[n] for n in own if n in waits))
+    busy = _union(works)
+    on_device, on_both = _length(device), _length(_meet(device, busy))
+    whole = end - begin
+    return Overlap(whole - on_device, on_device - on_both, on_both)
+
+
+def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for start, end in sorted(spans):
+        if end <= start:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return found
+
+
+def _less(span: tuple[float, float], holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    found, at = [], span[0]
+    for start, end in holes:
+        if start > at:
+            found.append((at, start))
+        at = max(at, end)
+    return [*found, (at, span[1])] if at < span[1] else found
+
+
+def _meet(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    found, i, j = [], 0, 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            found.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def _length(spans: Iterable[tuple[float, float]]) -> float:
+    return sum(end - start for start, end in spans)
