@@ -48,14 +48,15 @@ def compare_command(
     Everything is predicted, at the clock that lasts; nothing is built or run.
     """
     from roller.insight import compare as comparing
-    from roller.insight.sweep import check_picture, read_prices
+    from roller.insight.rate_card import read_rate_card
+    from roller.insight.sweep import check_picture
 
     specs = devices_of(devices, settings)
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: an operator runs on one. Name it alone.")
     one_of("--policy", policy, ("library", "roller"))
     one_of("--theme", theme, tuple(comparing.THEMES))
-    known = None if prices is None else read_prices(prices)
+    known = None if prices is None else read_rate_card(prices)
     for path in (csv, picture):
         if path is not None:
             check_writable(path)

@@ -75,7 +75,7 @@ def forecast_command(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
         shapes_of(shapes), calls,
     )  # fmt: skip
-    from roller.insight.cost.progress import listening
+    from roller.insight.trace.progress import listening
 
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)

@@ -31,9 +31,10 @@ class Steps:
         """Tell that a step is done."""
         self._done(name)
 
-    def within(self, part: int, whole: int) -> None:
-        """Tell how much of the step at hand is done."""
-        self._within(part / whole)
+    def within(self, stage: str, part: int, whole: int) -> None:
+        """Tell how much of the step at hand is done: of its longest stage, pricing."""
+        if stage == "price":
+            self._within(part / whole)
 
 
 @contextmanager

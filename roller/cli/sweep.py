@@ -27,7 +27,8 @@ from roller.cli.training import (
 )
 
 if TYPE_CHECKING:
-    from roller.insight.sweep import Choice, RateCard
+    from roller.insight.rate_card import RateCard
+    from roller.insight.sweep import Choice
 
 PricesOption = Annotated[
     Path | None,
@@ -62,12 +63,13 @@ def sweep_command(
     Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
     """
     from roller.insight import sweep as sweeps
-    from roller.insight.cost.progress import listening
+    from roller.insight.rate_card import read_rate_card
+    from roller.insight.trace.progress import listening
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
     (policy,) = words_of("--policy", policy, ("library", "roller"))[:1]
-    known = None if prices is None else sweeps.read_prices(prices)
+    known = None if prices is None else read_rate_card(prices)
     for path in (csv, picture):
         if path is not None:
             check_writable(path)

@@ -67,10 +67,10 @@ def whatif_command(
     if not files:
         raise UsageError("FILE: expected a profile of PyTorch, got none. Name one, or ask for --list.")
     asked: dict[str, tuple[WhatIf, ...]] = {}
-    prices: dict[str, float] = {}
+    measured_us: dict[str, float] = {}
     for path in scenario or ():
         read = scenarios.read_scenarios(path)
-        device, prices = device or read.device, {**prices, **read.prices}
+        device, measured_us = device or read.device, {**measured_us, **read.measured_us}
         asked |= {(name if name != "changes" else path.stem): changes for name, changes in read.changes.items()}
     if do:
         asked[" + ".join(do)] = tuple(scenarios.change_of_text(text) for text in do)
@@ -80,7 +80,7 @@ def whatif_command(
         check_writable(perfetto)
         if search_all or len(asked) != 1:
             raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
-    graph = replace(_graph(files, device), prices=prices)
+    graph = replace(_graph(files, device), measured_kernels_us=measured_us)
     if search_all:
         _tell_search(graph, force, as_json)
         return

@@ -15,7 +15,8 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import check_policy
-from roller.insight.sweep import RateCard, check_picture
+from roller.insight.rate_card import RateCard
+from roller.insight.sweep import check_picture
 from roller.perf.unit_notes import unit_notes
 
 #: Name of the row in which every operator is called once.

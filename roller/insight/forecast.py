@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from roller.core.cyclic import held_back
@@ -59,8 +60,8 @@ class Forecast:
         Share of the device time that is priced by bytes alone, since nothing says what the operator computes.
     operators
         Every operator of the step with its price, in order.
-    graph, timeline
-        The step as a graph, and when its tasks run: iteration_s is the end of the last one.
+    step, host_op_s
+        Of which ``graph`` and ``timeline`` are made.
     notes
         Sentences of the trace: values that were read, declared defaults.
     devices
@@ -85,8 +86,8 @@ class Forecast:
     memory: Memory
     unmapped_share: float
     operators: Sequence[tuple[Operator, Price]] = field(repr=False)
-    graph: StepGraph = field(repr=False)
-    timeline: Timeline = field(repr=False)
+    step: PricedStep = field(repr=False)
+    host_op_s: float = field(repr=False)
     notes: tuple[str, ...] = ()
     devices: int = 1
     links_s: float = 0.0
@@ -94,6 +95,22 @@ class Forecast:
     amp: str | None = None
     checkpoint: tuple[str, ...] = ()
     samples: float = 0.0
+
+    @cached_property
+    def _run(self) -> tuple[StepGraph, Timeline]:
+        # Made again when it is asked for: a sweep keeps hundreds of forecasts, and asks few for their graphs.
+        graph, _ = _graph_on(self.step, self.host_op_s, self.devices)
+        return graph, simulate(graph)
+
+    @property
+    def graph(self) -> StepGraph:
+        """The step as a graph."""
+        return self._run[0]
+
+    @property
+    def timeline(self) -> Timeline:
+        """When the tasks of ``graph`` run; the last one ends after ``iteration_s``, or that of its longest step."""
+        return self._run[1]
 
     @property
     def bound(self) -> str:
@@ -232,9 +249,7 @@ def _of_step(
 ) -> Forecast:  # fmt: skip
     """Return the forecast of the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels)
-    graph = graph_of(step, host_op_s)
-    if devices != 1:
-        graph, trace = _on_several(step, graph, devices)
+    graph, trace = _graph_on(step, host_op_s, devices)
     run = simulate(graph)
     end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6
     device_s = sum(p.seconds for _, p in step.operators)
@@ -249,7 +264,7 @@ def _of_step(
     return Forecast(
         spec.name, policy, int(trace.options.get("batch") or 0), end_s, max(end_s + below, host_s), end_s + above,
         device_s, host_s, host_s > 0.5 * end_s and device_s + exposed_s < 0.9 * end_s, memory,
-        unmapped / device_s if device_s else 0.0, step.operators, graph, run, notes, devices,
+        unmapped / device_s if device_s else 0.0, step.operators, step, host_op_s, notes, devices,
         sum(t.duration_us for t in graph.tasks if t.kind == "collective") / 1e6, exposed_s,
         trace.options.get("amp"), tuple(trace.options.get("checkpoint") or ()), trace.samples,
     )  # fmt: skip
@@ -263,6 +278,12 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     longest = max(steps, key=lambda step: step.device_s)
     fullest = max(steps, key=lambda step: (not step.memory.fits, step.memory.peak.reserved_bytes))
     return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
+
+
+def _graph_on(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
+    """Return the graph of a step on one of so many devices, and the trace with the memory that they need besides."""
+    graph = graph_of(step, host_op_s)
+    return (graph, step.trace) if devices == 1 else _on_several(step, graph, devices)
 
 
 def _on_several(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:

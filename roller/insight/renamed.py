@@ -42,6 +42,9 @@ NAMES = {
         "whatif.graph.Place": "TaskContext",
         "whatif.graph.Because": "DependencyKind",
         "whatif.ask.Change": "GraphTransform",
+        "sweep.read_prices": "read_rate_card",
+        "sweep.Prices": "RateCard",
+        "sweep.Price": "HourlyRate",
     }.items()
 }
 

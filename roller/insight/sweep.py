@@ -5,91 +5,26 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-from roller.core.files import read_text
-from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
+from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import max_batch
+from roller.insight.rate_card import RateCard
+from roller.insight.renamed import moved
 from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
 #: The word for the largest batch that fits.
 LARGEST = "max"
+__getattr__ = moved(__name__, ("roller.insight.rate_card",))
 _PICTURES = (".png", ".svg", ".pdf")
-
-
-@dataclass(frozen=True)
-class HourlyRate:
-    """What an hour of one device costs, where the number is from, and of when it is."""
-
-    per_hour: float
-    source: str
-    date: str
-
-
-@dataclass(frozen=True)
-class RateCard:
-    """The user's prices: a currency, and devices by name."""
-
-    currency: str
-    devices: Mapping[str, HourlyRate]
-
-    def per_hour(self, device: str) -> float | None:
-        """Return what an hour of a device costs; ``None`` where nobody says."""
-        found = self.devices.get(device)
-        return None if found is None else found.per_hour
-
-
-def read_prices(path: str | Path) -> RateCard:
-    """Read the user's prices.
-
-    Parameters
-    ----------
-    path
-        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are needed: a price
-        without source and date cannot be trusted.
-
-    Raises
-    ------
-    RollerError
-        It cannot be read, or says something else.
-    """
-    import yaml
-
-    def wrong(where: str, expected: str, got: object, names: Sequence[str] = ()) -> RollerError:
-        hint = did_you_mean(str(got), names) if names else ""
-        return RollerError(
-            f"{path}: {where}: expected {expected}, got {shown(got)}{hint}. Write e.g. {{currency: USD, devices: "
-            f"{{a100: {{per_hour: 1.5, source: my provider, date: 2026-01-31}}}}}}."
-        )
-
-    try:
-        data = yaml.safe_load(read_text(path))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
-    if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:
-        raise wrong("prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data)
-    if not isinstance(data["currency"], str) or not isinstance(data["devices"], Mapping):
-        raise wrong("currency, devices", "a word, and a mapping of devices", data["currency"])
-    found = {}
-    for name, row in data["devices"].items():
-        if not isinstance(row, Mapping) or set(row) != {"per_hour", "source", "date"}:
-            raise wrong(f"devices.{name}", "per_hour, source and date", row)
-        hour = row["per_hour"]
-        if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < 1e12:
-            raise wrong(f"devices.{name}.per_hour", "a number above 0", hour)
-        when = row["date"]
-        if not isinstance(when, date):
-            raise wrong(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
-        found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
-    return RateCard(data["currency"], found)
 
 
 @dataclass(frozen=True)
@@ -182,6 +117,7 @@ def sweep(
     """
     rows: list[Choice] = []
     failed: list[ModelError] = []
+    whole = len(devices) * len(amps) * len(checkpoints) * len(batches)
     for spec, count in devices:
         for amp in amps:
             for checkpoint in checkpoints:
@@ -195,6 +131,7 @@ def sweep(
                         row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
                     rows.append(row if prices is None else _priced(row, prices))
                     done(f"{row.device} {row.amp} {row.batch}")
+                    report("sweep", len(rows), whole)
     if failed and len(failed) == len(rows):
         raise failed[0]
     return list(front(rows))

@@ -14,7 +14,7 @@ from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
 from roller.insight.compare import ALL, THEMES, Cell, _marked, compare, picture
-from roller.insight.sweep import HourlyRate, RateCard
+from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
 OPERATORS = {"half": ops.matmul(512, 512, 512, dtype="float16"), "relu": ops.elementwise(("relu",), (1 << 20,))}

@@ -33,7 +33,9 @@ def test_a_step_takes_what_its_operators_take_one_after_the_other():
     assert found.throughput == pytest.approx(8 / found.iteration_s)
     shares = found.by_module()
     assert [s.name for s in shares[-1:]] == ["layers.1"] and sum(s.share for s in shares) == pytest.approx(1.0)
-    assert [(s.name, s.kernels) for s in found.by_module(1)] == [("layers", 3)] and found.by_phase()[0].name == "forward"
+    assert [(s.name, s.kernels) for s in found.by_module(1)] == [("layers", 3)] and found.by_phase()[
+        0
+    ].name == "forward"
 
 
 def test_small_operators_are_bound_by_launches():

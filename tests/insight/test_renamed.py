@@ -1,6 +1,7 @@
 """Documented names of the release before: each is found, and says what it is called now."""
 
 import importlib
+import json
 import sys
 
 import pytest
@@ -9,6 +10,8 @@ import roller.insight
 from roller.insight.renamed import MODULES, NAMES
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import AllocEvent
+from roller.insight.whatif.scenario import read_scenarios
+from roller.insight.whatif.whatifs import ZeroTime
 from tests.insight.step.graphs import training
 from tests.offenders import every
 
@@ -44,6 +47,22 @@ def test_names_that_moved_are_imported_as_they_were():
     assert Alloc is AllocEvent and TracedStep.__name__ == "TracedStep"
     with pytest.raises(ImportError, match="nothing"):
         from roller.insight.step import nothing  # noqa: F401
+
+
+def test_parameters_and_keys_by_their_old_names(tmp_path):
+    path = tmp_path / "old.yaml"
+    path.write_text("prices: {cast: 3}\nchanges: [{free: {kind: data}}]")
+    with pytest.warns(DeprecationWarning) as said:
+        read = read_scenarios(path)
+    assert read.measured_us == {"cast": 3.0} and read.changes["changes"] == (ZeroTime(kind="data"),)
+    assert any("prices is now called measured_us" in str(w.message) for w in said)
+    assert any("free is now called zero-time" in str(w.message) for w in said)
+    profile = tmp_path / "profile.json"
+    profile.write_text(json.dumps({"traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+    ]}))  # fmt: skip
+    with pytest.warns(DeprecationWarning, match="prices is now measured_us"):
+        assert roller.from_kineto(profile, prices={"cast": 3.0}).measured_kernels_us == {"cast": 3.0}
 
 
 def test_methods_that_became_functions_answer_and_say_so():

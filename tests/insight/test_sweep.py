@@ -11,7 +11,8 @@ import pytest
 import roller
 from roller.cli.sweep import price_text
 from roller.errors import RollerError
-from roller.insight.sweep import Choice, HourlyRate, RateCard, front, label, read_prices, sweep, to_csv
+from roller.insight.rate_card import HourlyRate, RateCard, read_rate_card
+from roller.insight.sweep import Choice, front, label, sweep, to_csv
 from tests.offenders import every
 
 torch = pytest.importorskip("torch")
@@ -59,7 +60,7 @@ def test_the_front_holds_what_nothing_beats():
 
 def test_prices_are_read_with_their_source_and_date(tmp_path):
     (tmp_path / "p.yaml").write_text(GOOD)
-    found = read_prices(tmp_path / "p.yaml")
+    found = read_rate_card(tmp_path / "p.yaml")
     assert found == RateCard("USD", {"a100": HourlyRate(1.5, "mine", "2026-01-31")}) and found.per_hour("h100") is None
 
 
@@ -75,9 +76,9 @@ def test_prices_are_read_with_their_source_and_date(tmp_path):
 def test_prices_that_cannot_be_trusted_are_refused(tmp_path, text, match):
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(RollerError, match=match):
-        read_prices(tmp_path / "p.yaml")
+        read_rate_card(tmp_path / "p.yaml")
     with pytest.raises(RollerError, match="a YAML file"):
-        read_prices(tmp_path / "none.yaml")
+        read_rate_card(tmp_path / "none.yaml")
 
 
 @pytest.fixture(scope="module")

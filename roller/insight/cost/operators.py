@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,6 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import launches_of
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Wait
+from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator
 
 #: Whose kernels run: a framework's libraries, or ours.
@@ -135,6 +137,18 @@ def _launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
         if len(_LAUNCHES) >= _MOST_KEPT:
             _LAUNCHES.clear()
         found = _LAUNCHES[key] = launches_of(operator)
+    return found
+
+
+def price_all(pricer: Pricer, operators: Iterable[Operator]) -> list[Price]:
+    """Return the prices of operators, and keep what was found for them, also where an interrupt cuts it short."""
+    todo, found = tuple(operators), list[Price]()
+    try:
+        for operator in todo:
+            found.append(pricer.price(operator))
+            report("price", len(found), len(todo))
+    finally:
+        pricer.kernels.save()
     return found
 
 

@@ -9,8 +9,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import Price, Pricer, check_policy
-from roller.insight.cost.progress import priced
+from roller.insight.cost.operators import Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
@@ -74,7 +73,7 @@ def price_step(
         )
     pricer = cached_pricer(spec, policy, kernels)
     if spec.traits.discrete or policy == "roller":
-        prices = priced(pricer, trace.steady())
+        prices = price_all(pricer, trace.steady())
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
         prices = ProcessorPricer(spec.sustained).steady(trace)
     return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)

@@ -182,7 +182,7 @@ class StepGraph:
         What a task computes, of tasks that a trace tells it of.
     device
         What the profile was made on, where that was said: changed kernels are priced by its model.
-    prices
+    measured_kernels_us
         Microseconds of kernels that were measured, by name: they come before every prediction.
     assumptions
         What changes took for granted, a sentence each.
@@ -217,7 +217,7 @@ class StepGraph:
     gradients: Sequence[Gradient] = field(default=(), repr=False)
     operators: Mapping[int, Operator] = field(default_factory=dict, repr=False)
     device: DeviceSpec | None = field(default=None, repr=False)
-    prices: Mapping[str, float] = field(default_factory=dict, repr=False)
+    measured_kernels_us: Mapping[str, float] = field(default_factory=dict, repr=False)
     assumptions: tuple[str, ...] = ()
     overhead_us: Mapping[int, tuple[float, float]] = field(default_factory=dict, repr=False)
     policy: Callable[[Task], Any] | None = field(default=None, repr=False)

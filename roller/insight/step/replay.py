@@ -12,6 +12,7 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.renamed import warn
 from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join
@@ -117,6 +118,7 @@ def from_kineto(
     paths: str | Path | Sequence[str | Path],
     *,
     device: str | DeviceSpec | None = None,
+    measured_us: Mapping[str, float] | None = None,
     prices: Mapping[str, float] | None = None,
 ) -> StepGraph:
     """Return the graph of a profile, or of those of several ranks together.
@@ -127,9 +129,11 @@ def from_kineto(
         Kineto's JSON, plain or gzipped; of a job of several processes one file each, in the order of ranks.
     device
         What it was made on: new and changed kernels are priced by its model.
-    prices
+    measured_us
         Microseconds of kernels that were measured elsewhere, by the name that what-ifs give them: they come before
         what a model says.
+    prices
+        Former name of ``measured_us``.
 
     Raises
     ------
@@ -140,6 +144,9 @@ def from_kineto(
     """
     from roller.arguments import target_of
 
+    if prices is not None:
+        warn("from_kineto: prices", "measured_us", 4)
+        measured_us = prices
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not files:
         raise RollerError("profiles: expected at least one file, got none. Name one, or one for each rank.")
@@ -149,14 +156,14 @@ def from_kineto(
         for graph in graphs:
             _check_kind(graph, spec)
     if len(graphs) == 1:
-        return replace(explained_part(graphs[0]), device=spec, prices=dict(prices or {}))
+        return replace(explained_part(graphs[0]), device=spec, measured_kernels_us=dict(measured_us or {}))
     for file, graph in zip(files, graphs, strict=True):
         if not any(task.kind == "collective" for task in graph.tasks):
             raise RollerError(
                 f"{file}: expected a rank of a job, got a profile without collectives. Replay it alone, or name the "
                 f"ranks of one job."
             )
-    return replace(explained_part(join(graphs)), device=spec, prices=dict(prices or {}))
+    return replace(explained_part(join(graphs)), device=spec, measured_kernels_us=dict(measured_us or {}))
 
 
 def _read(file: str | Path, rank: int) -> StepGraph:

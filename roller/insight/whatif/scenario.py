@@ -17,6 +17,7 @@ from roller.errors import RollerError, did_you_mean, shown
 from roller.insight.whatif.what_if import WhatIf, hints_of, plain_types
 from roller.insight.whatif.whatifs import WHATIFS
 
+_KEYS = {"device", "measured_us", "prices", "changes", "scenarios"}
 #: What-ifs by the names they had one release ago.
 _RENAMED = {"free": "zero-time"}
 
@@ -31,17 +32,17 @@ class Scenarios:
         Name of a scenario -> what-ifs, made one after the other.
     device
         Of the profile; ``None`` where the file does not say.
-    prices
-        Microseconds of kernels that were measured.
+    measured_us
+        Microseconds of kernels that were measured, by name.
     """
 
     changes: Mapping[str, tuple[WhatIf, ...]]
     device: str | None = None
-    prices: Mapping[str, float] = field(default_factory=dict)
+    measured_us: Mapping[str, float] = field(default_factory=dict)
 
 
 def read_scenarios(path: str | Path) -> Scenarios:
-    """Return what a YAML file asks: ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``prices``.
+    """Read a YAML file: ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``measured_us``.
 
     Raises
     ------
@@ -65,13 +66,15 @@ def read_scenarios(path: str | Path) -> Scenarios:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         why = str(error).partition("\n")[0]
         raise RollerError(f"{where}: expected a scenario, got what cannot be read ({why}). Mend the file.") from error
-    if not isinstance(data, Mapping) or not data.keys() <= {"device", "prices", "changes", "scenarios"}:
+    if not isinstance(data, Mapping) or not data.keys() <= _KEYS:
         raise RollerError(
-            f"{where}: expected device, prices and changes or scenarios, got {shown(data)}. Name what to change."
+            f"{where}: expected device, measured_us and changes or scenarios, got {shown(data)}. Name what to change."
         )
-    prices = data.get("prices") or {}
-    if not isinstance(prices, Mapping) or not all(map(_is_time, prices.values())):
-        raise RollerError(f"{where}: prices: expected microseconds by name, got {shown(prices)}. Mend them.")
+    if "prices" in data:
+        warnings.warn(f"{where}: prices is now called measured_us.", DeprecationWarning, stacklevel=2)
+    measured = data.get("measured_us", data.get("prices")) or {}
+    if not isinstance(measured, Mapping) or not all(map(_is_time, measured.values())):
+        raise RollerError(f"{where}: measured_us: expected microseconds by name, got {shown(measured)}. Mend them.")
     given, device = data.get("scenarios") or {}, data.get("device")
     if not isinstance(given, Mapping):
         raise RollerError(f"{where}: scenarios: expected lists of what-ifs by name, got {shown(given)}. Name them.")
@@ -81,7 +84,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
     if data.get("changes") or not lists:
         lists["changes"] = data.get("changes")
     made = {str(name): changes_of(rows, f"{where}: {name}") for name, rows in lists.items()}
-    return Scenarios(made, device, {str(k): float(v) for k, v in prices.items()})
+    return Scenarios(made, device, {str(k): float(v) for k, v in measured.items()})
 
 
 def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:

@@ -146,16 +146,3 @@ def bytes_of(launches: Sequence[Any]) -> tuple[float, float]:
             assert isinstance(launch, Wait)
             read += launch.read_bytes
     return read, written
-
-
-def flops_of(launches: Sequence[Any]) -> float:
-    """Return floating-point operations of products: two for each multiplication."""
-    kernels = [(x.expr, x.count) for x in launches if isinstance(x, Kernel)]
-    kernels += [(p, 1) for x in launches if isinstance(x, Fused) for p in x.products]
-    products = [(e, count) for e, count in kernels if e.name.split("[")[0] in ("matmul", "conv2d")]
-    return float(sum(2 * count * multiplications(e) for e, count in products))
-
-
-def multiplications(expr: Any) -> int:
-    """Return the points of the one stage of a product or of a convolution."""
-    return int(np.prod([axis.extent for axis in expr.stages[0].axes], dtype=object))

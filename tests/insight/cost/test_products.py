@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import roller  # noqa: E402
 from roller.insight.cost.gpu import launches_of  # noqa: E402
 from roller.insight.cost.launches import Fused, Stream  # noqa: E402
-from tests.insight.cost.calls import Draw, aten, flops_of, recorded  # noqa: E402
+from roller.insight.cost.operator_flops import operator_flops  # noqa: E402
+from tests.insight.cost.calls import Draw, aten, recorded  # noqa: E402
 from tests.insight.cost.cases_products import attentions, convolutions, products  # noqa: E402
 
 #: What PyTorch's counter knows nothing of, or takes heads for tokens of.
@@ -48,7 +49,7 @@ def test_products_multiply_as_often_as_pytorch_counts(family, seed):
         if case.row in UNCOUNTED or case.results is not None or case.call is aten.addmm_.default:
             continue
         (operator,), _ = recorded(case.call, *case.args, **case.kwargs)
-        wanted, found = expected(case), flops_of(launches_of(operator)[0])
+        wanted, found = expected(case), operator_flops(operator)
         seen += wanted > 0
         if wanted != found:
             wrong.append(f"{case} {case.args[-4:]}: expected {wanted}, got {found}")
@@ -86,7 +87,7 @@ def test_a_traced_step_multiplies_as_often_as_pytorch_counts(amp):
     # Of attention the counter here takes the products apart: backward multiplies four times where weights are kept,
     # five where they are computed again.
     pair = 2 * math.prod(e.extent for e in fused[0].products[0].stages[0].axes)
-    assert sum(flops_of(launches_of(o)[0]) for o in trace.steady()) == counter.get_total_flops() + pair
+    assert sum(operator_flops(o) for o in trace.steady()) == counter.get_total_flops() + pair
 
 
 @pytest.mark.parametrize("kind", ["flash", "efficient"])
@@ -97,7 +98,7 @@ def test_attention_by_tokens_multiplies_twice_forward_and_five_times_backward(ki
             (batch, rows, heads, depth), columns = case.args[back].shape, case.args[1 + back].shape[1]
             (operator,), _ = recorded(case.call, *case.args)
             pair = 2 * batch * heads * rows * columns * depth
-            assert flops_of(launches_of(operator)[0]) == (5 if back else 2) * pair
+            assert operator_flops(operator) == (5 if back else 2) * pair
 
 
 def test_what_a_causal_mask_hides_is_not_computed():
@@ -123,7 +124,7 @@ def test_samples_behind_each_other_see_only_themselves():
         aten._flash_attention_forward.default, q, q, q, starts, starts, 16, 16, 0.0, False, False,
         given=[q, torch.empty(3, 64, device="meta")],
     )  # fmt: skip
-    assert flops_of(launches_of(operator)[0]) == 2 * 2 * 4 * 3 * 16 * 16 * 32
+    assert operator_flops(operator) == 2 * 2 * 4 * 3 * 16 * 16 * 32
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
@@ -136,10 +137,10 @@ def test_recurrent_layers_multiply_inputs_and_states(kind, gates, bidirectional)
     ways = 1 + bidirectional
     inputs = width + (layers - 1) * ways * hidden
     once = 2 * steps * batch * ways * gates * hidden * (inputs + layers * hidden)
-    by = {o.name: launches_of(o) for o in trace.steady() if "_cudnn_rnn" in o.name}
-    assert all(mapped for _, mapped in by.values())
-    assert flops_of(by["aten._cudnn_rnn.default"][0]) == once
-    assert flops_of(by["aten._cudnn_rnn_backward.default"][0]) == 2 * once
+    by = {o.name: o for o in trace.steady() if "_cudnn_rnn" in o.name}
+    assert all(launches_of(o)[1] for o in by.values())
+    assert operator_flops(by["aten._cudnn_rnn.default"]) == once
+    assert operator_flops(by["aten._cudnn_rnn_backward.default"]) == 2 * once
 
 
 def test_packed_sequences_and_projections():
@@ -152,8 +153,8 @@ def test_packed_sequences_and_projections():
             return self.lstm(torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([6, 6, 6])))[0].data
 
     trace = roller.trace(Packed(), torch.zeros(6, 3, 24))
-    (found,) = [launches_of(o) for o in trace.steady() if "_cudnn_rnn" in o.name]
-    assert found[1] and flops_of(found[0]) == 2 * 6 * 3 * (64 * 24 + 64 * 8 + 8 * 16)
+    (found,) = [o for o in trace.steady() if "_cudnn_rnn" in o.name]
+    assert launches_of(found)[1] and operator_flops(found) == 2 * 6 * 3 * (64 * 24 + 64 * 8 + 8 * 16)
 
 
 def test_a_product_of_windows_moves_the_image_and_not_its_windows():

@@ -114,7 +114,7 @@ NOT_IN_PLACE = {
 @every("kind", NOT_IN_PLACE)
 def test_a_change_that_is_not_in_place_is_made(kind):
     graph, change = NOT_IN_PLACE[kind]
-    priced = replace(graph, prices={"bucket": 1.0, "unbucket": 1.0})
+    priced = replace(graph, measured_kernels_us={"bucket": 1.0, "unbucket": 1.0})
     found = what_if(priced, change)
     assert found.is_changed and not found.in_place
 

@@ -130,11 +130,11 @@ def test_a_search_ranks_what_helps_and_says_what_it_could_not_ask():
 def test_scenarios_are_read_from_files_and_lines(tmp_path):
     path = tmp_path / "eight.yaml"
     path.write_text(
-        "device: v100\nprices: {cast: 3}\nscenarios:\n  half: [amp]\n"
+        "device: v100\nmeasured_us: {cast: 3}\nscenarios:\n  half: [amp]\n"
         "  eight: [amp: {dtype: fp16}, ddp: {devices: 8, bandwidth: 25e9}]\n"
     )
     read = read_scenarios(path)
-    assert read.device == "v100" and read.prices == {"cast": 3.0}
+    assert read.device == "v100" and read.measured_us == {"cast": 3.0}
     assert read.changes["half"] == (AMP(),)
     assert read.changes["eight"] == (AMP("fp16"), DDP(8, bandwidth=25e9))
     assert change_of_text("batch:factor=4") == Batch(4.0)
@@ -185,12 +185,13 @@ def test_a_step_of_no_time_and_one_of_endless_time_are_no_answers():
     [
         ("changes: [ampp]", "did you mean 'amp'"), ("changes: [amp: {dtyp: fp16}]", "parameters among dtype"),
         ("changes: [device]", "all its parameters"), ("changes: amp", "a list of what-ifs"), ("[1", "cannot be read"),
-        ("change: [amp]", "expected device, prices"), ("changes: [{amp: {}, ddp: {}}]", "with its parameters"),
-        ("prices: {x: fast}\nchanges: [amp]", "microseconds"),
+        ("change: [amp]", "expected device, measured_us"), ("changes: [{amp: {}, ddp: {}}]", "with its parameters"),
+        ("measured_us: {x: fast}\nchanges: [amp]", "microseconds"),
         ("changes: [ddp: {devices: many}]", "expected a whole number"),
         ("changes: []", "a list of what-ifs"), ("5", "expected device"),
         ("scenarios: [amp]", "lists of what-ifs by name"),
-        ("changes: [ddp: {devices: 2.0}]", "a whole number"), ("prices: {x: true}\nchanges: [amp]", "microseconds"),
+        ("changes: [ddp: {devices: 2.0}]", "a whole number"),
+        ("measured_us: {x: true}\nchanges: [amp]", "microseconds"),
         ("device: 5\nchanges: [amp]", "the name of a device"),
         ("changes: [zero-time: {name: (}]", "a regular expression"),
         ("changes: [ddp: {devices: 2, bandwidth: abc}]", "expected a number"),

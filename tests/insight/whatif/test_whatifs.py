@@ -61,7 +61,7 @@ def test_amp_divides_products_by_three_and_the_rest_by_two_but_not_the_update():
     # 100/3 + 40/2 + 20/2 + 200/3 + 300/3 + 30/2 + 60/2 + 150/3 = 325, and the update's 20
     assert took(AMP(prices="factor")) == pytest.approx(8 + 325 + 20 + 9)
     # casts, 3 MB a megabyte of gradients read and written, behind the kernel of each: 7 us
-    casts = took(AMP(), training().__class__(**{**vars(training()), "prices": {"cast": 7.0, "unscale": 5.0}}))
+    casts = took(AMP(), training().__class__(**{**vars(training()), "measured_kernels_us": {"cast": 7.0, "unscale": 5.0}}))
     assert casts == pytest.approx(8 + 325 + 20 + 9 + 2 * (7 + GAP_US))
 
 
@@ -103,7 +103,7 @@ def test_a_restructured_norm_loses_activations_between_norm_and_convolution():
 
 def test_ddp_reduces_buckets_behind_their_gradients_and_before_the_update():
     graph = training()
-    prices = {**vars(graph), "prices": {"bucket": 0.0}}
+    prices = {**vars(graph), "measured_kernels_us": {"bucket": 0.0}}
     free = graph.__class__(**prices)
     two = DDP(2, bandwidth=10e9, latency_us=5.0, first_bytes=1 << 20)
     # 2 MB fill the first bucket behind conv2 (at 8+363+300 = 671 us): 2*(1/2)*2e6/1e10 = 200 us and 10 us of hops;
@@ -152,7 +152,7 @@ def test_priority_pulls_what_the_next_forward_needs_first():
 
 def test_blueconnect_goes_down_the_levels_and_back_up():
     graph = training()
-    free = graph.__class__(**{**vars(graph), "prices": {"bucket": 0.0}})
+    free = graph.__class__(**{**vars(graph), "measured_kernels_us": {"bucket": 0.0}})
     reduced = DDP(8, bandwidth=10e9, latency_us=0.0, first_bytes=1 << 30)(free)
     split = BlueConnect((4, 2), (40e9, 10e9), latency_us=0.0)(reduced)
     steps = [t for t in split.tasks if t.lane.name.startswith("level")]
@@ -189,7 +189,7 @@ def test_offloaded_maps_leave_behind_forward_and_come_back_before_backward():
 
 def test_gist_encodes_behind_forward_and_decodes_ahead_of_backward():
     graph = training()
-    priced = graph.__class__(**{**vars(graph), "prices": {"encode": 5.0, "decode": 7.0}})
+    priced = graph.__class__(**{**vars(graph), "measured_kernels_us": {"encode": 5.0, "decode": 7.0}})
     # conv1, norm1, relu1, conv2: four maps, each with a gap
     assert took(Gist(), priced) == STEP_US + 4 * (5 + 7 + 2 * GAP_US)
     assert took(Gist("relu*"), priced) == STEP_US + 5 + 7 + 2 * GAP_US
@@ -197,7 +197,7 @@ def test_gist_encodes_behind_forward_and_decodes_ahead_of_backward():
 
 def test_dgc_sends_a_share_and_passes_over_gradients_twice():
     graph = training()
-    priced = graph.__class__(**{**vars(graph), "prices": {"bucket": 0.0, "compress": 5.0, "unpack": 7.0}})
+    priced = graph.__class__(**{**vars(graph), "measured_kernels_us": {"bucket": 0.0, "compress": 5.0, "unpack": 7.0}})
     reduced = DDP(4, bandwidth=1e9, latency_us=0.0, first_bytes=1 << 30)(priced)
     sparse = DGC(4, bandwidth=1e9, density=0.01)(reduced)
     sent = next(t for t in sparse.tasks if t.kind == "collective")
@@ -283,7 +283,9 @@ def test_a_captured_graph_is_launched_once():
 
 def test_another_network_scales_transfers():
     graph = training()
-    reduced = DDP(2, bandwidth=10e9, latency_us=0.0)(graph.__class__(**{**vars(graph), "prices": {"bucket": 0.0}}))
+    reduced = DDP(2, bandwidth=10e9, latency_us=0.0)(
+        graph.__class__(**{**vars(graph), "measured_kernels_us": {"bucket": 0.0}})
+    )
     sums = [
         sum(t.duration_us for t in g.tasks if t.kind == "collective") for g in (reduced, OtherNetwork(4.0)(reduced))
     ]

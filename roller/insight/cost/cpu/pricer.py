@@ -11,6 +11,7 @@ from roller.insight.cost.cpu.operator_table import work_of
 from roller.insight.cost.cpu.operator_work import Traffic, Work
 from roller.insight.cost.operators import Price
 from roller.insight.memory.cpu_heap import Placed, placed
+from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
@@ -35,9 +36,12 @@ class ProcessorPricer:
     def steady(self, trace: Trace) -> list[Price]:
         """Return the prices of the last step, as such steps before it leave caches and heap."""
         works = [work_of(operator) for operator in trace.steady()]
-        for _ in range(2):
+        for done in (0, len(works)):
             storages = placed(trace)
-            prices = [self._next(o, *work, storages) for o, work in zip(trace.steady(), works, strict=True)]
+            prices = list[Price]()
+            for operator, work in zip(trace.steady(), works, strict=True):
+                prices.append(self._next(operator, *work, storages))
+                report("price", done + len(prices), 2 * len(works))
         return prices
 
     def _next(self, operator: Operator, work: Work | None, mapped: bool, storages: dict[int, Placed]) -> Price:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from roller.insight.trace.progress import report
 from roller.insight.trace.pytorch.compat import TorchDispatchMode, argument_names, plain, written
 from roller.insight.trace.pytorch.data_dependent import Values
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
@@ -149,6 +150,7 @@ class OperatorRecorder(TorchDispatchMode):
                 recomputed=recomputed, iteration=self.iteration,
             )
         )  # fmt: skip
+        report("trace", index + 1)
         results = tuple(self.record(tensor) for tensor in outputs)
         if not outputs and written(func):  # `_foreach_add_` and its like return nothing, but write
             targets = _tensors([given.get(name, kwargs.get(name)) for name in written(func)])

@@ -40,7 +40,7 @@ class FusedOptimizer(WhatIf):
         gone, new = work(graph, "optimizer"), []
         for own in by_iteration(graph, gone).values():
             time, name = Priced(total_us(graph, own), "assumed"), f"fused {self.optimizer}"
-            if self.prices == "model" and (graph.device or name in graph.prices):
+            if self.prices == "model" and (graph.device or name in graph.measured_kernels_us):
                 time = TaskPrices(graph).stream(name, *update_bytes(graph, self.optimizer))
             elif self.prices == "model" and len(own) >= UNFUSED[self.optimizer][0]:
                 moved = sum(KINDS[self.optimizer]) / UNFUSED[self.optimizer][1]

@@ -1,0 +1,55 @@
+"""Floating-point operations of an operator, as PyTorch's ``FlopCounterMode`` counts them: those of products alone."""
+
+from __future__ import annotations
+
+import math
+
+from roller.expr import TensorExpr
+from roller.expr.conversions import dtypes_of
+from roller.expr.exact_sums import is_product
+from roller.expr.scalar import Load, walk
+from roller.expr.tensor_expr import Stage
+from roller.insight.cost.gpu import launches_of
+from roller.insight.cost.launches import Fused, Kernel
+from roller.insight.trace.trace import Operator
+
+
+def operator_flops(operator: Operator) -> float:
+    """Return the floating-point operations of matrix products and convolutions in an operator.
+
+    A multiply-add is two operations. Element-wise operators and reductions count 0, as everywhere where the use of a
+    device's peak is quoted. A causal mask of fused attention counts as if nothing were masked, as in PyTorch.
+
+    Parameters
+    ----------
+    operator
+        As traced.
+
+    Notes
+    -----
+    ``2 m n k`` of a product, ``2 n k p q c r s / groups`` of a convolution. Equal to
+    ``torch.utils.flop_counter.FlopCounterMode`` but for the gradient of a grouped convolution's weights, which that
+    counts as if every filter saw every channel, and for what it does not count: vectors, recurrent layers of cuDNN.
+
+    Examples
+    --------
+    >>> from roller.insight.trace.trace import TensorRecord
+    >>> x, w, y = (TensorRecord((64, 64), (64, 1), "float32", n) for n in range(3))
+    >>> operator_flops(Operator(0, "aten.mm.default", "forward", (x, w), (y,)))
+    524288.0
+    """
+    launches, _ = launches_of(operator)
+    kernels = [(one.expr, one.count) for one in launches if isinstance(one, Kernel)]
+    kernels += [(p, 1) for one in launches if isinstance(one, Fused) for p in one.products]
+    return float(sum(2 * count * _multiplications(expr) for expr, count in kernels))
+
+
+def _multiplications(expr: TensorExpr) -> int:
+    """Return the points of the stages that sum products of two tensors."""
+    inputs, dtypes = {t.name for t in expr.inputs}, dtypes_of(expr)
+    products = [s for s in expr.stages if is_product(s, inputs, dtypes) and len(_read(s)) == 2]
+    return sum(math.prod(axis.extent for axis in s.axes) for s in products)
+
+
+def _read(stage: Stage) -> set[str]:
+    return {n.tensor for n in walk(stage.body) if isinstance(n, Load)}

@@ -1,0 +1,78 @@
+"""The user's hourly rates of devices, each with a source and a date."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+from roller.core.files import read_text
+from roller.errors import RollerError, did_you_mean, shown
+
+
+@dataclass(frozen=True)
+class HourlyRate:
+    """The price of an hour of one device, with its source and date."""
+
+    per_hour: float
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class RateCard:
+    """The user's hourly rates: a currency, and devices by name."""
+
+    currency: str
+    devices: Mapping[str, HourlyRate]
+
+    def per_hour(self, device: str) -> float | None:
+        """Return the price of an hour of a device; ``None`` where the card lacks it."""
+        found = self.devices.get(device)
+        return None if found is None else found.per_hour
+
+
+def read_rate_card(path: str | Path) -> RateCard:
+    """Read the user's hourly rates.
+
+    Parameters
+    ----------
+    path
+        A YAML file: ``currency`` and, by device, ``per_hour``, ``source`` and ``date``. All are needed: a price
+        without source and date cannot be trusted.
+
+    Raises
+    ------
+    RollerError
+        It cannot be read, or says something else.
+    """
+    import yaml
+
+    def wrong(where: str, expected: str, got: object, names: Sequence[str] = ()) -> RollerError:
+        hint = did_you_mean(str(got), names) if names else ""
+        return RollerError(
+            f"{path}: {where}: expected {expected}, got {shown(got)}{hint}. Write e.g. {{currency: USD, devices: "
+            f"{{a100: {{per_hour: 1.5, source: my provider, date: 2026-01-31}}}}}}."
+        )
+
+    try:
+        data = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
+    if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:
+        raise wrong("prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data)
+    if not isinstance(data["currency"], str) or not isinstance(data["devices"], Mapping):
+        raise wrong("currency, devices", "a word, and a mapping of devices", data["currency"])
+    found = {}
+    for name, row in data["devices"].items():
+        if not isinstance(row, Mapping) or set(row) != {"per_hour", "source", "date"}:
+            raise wrong(f"devices.{name}", "per_hour, source and date", row)
+        hour = row["per_hour"]
+        if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < 1e12:
+            raise wrong(f"devices.{name}.per_hour", "a number above 0", hour)
+        when = row["date"]
+        if not isinstance(when, date):
+            raise wrong(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
+        found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
+    return RateCard(data["currency"], found)

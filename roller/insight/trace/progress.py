@@ -1,0 +1,68 @@
+"""Progress of tracing, pricing and sweeps, and how to cancel them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from roller.errors import RollerError
+
+
+class Cancelled(RollerError):
+    """The caller cancelled the work; what was priced until then is kept."""
+
+
+class _Watch(NamedTuple):
+    listener: Callable[[str, int, int], None]
+    is_cancelled: Callable[[], bool]
+
+
+_WATCH: ContextVar[_Watch | None] = ContextVar("watch", default=None)
+
+
+@contextmanager
+def listening(
+    listener: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    *,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[None]:
+    """Follow ``trace``, ``forecast`` and ``sweep`` within this context, and cancel them.
+
+    Parameters
+    ----------
+    listener
+        Called with the stage (``"trace"``, ``"price"``, ``"sweep"``), the number of operators or rows done, and how
+        many there are; 0 while that is not known, as of a trace.
+    is_cancelled
+        Asked after each operator; where it is true, the work raises :class:`Cancelled`. The ``is_set`` of a
+        ``threading.Event`` will do.
+
+    Examples
+    --------
+    >>> with listening(lambda stage, done, total: print(stage, done, total)):
+    ...     report("price", 1, 2)
+    price 1 2
+    """
+    token = _WATCH.set(_Watch(listener, is_cancelled))
+    try:
+        yield
+    finally:
+        _WATCH.reset(token)
+
+
+def report(stage: str, done: int, total: int = 0) -> None:
+    """Tell whoever listens how far a stage is.
+
+    Raises
+    ------
+    Cancelled
+        The listener's side has cancelled the work.
+    """
+    watch = _WATCH.get()
+    if watch is None:
+        return
+    watch.listener(stage, done, total)
+    if watch.is_cancelled():
+        raise Cancelled(f"{stage}: cancelled after {done}{f' of {total}' if total else ''}. Start it again.")
