@@ -81,6 +81,9 @@ RULES = (
         r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
         ("roller/insight/renamed.py::moved.find", "roller/insight/renamed.py::deprecated"),
     ),
+    DynamicImport(
+        "the process of a project", (r"-m\", \"roller\.insight\.project_worker",), r"roller\.insight\.project_worker",
+    ),
     # Devices, by their kind.
     DynamicImport("templates", (r"\.room\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),
     DynamicImport("checks of templates", (r"\.room\(\"templates\.checks\"\)",), rf"roller\.templates\.{KIND}\.checks"),

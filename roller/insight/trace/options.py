@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller.errors import ModelError, did_you_mean, shown
 from roller.hardware import DeviceSpec, load_spec
@@ -14,6 +15,13 @@ PRECISIONS = {
 }  # fmt: skip
 #: In the place of a compute capability: the device is the CPU that also runs PyTorch's own code.
 HOST = (0, 0)
+
+
+class DeviceRules(NamedTuple):
+    """All that a trace needs of a device, for a process that does not have its specification."""
+
+    name: str
+    capability: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -33,7 +41,7 @@ class TraceOptions:
     """
 
     batch: int | None = None
-    device: str | DeviceSpec | None = None
+    device: str | DeviceSpec | DeviceRules | None = None
     amp: str | None = None
     checkpoint: bool | str | Sequence[str] | None = None
 
@@ -50,7 +58,7 @@ class TraceOptions:
             )
 
 
-def capability_of(device: str | DeviceSpec | None) -> tuple[int, int]:
+def capability_of(device: str | DeviceSpec | DeviceRules | None) -> tuple[int, int]:
     """Return the compute capability of a device, (8, 0) of none, :data:`HOST` of a CPU.
 
     Raises
@@ -60,6 +68,8 @@ def capability_of(device: str | DeviceSpec | None) -> tuple[int, int]:
     """
     if device is None:
         return (8, 0)
+    if isinstance(device, DeviceRules):
+        return device.capability
     spec = load_spec(device) if isinstance(device, str) else device
     if not spec.traits.discrete:  # the host itself
         return HOST

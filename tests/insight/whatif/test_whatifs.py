@@ -61,7 +61,9 @@ def test_amp_divides_products_by_three_and_the_rest_by_two_but_not_the_update():
     # 100/3 + 40/2 + 20/2 + 200/3 + 300/3 + 30/2 + 60/2 + 150/3 = 325, and the update's 20
     assert took(AMP(prices="factor")) == pytest.approx(8 + 325 + 20 + 9)
     # casts, 3 MB a megabyte of gradients read and written, behind the kernel of each: 7 us
-    casts = took(AMP(), training().__class__(**{**vars(training()), "measured_kernels_us": {"cast": 7.0, "unscale": 5.0}}))
+    casts = took(
+        AMP(), training().__class__(**{**vars(training()), "measured_kernels_us": {"cast": 7.0, "unscale": 5.0}})
+    )
     assert casts == pytest.approx(8 + 325 + 20 + 9 + 2 * (7 + GAP_US))
 
 

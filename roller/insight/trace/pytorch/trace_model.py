@@ -18,7 +18,7 @@ import torch
 
 from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.trace.options import PRECISIONS, TraceOptions, capability_of
+from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, capability_of
 from roller.insight.trace.pytorch import (
     cpu_dispatch,
     known_values,
@@ -60,7 +60,7 @@ class Request:
     targets: tuple[Any, ...] = ()
     amp: str | None = None
     checkpoint: bool | str | Sequence[str] = False
-    device: str | DeviceSpec | None = None
+    device: str | DeviceSpec | DeviceRules | None = None
     attention: str = "auto"
     calls: int | None = None
     keep_gradients: bool = False

@@ -1,0 +1,168 @@
+"""Traces a user's project in a process of its own: tracing sets global hooks, and loads the user's modules."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from roller.errors import ModelError, shown
+from roller.insight.trace.options import DeviceRules, TraceOptions, capability_of
+from roller.insight.trace.progress import report
+from roller.insight.trace.retracer import Retracer
+from roller.insight.trace.trace import Trace
+from roller.insight.traced_step import TracedStep
+from roller.runtime.channel import ChannelClosed, receive, send
+
+#: Between two looks at whether the caller has cancelled.
+_POLL_S = 0.1
+#: A process that was killed is gone within.
+_LEAVE_S = 10.0
+
+
+class ProjectTracer:
+    """A process that traces one entry file, started at the first request.
+
+    It is started again where a file that the project loaded has changed, after a failure, and after a cancelled
+    trace (:class:`~roller.insight.trace.progress.Cancelled`). Close it, or use it in a ``with``.
+
+    Parameters
+    ----------
+    entry
+        The entry file.
+    calls
+        As in :func:`roller.trace`.
+    python
+        Interpreter of the project, which needs roller and PyTorch; by default this one.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        with ProjectTracer("train.py") as project:
+            step = project.step()
+            print(step.forecast("h100").iteration_s)
+    """
+
+    def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
+        self.entry, self._calls, self._python = Path(entry), calls, python
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+        self._files: Mapping[str, tuple[int, int]] = {}
+
+    def step(self, options: TraceOptions | None = None) -> TracedStep:
+        """Return the traced step; its methods trace again in the same process.
+
+        Raises
+        ------
+        ModelError
+            The entry file cannot be traced, or its process ended.
+        Cancelled
+            The caller has cancelled the trace.
+        """
+        return Retracer(self._trace, TraceOptions(), TracedStep.of)(options or TraceOptions())
+
+    def close(self) -> None:
+        """Stop the process, if any."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
+        for stream in (process.stdin, process.stdout, self._stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> ProjectTracer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _trace(self, options: TraceOptions) -> Trace:
+        if any(_state(file) != known for file, known in self._files.items()):
+            self.close()
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        name = getattr(options.device, "name", options.device)
+        rules = None if name is None else DeviceRules(str(name), capability_of(options.device))
+        checkpoint = options.checkpoint
+        request = {
+            "batch": options.batch, "device": rules, "amp": options.amp, "calls": self._calls,
+            "checkpoint": checkpoint if isinstance(checkpoint, (bool, str)) else list(checkpoint or ()),
+        }  # fmt: skip
+        try:
+            send(process.stdin.fileno(), request)
+            reply, blobs = self._reply(process.stdout.fileno())
+        except ChannelClosed:
+            raise self._ended() from None
+        except BaseException:
+            self.close()  # cancelled or interrupted: what it would answer later belongs to no request
+            raise
+        if "refused" in reply:
+            raise ModelError(reply["refused"])
+        if "failed" in reply:
+            said = shown(reply["failed"])
+            raise ModelError(f"{self.entry}: expected a step that can be traced, got {said}. Run the file by itself.")
+        self._files = {file: _state(file) for file in reply["files"]}
+        return Trace.from_json(blobs[0].decode(), str(self.entry))
+
+    def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the answer; whoever listens is told of the progress before it, and may cancel meanwhile."""
+        last: tuple[str, int, int] = ("trace", 0, 0)
+        while True:
+            if not select.select([fd], [], [], _POLL_S)[0]:
+                report(*last)
+                continue
+            reply, blobs = receive(fd)
+            if "progress" not in reply:
+                return reply, blobs
+            stage, done, total = reply["progress"]
+            last = (str(stage), int(done), int(total))
+            report(*last)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+            root = str(Path(__file__).resolve().parents[2])
+            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+            self._process = subprocess.Popen(
+                [self._python, "-m", "roller.insight.project_worker", str(self.entry)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True, bufsize=0,
+            )  # fmt: skip
+            self._files = {}
+        return self._process
+
+    def _ended(self) -> ModelError:
+        """Return how the process ended, with the last line that it wrote."""
+        process, stderr = self._process, self._stderr
+        assert process is not None and stderr is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LEAVE_S)
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
+        code = process.returncode
+        how = "no end" if code is None else f"its end by signal {-code}" if code < 0 else f"its end with status {code}"
+        self.close()
+        last = f", after {shown(lines[-1])}" if lines else ""
+        return ModelError(
+            f"{self.entry}: expected a trace from the project's process, got {how}{last}. Run the file by itself."
+        )
+
+
+def _state(file: str) -> tuple[int, int]:
+    """Return what changes with a file's content: time of its last change, and size."""
+    try:
+        found = os.stat(file)
+    except OSError:
+        return (0, -1)
+    return (found.st_mtime_ns, found.st_size)

@@ -1,0 +1,88 @@
+"""``python -m roller.insight.project_worker ENTRY``: traces one entry file for :mod:`roller.insight.project_tracer`.
+
+Requests come on standard input, answers go to what was standard output. The user's code finds no input, and what it
+prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from roller.errors import RollerError
+from roller.insight.trace.options import DeviceRules, TraceOptions
+from roller.insight.trace.progress import listening
+from roller.insight.trace.retracer import Retracer
+from roller.insight.trace.trace import Trace
+from roller.runtime.channel import ChannelClosed, receive, send
+
+#: Progress is told no more often.
+_EVERY_S = 0.05
+
+
+def main(entry: str) -> None:
+    """Answer requests until the other end is gone."""
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    again: Retracer[Trace] | None = None
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            request, _ = receive(requests)
+            try:
+                with listening(_teller(answers)):
+                    again = again or _retracer(entry, request["calls"])
+                    trace = again(_options(request))
+            except RollerError as error:
+                send(answers, {"refused": str(error)})
+            except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
+                send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
+            else:
+                send(answers, {"files": _files(trace.options)}, [trace.to_json().encode()])
+
+
+def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:
+    from roller.insight.tracing import need_torch
+
+    need_torch()
+    from roller.insight.trace.pytorch import entry_file
+
+    return entry_file.retracer(entry, lambda trace, _: trace, calls=calls)
+
+
+def _options(request: dict[str, Any]) -> TraceOptions:
+    device = request["device"]
+    rules = None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
+    return TraceOptions(request["batch"], rules, request["amp"], request["checkpoint"])
+
+
+def _teller(answers: int) -> Callable[[str, int, int], None]:
+    told = time.monotonic()
+
+    def tell(stage: str, done: int, total: int) -> None:
+        nonlocal told
+        if time.monotonic() - told > _EVERY_S:
+            told = time.monotonic()
+            send(answers, {"progress": [stage, done, total]})
+
+    return tell
+
+
+def _files(options: Any) -> list[str]:
+    """Return the files of the project that are loaded: where one changes, another process has to trace."""
+    from roller.insight.trace.pytorch.stacks import Stacks
+
+    stacks = Stacks(Path.cwd())
+    named = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    return sorted({str(Path(file).resolve()) for file in named if file and not stacks.is_foreign(file)})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
