@@ -32,6 +32,9 @@ def main(entry: str) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
+    os.register_at_fork(after_in_child=lambda: (os.close(requests), os.close(answers)))
+    own = os.getpid()
     again: Retracer[Trace] | None = None
     with contextlib.suppress(ChannelClosed):
         while True:
@@ -40,12 +43,21 @@ def main(entry: str) -> None:
                 with listening(_teller(answers)):
                     again = again or _retracer(entry, request["calls"])
                     trace = again(_options(request))
+                _end_unless(own)
             except RollerError as error:
+                _end_unless(own)
                 send(answers, {"refused": str(error)})
             except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
+                _end_unless(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
                 send(answers, {"files": _files(trace.options)}, [trace.to_json().encode()])
+
+
+def _end_unless(own: int) -> None:
+    """End a process that is not ``own``: one that the user's code has forked, and that left it by an exception."""
+    if os.getpid() != own:
+        os._exit(0)
 
 
 def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -86,6 +87,26 @@ def test_a_project_that_fails_is_an_error_and_the_next_request_is_answered(entry
             project.step()
         entry.write_text(ENTRY)
         assert project.step().steady()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("leaves", ["sys.exit(0)", "raise ValueError", "pass"])
+def test_what_the_users_code_forks_answers_no_request(entry, leaves):
+    fork = f"import os, sys\nforked = os.fork()\nif forked == 0:\n    {leaves}\nelse:\n    os.waitpid(forked, 0)\n"
+    entry.write_text(fork + ENTRY)
+    with ProjectTracer(entry) as project:
+        steps = [project.step(), project.step().at(batch=8)]
+    assert [step.options["batch"] for step in steps] == [4, 8]
+
+
+@pytest.mark.slow
+def test_what_the_users_code_forks_does_not_hide_that_its_process_ended(entry):
+    entry.write_text("import os, time\nif os.fork() == 0:\n    time.sleep(20)\n    os._exit(0)\nos._exit(3)\n" + ENTRY)
+    with ProjectTracer(entry) as project:
+        start = time.monotonic()
+        with pytest.raises(ModelError, match="its end with status 3"):
+            project.step()
+        assert time.monotonic() - start < 18
 
 
 @pytest.mark.slow

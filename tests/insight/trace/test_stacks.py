@@ -4,6 +4,7 @@ Each line of the programs below names in its comment the operators that it calls
 """
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,39 @@ class Net(nn.Module):
         x = self.fc(x)  # {LINEAR}
         return Square.apply(x)  # outer
 """,
+    "a function that is looked up before": f"""
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3  # pow
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 3 * x * gradient  # mul
+
+cube = Cube.apply
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+    def forward(self, x):
+        x = cube(self.fc(x))  # {LINEAR}
+        return torch.tanh(x)  # tanh, tanh_backward
+""",
+    "a gradient that has a gradient": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, 8))
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        y = x @ self.weight  # mm, t, add
+        y = torch.exp(y)  # exp, mul
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)  # sum, ones_like, expand, mm, t, mul
+        return torch.sin(g)  # sin, cos, mul
+""",
     "parameters of its own and hooks": """
 class Net(nn.Module):
     def __init__(self):
@@ -147,8 +181,8 @@ def test_a_stack_begins_where_the_model_is_called_and_ends_where_the_operator_is
         assert operator.name.split(".")[1] in words_of(inner), said
         if operator.phase == "optimizer":
             assert "optimizer.step()" in outer, said
-        elif "backward()" in inner:  # before the engine comes to a node
-            assert operator.name == "aten.ones_like.default", said
+        elif operator.name == "aten.ones_like.default":  # before the engine comes to a node
+            assert "backward()" in inner or "autograd.grad" in inner, said
         else:
             assert "model(x)" in outer, said
             if operator.phase == "forward":
@@ -158,6 +192,46 @@ def test_a_stack_begins_where_the_model_is_called_and_ends_where_the_operator_is
                 # a hook, a function's own backward and what runs again add their lines to those of the forward
                 assert operator.stack in forward or any(operator.stack[:n] in calls for n in (1, 2)), said
     assert {o.phase for o in found.steady()} == {"forward", "backward", "optimizer"}
+
+
+def test_what_a_differentiated_backward_runs_is_not_computed_again(tmp_path):
+    found, _ = traced(tmp_path, NETS["a gradient that has a gradient"])
+    assert not any(o.recomputed for o in found.operators)
+    again, _ = traced(tmp_path, NETS["checkpointing"])
+    assert {o.name for o in again.steady() if o.recomputed} >= {"aten.addmm.default", "aten.tanh.default"}
+
+
+@every("device", ["a100", "cpu-avx2"])
+def test_files_of_the_same_text_are_told_apart(device, tmp_path, monkeypatch):
+    for name in ("stacks_one", "stacks_two"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    block += "        self.fc = nn.Linear(8, 8)\n    def forward(self, x):\n        return self.fc(x)\n"
+    (tmp_path / "pyproject.toml").touch()
+    for name in ("stacks_one", "stacks_two"):
+        (tmp_path / f"{name}.py").write_text(block)
+    head = HEAD + "import os, stacks_one, stacks_two\nos.chdir('/')\ndef Net():\n"
+    head += "    return nn.Sequential(stacks_one.Block(), stacks_two.Block())\n"
+    (tmp_path / "entry.py").write_text(head + STEP)
+    monkeypatch.chdir(tmp_path)
+    found = trace_entry("entry.py", device=device)
+    files = {o.module: o.stack[-1].file for o in found.steady() if o.phase == "forward" and o.module}
+    assert files["0.fc"] == "stacks_one.py" and files["1.fc"] == "stacks_two.py"
+    lasts = {name: stack[-1].file for name, stack in found.registered.items()}
+    assert lasts == {f"{n}.fc.{p}": files[f"{n}.fc"] for n in "01" for p in ("weight", "bias")}
+    assert all(o.stack[0].file == "entry.py" for o in found.steady())
+
+
+def test_a_folder_that_only_begins_like_that_of_pytorch_is_the_users(tmp_path):
+    import torch
+
+    from roller.insight.trace.pytorch.stacks import Stacks
+
+    home = Path(torch.__file__).parent
+    stacks = Stacks(tmp_path)
+    assert stacks.is_foreign(str(home / "nn" / "a.py")) and stacks.is_foreign(json.__file__)
+    library = Path(json.__file__).parents[1]
+    assert not stacks.is_foreign(str(library.with_name(f"{library.name}_of_mine") / "a.py"))
 
 
 def test_functions_are_named_and_stacks_are_shared(tmp_path):

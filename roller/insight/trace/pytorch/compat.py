@@ -9,13 +9,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch.autograd.function import _SingleLevelFunction as OuterFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors as device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 __all__ = [
-    "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
+    "OuterFunction", "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
     "device_constructors", "plain", "takes_device", "unguarded", "without_modes", "writes_by_name",
     "written",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ def _once(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
-    session = Session(Target(capability_of(options.device)), folder=Path(path).parent)
+    session = Session(Target(capability_of(options.device)), folder=Path(str(module.__file__)).parent)
     for sentence in module._roller_said:
         session.values.note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
@@ -67,7 +67,8 @@ def _once(
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
         with session.recording(), watched, errors("model_provider failed", session.origins):
-            model = session.taken(model_copy.built(module.model_provider, session.values.note), lasting)
+            given = model_copy.built(module.model_provider, session.values.note)
+            model = session.taken(given, lasting)
             again = model_copy.checkpointed(model, options.checkpoint or False, session.origins)
             session.adopt(model)
         with session.recording(), training_step.mixed_precision(precision) as around:
@@ -81,7 +82,7 @@ def _once(
             with errors("iteration_provider failed", session.origins):
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
-            session.registered = session.registrations.lines(model)
+            session.registered = session.registrations.lines(model, given)
 
             def body() -> None:
                 with around():
@@ -152,6 +153,7 @@ class _Fresh(SourceFileLoader):
 def _loaded(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
+    path = path.absolute()  # the file may change the working directory
     name = f"_roller_entry_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_Fresh(name, str(path)))
     if spec is None or spec.loader is None:

@@ -6,6 +6,7 @@ says it when backward comes to it.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from roller.insight.trace.pytorch.compat import backward_functions, unguarded
+from roller.insight.trace.pytorch.compat import OuterFunction, backward_functions, unguarded
 from roller.insight.trace.pytorch.stacks import Stacks, driver
 from roller.insight.trace.trace import Phase, Stack
 
@@ -57,12 +58,15 @@ class OriginTracker:
         self._stack: list[str] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
+        self._is_differentiated = False
         self._backward_stack: Stack = ()
 
     @property
     def recomputing(self) -> bool:
-        """Whether checkpointing runs a forward again: the engine itself computes without recording gradients."""
-        return self.phase == "backward" and self._node is not None and (bool(self._stack) or torch.is_grad_enabled())
+        """Whether checkpointing runs a forward again: the engine records gradients where it was told to, and not else."""
+        if self.phase != "backward" or self._node is None:
+            return False
+        return bool(self._stack) or (torch.is_grad_enabled() and not self._is_differentiated)
 
     def here(self) -> OperatorOrigin:
         """Return the place of an operator that is dispatched now."""
@@ -120,17 +124,17 @@ class OriginTracker:
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
             setattr(home, name, self._watched(function))
-        apply = torch.autograd.Function.__dict__["apply"].__func__
 
         def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
-            result = apply(cls, *args, **kwargs)
+            result = super(OuterFunction, cls).apply(*args, **kwargs)
             self.remember(result)
             return result
 
         try:
             with (
                 patch.object(torch.optim.Optimizer, "__init__", make),
-                patch.object(torch.autograd.Function, "apply", classmethod(applied)),
+                # Above `Function.apply`, which may have been looked up before: `square = Square.apply`.
+                patch.object(OuterFunction, "apply", classmethod(applied)),
             ):
                 yield
         finally:
@@ -155,7 +159,13 @@ class OriginTracker:
         body = unguarded(function) or function
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            return self._backward(body, *args, **kwargs)
+            kept, self._is_differentiated = self._is_differentiated, _option(function, "create_graph", args, kwargs)
+            try:
+                result = self._backward(body, *args, **kwargs)
+            finally:
+                self._is_differentiated = kept
+            self.remember(result)  # gradients that have gradients of their own
+            return result
 
         return backward
 
@@ -183,3 +193,11 @@ class OriginTracker:
         self.stepped.add(id(optimizer))
         if self._is_within_backward:  # an update in the hook of a gradient: backward goes on
             self.phase = "backward"
+
+
+def _option(function: Any, name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a call of a function turns an option on."""
+    try:
+        return bool(inspect.signature(function).bind(*args, **kwargs).arguments.get(name))
+    except TypeError:  # the function itself says what is wrong
+        return False

@@ -1,11 +1,14 @@
 """The project's frames around an operator, outermost first, and the lines that register parameters.
 
 ``f_lineno`` of an outer frame is the line of its call, so a walk along ``f_back`` tells the line of every call. Stacks
-are interned: operators of one line share one tuple. What a file is, is asked once per code object.
+are interned: operators of one line share one tuple. What a file is, is asked once per code object. Code objects are
+told apart by identity: those of two files with the same text are equal.
 """
 
 from __future__ import annotations
 
+import os
+import site
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +27,17 @@ from roller.insight.trace.trace import Frame, Stack
 
 #: Nothing below these is the user's: PyTorch, the standard library, installed packages, and the tracer.
 _FOREIGN = tuple(
-    str(Path(path).resolve())
+    str(Path(path).resolve()) + os.sep
     for path in {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
         str(Path(str(torch.__file__)).parent),
         str(Path(__file__).parent),
     }
 )
-#: A walk ends at a frame of one of these: they run what is the user's.
-_DRIVERS: set[CodeType] = set()
+#: A walk ends at a frame of one of these: they run what is the user's. Held, so that no identity is used twice.
+_DRIVERS: dict[int, CodeType] = {}
 #: A folder that holds one of these is a project.
 _PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
@@ -42,7 +47,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def driver(function: F) -> F:
     """Let stacks end at a function, which runs the user's code."""
-    _DRIVERS.add(function.__code__)  # type: ignore[attr-defined]
+    code = function.__code__  # type: ignore[attr-defined]
+    _DRIVERS[id(code)] = code
     return function
 
 
@@ -66,28 +72,29 @@ class Stacks:
 
     def __init__(self, project: Path) -> None:
         self.project = project.resolve()
-        self._files: dict[CodeType, str] = {}
+        self._codes: dict[int, tuple[CodeType, str]] = {}
         self._known: dict[tuple[Any, ...], Stack] = {}
 
     def here(self, frame: FrameType | None = None) -> Stack:
         """Return the stack of a frame, by default the caller's, from the user's outermost frame to the innermost."""
-        files, found = self._files, list[Any]()
+        codes, found = self._codes, list[int]()
         frame = frame or sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            if code in _DRIVERS:
+            number = id(code)
+            if number in _DRIVERS:
                 break
-            file = files.get(code)
-            if file is None:
-                file = files[code] = self._file(code)
-            if file:
-                found += (code, frame.f_lineno)
+            known = codes.get(number)
+            if known is None:
+                known = codes[number] = code, self._file(code)
+            if known[1]:
+                found += (number, frame.f_lineno)
             frame = frame.f_back
         key = tuple(found)
         stack = self._known.get(key)
         if stack is None:
-            codes = [(key[at], key[at + 1]) for at in range(len(key) - 2, -1, -2)]
-            stack = self._known[key] = tuple(Frame(files[code], line, _name(code)) for code, line in codes)
+            calls = [(*codes[key[at]], key[at + 1]) for at in range(len(key) - 2, -1, -2)]
+            stack = self._known[key] = tuple(Frame(file, line, _name(code)) for code, file, line in calls)
         return stack
 
     def joined(self, outer: Stack, inner: Stack) -> Stack:
@@ -137,14 +144,18 @@ class Registrations:
             for handle in handles:
                 handle.remove()
 
-    def lines(self, model: torch.nn.Module) -> Mapping[str, Stack]:
+    def lines(self, model: torch.nn.Module, original: torch.nn.Module | None = None) -> Mapping[str, Stack]:
         """Return the stack of the line that registers each parameter of a model, as far as it was seen.
 
-        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it.
+        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it;
+        where the model itself is a copy, that of the original.
         """
         found: dict[str, Stack] = {}
-        self._within(model, "", (), found)
-        return found
+        for one in (original, model):
+            if one is not None:
+                self._within(one, "", (), found)
+        names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        return {name: stack for name, stack in found.items() if name in names}
 
     def _within(self, module: torch.nn.Module, prefix: str, around: Stack, found: dict[str, Stack]) -> None:
         for name, parameter in module._parameters.items():
