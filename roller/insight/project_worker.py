@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +36,10 @@ def main(entry: str) -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
-    os.register_at_fork(after_in_child=lambda: (os.close(requests), os.close(answers)))
+    for pipe in (requests, answers):
+        os.register_at_fork(after_in_child=partial(os.close, pipe))
     own = os.getpid()
+    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
     again: Retracer[Trace] | None = None
     with contextlib.suppress(ChannelClosed):
         while True:
@@ -52,6 +57,14 @@ def main(entry: str) -> None:
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
                 send(answers, {"files": _files(trace.options)}, [trace.to_json().encode()])
+
+
+def _end_with(requests: int) -> None:
+    """End this process when the other end of a pipe is gone, whatever the user's code is doing."""
+    watch = select.poll()
+    watch.register(requests, 0)  # that it is closed is always told
+    watch.poll()
+    os._exit(1)
 
 
 def _end_unless(own: int) -> None:

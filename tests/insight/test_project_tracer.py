@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import subprocess
+import sys
 import threading
 import time
 
@@ -107,6 +111,34 @@ def test_what_the_users_code_forks_does_not_hide_that_its_process_ended(entry):
         with pytest.raises(ModelError, match="its end with status 3"):
             project.step()
         assert time.monotonic() - start < 18
+
+
+@pytest.mark.slow
+def test_its_process_ends_with_the_one_that_started_it(entry):
+    said = entry.with_name("said")
+    head = f"import os, time\nfor fd in range(3): os.close(fd)\nopen({str(said)!r}, 'w').write(str(os.getpid()))\n"
+    entry.write_text(f"{head}while True: time.sleep(1)\n{ENTRY}")
+    code = f"from roller.insight.project_tracer import ProjectTracer; ProjectTracer({str(entry)!r}).step()"
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        _soon(lambda: said.exists() and said.read_text())
+        caller.kill()
+    _soon(lambda: _is_gone(int(said.read_text())))
+
+
+def _soon(found):
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def _is_gone(process):
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    status = pathlib.Path(f"/proc/{process}/stat")  # one that has ended, and that nobody has waited for
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
 
 
 @pytest.mark.slow

@@ -108,8 +108,11 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
     critical = dict(critical_path(graph, timeline))
     rows: dict[str, _Sums] = {}
     for task in graph.tasks:
+        took = critical.get(task.id, 0.0)
         if not task.is_removed:
-            rows.setdefault(name_of(task), _Sums()).add(task, critical.get(task.id, 0.0), task.id in graph.operators)
+            rows.setdefault(name_of(task), _Sums()).add(task, took, task.id in graph.operators)
+        elif took:  # lags behind a task that was removed
+            rows.setdefault(name_of(task), _Sums()).critical_us += took
     whole = math.fsum(row.compute_us for row in rows.values())
     found = [row.named(name, whole) for name, row in rows.items()]
     return tuple(sorted(found, key=lambda x: (-x.critical_us, -x.device_us, x.name)))

@@ -298,7 +298,7 @@ class Trace:
                     f"{data['version']}. Trace the model again."
                 )
             stacks = [tuple(_frame(*row) for row in stack) for stack in data.get("stacks", ())]
-            return cls(
+            found = cls(
                 tuple(_operator(row, stacks) for row in data["operators"]),
                 tuple(_event(row) for row in data["events"]),
                 {int(number): Storage(**storage) for number, storage in data["storages"].items()},
@@ -307,7 +307,9 @@ class Trace:
                 tuple(data["warnings"]),
                 {name: _one_of(stacks, number) for name, number in data.get("registered", {}).items()},
             )
-        except (ValueError, KeyError, TypeError, IndexError) as error:
+            _check(found)
+            return found
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError, RecursionError) as error:
             raise ArtifactError(
                 f"{where}: expected the JSON of a trace, got what cannot be read ({error!r}). Trace the model again."
             ) from error
@@ -365,3 +367,28 @@ def _operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     return Operator(
         **{**given, "inputs": tuple(map(_tensor, row["inputs"])), "outputs": tuple(map(_tensor, row["outputs"]))}
     )
+
+
+def _check(trace: Trace) -> None:
+    """Refuse parts of another type, which would fail far from here, or not at all."""
+    events = (number for event in trace.events for number in vars(event).values())
+    tensors = (t for o in trace.operators for t in (*o.inputs, *o.outputs))
+    sizes = (number for t in tensors for number in (*t.shape, *t.stride, t.storage, t.offset))
+    places = (n for o in trace.operators for n in (o.index, o.stream, o.iteration))
+    held = (storage.size_bytes for storage in trace.storages.values())
+    for number in (*trace.iterations, *events, *sizes, *places, *held):
+        if type(number) is not int:
+            raise TypeError(f"{type(number).__name__} for a whole number")
+    names = (text for o in trace.operators for text in (o.name, o.phase, o.module))
+    for text in (*trace.warnings, *names, *(text for s in trace.storages.values() for text in (s.kind, s.name))):
+        if not isinstance(text, str):
+            raise TypeError(f"{type(text).__name__} for a text")
+    for mapping in (trace.options, *(o.arguments for o in trace.operators)):
+        if not isinstance(mapping, dict):
+            raise TypeError(f"{type(mapping).__name__} for a mapping")
+    for name in ("batch", "accumulate", "unlike_steps"):
+        if not isinstance(trace.options.get(name), (int, float, type(None))):
+            raise TypeError(f"{type(trace.options[name]).__name__} for the number {name}")
+    marks = [0, *trace.iterations, len(trace.operators)]
+    if len(marks) < 4 or marks != sorted(marks):
+        raise ValueError(f"iterations that begin at operators {list(trace.iterations)} of {len(trace.operators)}")

@@ -16,6 +16,7 @@ from roller.insight.step.replay import replay
 from roller.insight.step.simulate import simulate
 from roller.insight.step.steady_step import steps_us
 from roller.insight.trace.trace import Frame
+from roller.insight.whatif.primitives import remove
 from tests.offenders import every
 
 THREAD, STREAM = "process 1, thread 1", "device 0, stream 7"
@@ -114,3 +115,12 @@ def test_a_measured_and_a_predicted_step_are_joined_by_their_names():
     assert linear.measured.device_us == pytest.approx(50.0) and linear.measured.tasks == 2  # of three steps
     assert linear.predicted.device_us == 100.0
     assert outside.predicted is None and outside.measured.cpu_us == pytest.approx(3.0)
+
+
+def test_lags_behind_what_was_removed_stay_in_the_sum():
+    work = [Task(n, "k", "kernel", Lane(0, "stream", str(n)), 10.0, 0.0, 0.0, context=TaskContext(0)) for n in range(2)]
+    waits = [Dependency(0, True, 1, False, 3.0, "hand-over")]
+    graph = remove(StepGraph(work, waits, {0: 0.0}, 0.0, 0.0), [0])
+    run = simulate(graph)
+    (row,) = breakdown(graph, run, "kernel")
+    assert run.makespan_us == row.critical_us == pytest.approx(13.0) and row.tasks == 1

@@ -82,3 +82,30 @@ def test_a_trace_and_a_sweep_tell_and_are_cancelled():
     with pytest.raises(Cancelled), listening(is_cancelled=lambda: told[-1][0] == "sweep"):
         sweep(step, [(load_spec("a100"), 1)], batches=(2, 4, 8))
     assert trace(model, torch.zeros(2, 4), optimizer="sgd").operators == step.operators  # no hook is left behind
+
+
+def test_a_model_that_catches_everything_catches_neither_a_cancel_nor_what_a_listener_raises():
+    torch = pytest.importorskip("torch")
+    from roller.insight.tracing import trace
+
+    class Careful(torch.nn.Linear):
+        def forward(self, x):
+            try:
+                return super().forward(x)
+            except Exception as error:
+                if isinstance(error, ZeroDivisionError):
+                    raise ValueError("another one") from error
+                return x.sum() * self.weight.sum()
+
+    told = []
+
+    def stop(stage: str, done: int, total: int) -> None:
+        told.append(done)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), listening(stop):
+        trace(Careful(4, 4), torch.zeros(2, 4), optimizer="sgd")
+    asked = iter([True])
+    with pytest.raises(Cancelled), listening(lambda *x: told.append(x), is_cancelled=lambda: next(asked, False)):
+        trace(Careful(4, 4), torch.zeros(2, 4), optimizer="sgd")
+    assert told == [1, ("trace", 1, 0)]

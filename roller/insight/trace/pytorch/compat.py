@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as without_modes
 
 __all__ = [
-    "OuterFunction", "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions", "default_device",
-    "device_constructors", "plain", "takes_device", "unguarded", "without_modes", "writes_by_name",
+    "OuterFunction", "TorchDispatchMode", "TorchFunctionMode", "aliased", "argument_names", "backward_functions",
+    "default_device", "device_constructors", "plain", "takes_device", "unguarded", "without_modes", "writes_by_name",
     "written",
 ]  # fmt: skip
 

@@ -55,6 +55,8 @@ class OriginTracker:
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
+        #: What a listener has raised, or that the caller has cancelled: the user's code may catch it and go on.
+        self.stopped: BaseException | None = None
         self._stack: list[str] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
@@ -63,7 +65,7 @@ class OriginTracker:
 
     @property
     def recomputing(self) -> bool:
-        """Whether checkpointing runs a forward again: the engine records gradients where it was told to, and not else."""
+        """Whether checkpointing runs a forward again: the engine itself records gradients only where it is told to."""
         if self.phase != "backward" or self._node is None:
             return False
         return bool(self._stack) or (torch.is_grad_enabled() and not self._is_differentiated)
@@ -126,7 +128,7 @@ class OriginTracker:
             setattr(home, name, self._watched(function))
 
         def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
-            result = super(OuterFunction, cls).apply(*args, **kwargs)
+            result = super(OuterFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
             self.remember(result)
             return result
 

@@ -150,12 +150,21 @@ class OperatorRecorder(TorchDispatchMode):
                 recomputed=recomputed, iteration=self.iteration,
             )
         )  # fmt: skip
-        report("trace", index + 1)
+        self._report(index + 1)
         results = tuple(self.record(tensor) for tensor in outputs)
         if not outputs and written(func):  # `_foreach_add_` and its like return nothing, but write
             targets = _tensors([given.get(name, kwargs.get(name)) for name in written(func)])
             results = tuple(self.record(t) for t in targets if t.device.type == self.device)
         object.__setattr__(self.operators[-1], "outputs", results)
+
+    def _report(self, done: int) -> None:
+        if self.origins.stopped is not None:
+            raise self.origins.stopped
+        try:
+            report("trace", done)
+        except BaseException as error:
+            self.origins.stopped = error
+            raise
 
     def _plain(self, value: Any, count: Iterator[int]) -> Any:
         """Return an argument as a trace holds it."""

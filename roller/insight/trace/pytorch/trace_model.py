@@ -374,9 +374,13 @@ def errors(what: str, origins: OriginTracker) -> Iterator[None]:
     """Turn whatever a model raises into one clear error, at the user's line."""
     try:
         yield
+        if origins.stopped is not None:
+            raise origins.stopped
     except RollerError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, or PyTorch's in it; it may end all, too
+        if origins.stopped is not None:
+            raise origins.stopped from None
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
