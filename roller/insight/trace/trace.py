@@ -37,11 +37,14 @@ class Frame(NamedTuple):
         From 1.
     function
         Qualified name of the function that contains it; ``""`` where a trace of version 1 does not tell.
+    module
+        Path of the module instance whose ``forward`` runs it; ``""`` of the root module, and outside of all.
     """
 
     file: str
     line: int
     function: str = ""
+    module: str = ""
 
 
 #: Frames, outermost first.
@@ -335,10 +338,10 @@ def _tensor(row: Mapping[str, Any]) -> TensorRecord:
     return TensorRecord(tuple(row["shape"]), tuple(row["stride"]), row["dtype"], row["storage"], row["offset"])
 
 
-def _frame(file: str, line: int, function: str) -> Frame:
-    if not (isinstance(file, str) and isinstance(line, int) and isinstance(function, str)):
-        raise TypeError(f"a frame of {type(file).__name__}, {type(line).__name__}, {type(function).__name__}")
-    return Frame(file, line, function)
+def _frame(file: str, line: int, function: str, module: str) -> Frame:
+    if not (isinstance(line, int) and all(isinstance(text, str) for text in (file, function, module))):
+        raise TypeError(f"a frame of {file!r}, {line!r}, {function!r} and {module!r}")
+    return Frame(file, line, function, module)
 
 
 def _one_of(stacks: Sequence[Stack], number: int) -> Stack:
@@ -361,7 +364,7 @@ def _operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     given = dict(row)
     if "source" in given:  # version 1 has the innermost line alone
         source = given.pop("source")
-        given["stack"] = () if source is None else (_frame(source[0], source[1], ""),)
+        given["stack"] = () if source is None else (_frame(source[0], source[1], "", ""),)
     else:
         given["stack"] = _one_of(stacks, given["stack"])
     return Operator(

@@ -238,10 +238,20 @@ def test_functions_are_named_and_stacks_are_shared(tmp_path):
     found, _ = traced(tmp_path, NETS["calls in calls"])
     relus = [o for o in found.steady() if o.name in ("aten.relu.default", "aten.threshold_backward.default")]
     names = ["iteration_provider.<locals>.step", "Net.forward", "Block.forward", "act"]
-    assert len(relus) == 4 and len({id(o.stack) for o in relus}) == 1
+    assert len(relus) == 4 and len({id(o.stack) for o in relus}) == 2  # one of each block
     short = [f.function.rpartition(".")[2] for f in relus[0].stack]
     assert short == [n.rpartition(".")[2] for n in names]
     assert relus[0].source == relus[0].stack[-1][:2]
+
+
+def test_frames_name_the_module_instance_that_runs_them(tmp_path):
+    found, _ = traced(tmp_path, NETS["calls in calls"])
+    for name in ("aten.relu.default", "aten.threshold_backward.default", "aten.addmm.default"):
+        stacks = sorted({o.stack for o in found.steady() if o.name == name}, key=lambda s: s[2].module)
+        assert [[f.module for f in s[:3]] for s in stacks] == [["", "", "blocks.0"], ["", "", "blocks.1"]]
+        assert all(f.module == s[2].module for s in stacks for f in s[2:])
+    again, _ = traced(tmp_path, NETS["checkpointing"])
+    assert {f.module for o in again.operators for f in o.stack} == {""}
 
 
 def test_parameters_know_the_lines_that_register_them(tmp_path):
@@ -307,14 +317,17 @@ def _old(index, source):
     }  # fmt: skip
 
 
-@every("broken", [{"stacks": [[["a.py", 1]]]}, {"stacks": [[["a.py", "1", "f"]]]}, {"stacks": []}, {"version": 3}])
+@every("broken", [
+    {"stacks": [[["a.py", 1]]]}, {"stacks": [[["a.py", "1", "f", ""]]]}, {"stacks": [[["a.py", 1, "f", 2]]]},
+    {"stacks": []}, {"version": 3},
+])  # fmt: skip
 def test_stacks_that_are_none_are_refused(broken):
     operator = {**_old(0, None), "stack": 0}
     del operator["source"]
     whole = {
         "format": "roller-trace", "version": 2, "events": [], "iterations": [0, 1], "storages": {}, "options": {},
-        "warnings": [], "operators": [operator], "stacks": [[["a.py", 1, "f"]]], "registered": {"w": 0},
+        "warnings": [], "operators": [operator], "stacks": [[["a.py", 1, "f", "m"]]], "registered": {"w": 0},
     }  # fmt: skip
-    assert Trace.from_json(json.dumps(whole)).registered == {"w": (Frame("a.py", 1, "f"),)}
+    assert Trace.from_json(json.dumps(whole)).registered == {"w": (Frame("a.py", 1, "f", "m"),)}
     with pytest.raises(ArtifactError, match="Trace the model again"):
         Trace.from_json(json.dumps(whole | broken), "old.json")

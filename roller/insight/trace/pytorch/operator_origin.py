@@ -58,6 +58,8 @@ class OriginTracker:
         #: What a listener has raised, or that the caller has cancelled: the user's code may catch it and go on.
         self.stopped: BaseException | None = None
         self._stack: list[str] = []
+        #: How many of the project's frames were there when each of these modules was called.
+        self._depths: list[int] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
         self._is_differentiated = False
@@ -72,7 +74,8 @@ class OriginTracker:
 
     def here(self) -> OperatorOrigin:
         """Return the place of an operator that is dispatched now."""
-        inner = self.stacks.here()  # within the engine, of hooks, functions of the user's own and what runs again
+        # within the engine, of hooks, functions of the user's own and what runs again
+        inner = self.stacks.with_modules(self.stacks.here(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
             if self.recomputing:
@@ -102,11 +105,11 @@ class OriginTracker:
     def inside(self, path: str) -> Iterator[None]:
         """Run in a module that is called past its hooks, and leave whatever it left open."""
         depth = len(self._stack)
-        self._stack.append(path)
+        self._push(path)
         try:
             yield
         finally:
-            del self._stack[depth:]
+            del self._stack[depth:], self._depths[depth:]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -148,11 +151,16 @@ class OriginTracker:
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
         if not self._stack and self.phase != "backward":
             self.phase = "forward"
-        self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
+        self._push(self.names.get(id(module), self._stack[-1] if self._stack else ""))
+
+    def _push(self, path: str) -> None:
+        self._stack.append(path)
+        self._depths.append(len(self.stacks.here()))
 
     def _leave(self, module: torch.nn.Module, *_: Any) -> None:
         if self._stack:
             self._stack.pop()
+            self._depths.pop()
 
     def _reach(self, place: OperatorOrigin, *_: Any) -> None:
         self._node = place
@@ -174,7 +182,7 @@ class OriginTracker:
     @driver
     def _backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
-        kept, self._stack = self._stack, []
+        kept, depths, self._stack, self._depths = self._stack, self._depths, [], []
         around = self._backward_stack
         self._backward_stack = self.stacks.joined(around, self.stacks.here(sys._getframe(1)))
         try:
@@ -183,7 +191,7 @@ class OriginTracker:
             self._backward_stack = around
             # What follows a whole backward (scaling, clipping) belongs to the update; a gradient inside of a model not.
             self.phase = "optimizer" if before != "backward" and not kept else before
-            self._node, self._stack = None, kept
+            self._node, self._stack, self._depths = None, kept, depths
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_within_backward, self.phase = self.phase == "backward", "optimizer"

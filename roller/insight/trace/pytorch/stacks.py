@@ -11,7 +11,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -74,6 +74,7 @@ class Stacks:
         self.project = project.resolve()
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._known: dict[tuple[Any, ...], Stack] = {}
+        self._labelled: dict[tuple[Any, ...], Stack] = {}
 
     def here(self, frame: FrameType | None = None) -> Stack:
         """Return the stack of a frame, by default the caller's, from the user's outermost frame to the innermost."""
@@ -96,6 +97,28 @@ class Stacks:
             calls = [(*codes[key[at]], key[at + 1]) for at in range(len(key) - 2, -1, -2)]
             stack = self._known[key] = tuple(Frame(file, line, _name(code)) for code, file, line in calls)
         return stack
+
+    def with_modules(self, stack: Stack, depths: Sequence[int], modules: Sequence[str]) -> Stack:
+        """Return a stack whose frames name the module instance that runs them.
+
+        Parameters
+        ----------
+        stack
+            As :meth:`here` gives it.
+        depths, modules
+            Of every module that is running, outermost first: the frames there were when it was called, and its path.
+        """
+        if not modules:
+            return stack
+        key = (id(stack), *depths, *modules)
+        found = self._labelled.get(key)
+        if found is None:
+            frames = list(stack)
+            for depth, module in zip(depths, modules, strict=True):
+                frames[depth:] = [frame._replace(module=module) for frame in frames[depth:]]
+            whole = tuple(frames)
+            found = self._labelled[key] = self._known.setdefault(("labelled", whole), whole)
+        return found
 
     def joined(self, outer: Stack, inner: Stack) -> Stack:
         """Return one stack around another, interned."""
