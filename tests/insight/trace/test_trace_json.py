@@ -20,7 +20,7 @@ WHOLE = {
 VERSIONS = (
     {**WHOLE, "version": 1, "operators": [{**OPERATOR, "source": ["a.py", 3]}, {**OPERATOR, "source": None}]},
     {**WHOLE, "version": 2, "operators": [{**OPERATOR, "stack": 0}, {**OPERATOR, "stack": 1}],
-     "stacks": [[["a.py", 3, "f"], ["b.py", 7, "g"]], []], "registered": {"w": 0}},
+     "stacks": [[["a.py", 3, "f", ""], ["b.py", 7, "g", "a"]], []], "registered": {"w": 0}},
 )  # fmt: skip
 VALUES = (None, True, 0, -1, 7, 10**30, float("inf"), 1.5, "", "x", [], [1], [[]], {}, {"a": 1})
 
