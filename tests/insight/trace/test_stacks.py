@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roller.errors import ArtifactError
+from roller.errors import ArtifactError, ModelError
 from roller.insight.trace.trace import Frame, Trace
 from roller.insight.tracing import trace, trace_entry
 from tests.offenders import every
@@ -232,6 +232,33 @@ def test_a_folder_that_only_begins_like_that_of_pytorch_is_the_users(tmp_path):
     assert stacks.is_foreign(str(home / "nn" / "a.py")) and stacks.is_foreign(json.__file__)
     library = Path(json.__file__).parents[1]
     assert not stacks.is_foreign(str(library.with_name(f"{library.name}_of_mine") / "a.py"))
+
+
+def test_what_another_thread_runs_is_refused(tmp_path):
+    net = """
+import threading
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+    def forward(self, x):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(self.fc(x)))
+        thread.start()
+        thread.join()
+        return found[0]
+"""
+    with pytest.raises(ModelError, match="thread of the step, got fc in another one"):
+        traced(tmp_path, net)
+
+
+def test_a_parameter_that_is_added_later_knows_its_line(tmp_path):
+    net = "Net = lambda: nn.Linear(8, 8)\n"
+    path = tmp_path / "entry.py"
+    late = "    model.late = nn.Parameter(torch.ones(1))\n    optimizer ="
+    path.write_text(HEAD + net + STEP.replace("    optimizer =", late, 1))
+    stack = trace_entry(path).registered["late"]
+    assert "model.late" in path.read_text().splitlines()[stack[-1].line - 1]
 
 
 def test_functions_are_named_and_stacks_are_shared(tmp_path):

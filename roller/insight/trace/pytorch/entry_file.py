@@ -79,7 +79,7 @@ def _once(
                 with session.recorder.quiet(), plain():
                     inputs = moved(inputs, copies=False)
                 session.adopt(model, inputs)
-            with errors("iteration_provider failed", session.origins):
+            with errors("iteration_provider failed", session.origins), session.registrations.watching():
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
             session.registered = session.registrations.lines(model, given)

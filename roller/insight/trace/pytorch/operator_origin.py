@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 from unittest.mock import patch
 from weakref import WeakSet
@@ -20,6 +21,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from roller.errors import ModelError
 from roller.insight.trace.pytorch.compat import OuterFunction, backward_functions, unguarded
 from roller.insight.trace.pytorch.stacks import Stacks, driver
 from roller.insight.trace.trace import Phase, Stack
@@ -62,6 +64,7 @@ class OriginTracker:
         self._depths: list[int] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
+        self._thread = get_ident()
         self._is_differentiated = False
         self._backward_stack: Stack = ()
 
@@ -149,6 +152,14 @@ class OriginTracker:
                 handle.remove()
 
     def _enter(self, module: torch.nn.Module, _: Any) -> None:
+        if get_ident() != self._thread:  # no mode sees it; it may be of another program in this process
+            if id(module) in self.names:
+                path = self.names[id(module)] or "it"
+                self.stopped = ModelError(
+                    f"trace: expected a model that runs in the thread of the step, got {path} "
+                    f"in another one, whose operators are not seen. Call it in the thread of the step."
+                )
+            return
         if not self._stack and self.phase != "backward":
             self.phase = "forward"
         self._push(self.names.get(id(module), self._stack[-1] if self._stack else ""))
@@ -158,7 +169,7 @@ class OriginTracker:
         self._depths.append(len(self.stacks.here()))
 
     def _leave(self, module: torch.nn.Module, *_: Any) -> None:
-        if self._stack:
+        if self._stack and get_ident() == self._thread:
             self._stack.pop()
             self._depths.pop()
 

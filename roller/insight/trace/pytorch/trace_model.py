@@ -43,6 +43,7 @@ from roller.insight.trace.pytorch.dispatch_rules import Target
 from roller.insight.trace.pytorch.host_tensors import Building
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
+from roller.insight.trace.pytorch.request_checks import check
 from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver, project_of
 from roller.insight.trace.pytorch.step_inputs import arguments, channels_last, leaves, moved, resized
 from roller.insight.trace.retracer import Retracer, T
@@ -73,7 +74,7 @@ class Request:
 
 def retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
     """Return what traces a request, under other options too."""
-    _check(request)
+    check(request)
     first = TraceOptions(_batch(request), request.device, request.amp or "fp32", request.checkpoint)
     return Retracer(lambda options: _once(_changed(request, options)), first, wrap)
 
@@ -344,29 +345,6 @@ def _libraries(target: Target, recorder: OperatorRecorder) -> list[str]:
         return []
     convolves = any("convolution" in operator.name or "cudnn" in operator.name for operator in recorder.operators)
     return ["cublas", "cudnn"] if target.cudnn and convolves else ["cublas"]
-
-
-def _check(request: Request) -> None:
-    for name, least in (("accumulate", 1), ("batch_axis", 0)):
-        value = getattr(request, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ModelError(
-                f"trace: {name}: expected a whole number of at least {least}, got {shown(value)}. Raise it."
-            )
-    share = request.share_nonzero
-    if share is not None and (not isinstance(share, (int, float)) or not 0 <= share <= 1):
-        raise ModelError(f"trace: share_nonzero: expected a number from 0 to 1, got {shown(share)}. Mend it.")
-    if request.attention not in ("auto", "flash", "efficient", "cudnn", "math"):
-        raise ModelError(
-            f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "
-            f"Choose one of them."
-        )
-    tensors = list(leaves(request.inputs))
-    if any(tensor.numel() == 0 for tensor in tensors):
-        raise ModelError(
-            f"trace: inputs: expected at least one sample, got a tensor of shape "
-            f"{next(tuple(t.shape) for t in tensors if t.numel() == 0)}. Pass a batch that is not empty."
-        )
 
 
 @contextmanager
