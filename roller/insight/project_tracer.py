@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -53,6 +54,8 @@ class ProjectTracer:
 
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
         self.entry, self._calls, self._python = Path(entry), calls, python
+        self._folder = Path.cwd()  # of this process, which may change it before it starts another one
+        self._lock = threading.RLock()  # one request at a time: answers come in order
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr: IO[bytes] | None = None
         self._files: Mapping[str, tuple[int, int]] = {}
@@ -67,10 +70,14 @@ class ProjectTracer:
         Cancelled
             The caller has cancelled the trace.
         """
-        return Retracer(self._trace, TraceOptions(), TracedStep.of)(options or TraceOptions())
+        return Retracer(self._locked, TraceOptions(), TracedStep.of)(options or TraceOptions())
 
     def close(self) -> None:
-        """Stop the process, if any."""
+        """Stop the process, if any, when a request of another thread is answered."""
+        with self._lock:
+            self._stop()
+
+    def _stop(self) -> None:
         process, self._process = self._process, None
         if process is None:
             return
@@ -86,6 +93,10 @@ class ProjectTracer:
 
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _locked(self, options: TraceOptions) -> Trace:
+        with self._lock:
+            return self._trace(options)
 
     def _trace(self, options: TraceOptions) -> Trace:
         if any(_state(file) != known for file, known in self._files.items()):
@@ -138,6 +149,7 @@ class ProjectTracer:
                 [self._python, "-m", "roller.insight.project_worker", str(self.entry)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True, bufsize=0,
+                cwd=self._folder,
             )  # fmt: skip
             self._files = {}
         return self._process

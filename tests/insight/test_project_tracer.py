@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError  # noqa: E402
 from roller.insight.project_tracer import ProjectTracer  # noqa: E402
+from roller.insight.trace.options import TraceOptions  # noqa: E402
 from roller.insight.trace.progress import Cancelled, listening  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 
@@ -111,6 +112,24 @@ def test_what_the_users_code_forks_does_not_hide_that_its_process_ended(entry):
         with pytest.raises(ModelError, match="its end with status 3"):
             project.step()
         assert time.monotonic() - start < 18
+
+
+@pytest.mark.slow
+def test_threads_get_their_own_answers_and_a_relative_path_stays_the_same_file(entry, monkeypatch):
+    monkeypatch.chdir(entry.parent)
+    found = {}
+    with ProjectTracer(entry.name) as project:
+        monkeypatch.chdir("/")
+
+        def ask(batch):
+            found[batch] = project.step(TraceOptions(batch=batch))
+
+        threads = [threading.Thread(target=ask, args=(n,)) for n in (2, 3, 5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert {n: step.options["batch"] for n, step in found.items()} == {2: 2, 3: 3, 5: 5}
 
 
 @pytest.mark.slow
