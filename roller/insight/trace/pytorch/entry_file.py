@@ -81,7 +81,7 @@ def _once(
             with errors("iteration_provider failed", session.origins):
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
-            session.registered = session.registrations.lines(model)
+            session.registered = {**session.registered, **session.registrations.lines(model)}
 
             def body() -> None:
                 with around():

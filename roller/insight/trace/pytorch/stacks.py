@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -144,8 +145,9 @@ class Registrations:
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # A module keeps its identity where its parameters move to a device; held, so that no identity is used twice.
-        self._lines: dict[tuple[int, str], tuple[torch.nn.Module, Stack]] = {}
+        # A module keeps its identity where its parameters move to a device. It is not kept alive: what the project
+        # drops, as the layer that nn.TransformerEncoder copies, leaves the memory of the trace as well.
+        self._lines: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, Stack]]] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -179,11 +181,16 @@ class Registrations:
                 self._within(child, f"{prefix}{name}.", self._line(module, name) or around, found)
 
     def _line(self, module: torch.nn.Module, name: str) -> Stack:
-        return self._lines.get((id(module), name), (None, ()))[1]
+        reference, lines = self._lines.get(id(module), (None, {}))
+        return lines.get(name, ()) if reference is not None and reference() is module else ()
 
     def _seen(self, module: torch.nn.Module, name: str, value: Any) -> None:
-        if value is not None:
-            self._lines[id(module), name] = (module, self._stacks.here())
+        if value is None:
+            return
+        known = self._lines.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._lines[id(module)] = (weakref.ref(module), {})
+        known[1][name] = self._stacks.here()
 
 
 def _name(code: CodeType) -> str:
