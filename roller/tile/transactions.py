@@ -121,7 +121,7 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
     if not len(few):
         return found
     leads = _leads(access, axes, tiles[few])
-    for lead in np.unique(leads).tolist():
+    for lead in sorted(set(leads.tolist())):  # np.unique loads numpy.ma
         rows = few[leads == lead]
         found[rows] = transaction_bytes * _transactions(access, axes, tiles[rows], lead, slots)
     return found

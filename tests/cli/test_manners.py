@@ -136,7 +136,7 @@ def test_colours_are_left_out_where_that_is_asked():
 @pytest.mark.slow
 def test_shells_can_complete_verbs_and_options():
     done = process(_ROLLER_COMPLETE="complete_bash", COMP_WORDS="roller comp", COMP_CWORD="1")
-    assert done.stdout.split() == ["compile", "compile-model"], done.stderr
+    assert done.stdout.split() == ["compile", "compile-model", "compare"], done.stderr
     # Told the shell, as no shell may be among the processes that run the tests.
     script = process("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1").stdout
     assert "_ROLLER_COMPLETE" in script or "complete" in script

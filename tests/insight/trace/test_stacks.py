@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from roller.errors import ArtifactError, ModelError
-from roller.insight.trace.trace import Frame, Trace
+from roller.insight.trace.trace import Frame, FreeEvent, Trace
 from roller.insight.tracing import trace, trace_entry
 from tests.offenders import every
 
@@ -298,6 +298,11 @@ class Net(nn.Module):
     assert set(of) == named and "head.bias" not in of
     assert "self.head" in of["head.weight"]
     assert {of[name].split()[0] for name in of if name.startswith("copies")} == {"self.copies"}
+    on_cpu = found.at(device="cpu-avx2")  # the model is copied there
+    assert on_cpu.registered == found.registered
+    # the layer that was copied is gone before the first step, with its parameters
+    before = {e.storage for e in on_cpu.events if isinstance(e, FreeEvent) and e.operator < on_cpu.iterations[0]}
+    assert {s.size_bytes for n, s in on_cpu.storages.items() if n in before} >= {4 * 3 * 8 * 8, 4 * 8 * 16}
 
 
 def test_a_model_that_was_built_before_has_stacks_from_its_forward_on():

@@ -67,8 +67,7 @@ def _once(
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
         with session.recording(), watched, errors("model_provider failed", session.origins):
-            given = model_copy.built(module.model_provider, session.values.note)
-            model = session.taken(given, lasting)
+            model = session.taken(model_copy.built(module.model_provider, session.values.note), lasting)
             again = model_copy.checkpointed(model, options.checkpoint or False, session.origins)
             session.adopt(model)
         with session.recording(), training_step.mixed_precision(precision) as around:
@@ -82,7 +81,7 @@ def _once(
             with errors("iteration_provider failed", session.origins), session.registrations.watching():
                 step = module.iteration_provider(model)
                 session.adopt(model)  # with what was added to it
-            session.registered = session.registrations.lines(model, given)
+            session.registered = {**session.registered, **session.registrations.lines(model)}
 
             def body() -> None:
                 with around():

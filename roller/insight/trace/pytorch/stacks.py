@@ -11,6 +11,7 @@ import os
 import site
 import sys
 import sysconfig
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,8 +152,9 @@ class Registrations:
 
     def __init__(self, stacks: Stacks) -> None:
         self._stacks = stacks
-        # A module keeps its identity where its parameters move to a device; held, so that no identity is used twice.
-        self._lines: dict[tuple[int, str], tuple[torch.nn.Module, Stack]] = {}
+        # A module keeps its identity where its parameters move to a device. It is not kept alive: what the project
+        # drops, as the layer that nn.TransformerEncoder copies, leaves the memory of the trace as well.
+        self._lines: dict[int, tuple[weakref.ref[torch.nn.Module], dict[str, Stack]]] = {}
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -167,18 +169,14 @@ class Registrations:
             for handle in handles:
                 handle.remove()
 
-    def lines(self, model: torch.nn.Module, original: torch.nn.Module | None = None) -> Mapping[str, Stack]:
+    def lines(self, model: torch.nn.Module) -> Mapping[str, Stack]:
         """Return the stack of the line that registers each parameter of a model, as far as it was seen.
 
-        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it;
-        where the model itself is a copy, that of the original.
+        A parameter of a copied module, as of ``nn.TransformerEncoder``, has the line of the nearest module around it.
         """
         found: dict[str, Stack] = {}
-        for one in (original, model):
-            if one is not None:
-                self._within(one, "", (), found)
-        names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        return {name: stack for name, stack in found.items() if name in names}
+        self._within(model, "", (), found)
+        return found
 
     def _within(self, module: torch.nn.Module, prefix: str, around: Stack, found: dict[str, Stack]) -> None:
         for name, parameter in module._parameters.items():
@@ -190,11 +188,16 @@ class Registrations:
                 self._within(child, f"{prefix}{name}.", self._line(module, name) or around, found)
 
     def _line(self, module: torch.nn.Module, name: str) -> Stack:
-        return self._lines.get((id(module), name), (None, ()))[1]
+        reference, lines = self._lines.get(id(module), (None, {}))
+        return lines.get(name, ()) if reference is not None and reference() is module else ()
 
     def _seen(self, module: torch.nn.Module, name: str, value: Any) -> None:
-        if value is not None:
-            self._lines[id(module), name] = (module, self._stacks.here())
+        if value is None:
+            return
+        known = self._lines.get(id(module))
+        if known is None or known[0]() is not module:
+            known = self._lines[id(module)] = (weakref.ref(module), {})
+        known[1][name] = self._stacks.here()
 
 
 def _name(code: CodeType) -> str:

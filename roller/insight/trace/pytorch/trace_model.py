@@ -181,6 +181,7 @@ class Session:
         lasting
             Models that another trace will find; this one is one of them from now on.
         """
+        self.registered = self.registrations.lines(model)
         if not self.values.hosted or model in lasting:
             return model_copy.on_device(model)
         lasting.add(model)
