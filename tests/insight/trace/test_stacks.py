@@ -17,6 +17,7 @@ from roller.insight.tracing import trace, trace_entry
 from tests.offenders import every
 
 HEAD = """
+import warnings
 import torch
 from torch import nn
 from torch.nn import functional
@@ -158,6 +159,37 @@ class Net(nn.Module):
 }
 
 
+UNSEEN = {
+    "a scripted function": """
+def plain(x: torch.Tensor):
+    return torch.sigmoid(x) * 2
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # scripting is deprecated
+    scripted = torch.jit.script(plain)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.fc(x)  # LINEAR
+        x = scripted(x)  # sigmoid, mul, sigmoid_backward, neg, add, rsub
+        return torch.tanh(x)  # tanh, tanh_backward
+""",
+    "a function over a batch": """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+    def forward(self, x):
+        x = self.fc(x)  # LINEAR
+        x = torch.vmap(torch.exp)(x)  # exp, mul
+        return torch.tanh(x)  # tanh, tanh_backward
+""",
+}
+
+
 def words_of(line):
     return [word.strip() for word in line.partition("#")[2].removeprefix(" model:").split(",")]
 
@@ -170,9 +202,9 @@ def traced(tmp_path, net):
     return trace_entry(path), path.read_text().splitlines()
 
 
-@every("name", sorted(NETS))
+@every("name", sorted({**NETS, **UNSEEN}))
 def test_a_stack_begins_where_the_model_is_called_and_ends_where_the_operator_is(name, tmp_path):
-    found, lines = traced(tmp_path, NETS[name])
+    found, lines = traced(tmp_path, {**NETS, **UNSEEN}[name].replace("LINEAR", LINEAR))
     forward, calls = set(), set()
     for operator in found.steady():
         assert operator.stack and {f.file for f in operator.stack} == {"steps/entry.py"}, operator

@@ -96,3 +96,13 @@ def writes_by_name(name: str) -> bool:
     """Whether an overload, as a trace names it, writes into its first argument: PyTorch marks it at the end."""
     parts = name.split(".")
     return len(parts) > 1 and parts[1].endswith("_") and not parts[1].endswith("__")
+
+
+def sequence_number() -> int:
+    """Return the number that the next node of the autograd graph of this thread gets."""
+    return int(torch.autograd._get_sequence_nr())
+
+
+def number_of(node: Any) -> int:
+    """Return the number of a node of the autograd graph; -1 where it tells none."""
+    return int(node._sequence_nr()) if hasattr(node, "_sequence_nr") else -1

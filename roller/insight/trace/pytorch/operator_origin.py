@@ -22,7 +22,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from roller.errors import ModelError
-from roller.insight.trace.pytorch.compat import OuterFunction, backward_functions, unguarded
+from roller.insight.trace.pytorch.compat import OuterFunction, backward_functions, number_of, sequence_number, unguarded
 from roller.insight.trace.pytorch.stacks import Stacks, driver
 from roller.insight.trace.trace import Phase, Stack
 
@@ -67,6 +67,8 @@ class OriginTracker:
         self._thread = get_ident()
         self._is_differentiated = False
         self._backward_stack: Stack = ()
+        #: Number of a node -> place of the first operator that was dispatched after the node was made.
+        self._dispatched: dict[int, OperatorOrigin] = {}
 
     @property
     def recomputing(self) -> bool:
@@ -86,20 +88,32 @@ class OriginTracker:
             return OperatorOrigin(module, self.stacks.joined(outer, inner))
         return OperatorOrigin(self._stack[-1] if self._stack else "", self.stacks.joined(self._backward_stack, inner))
 
+    def dispatched(self) -> OperatorOrigin:
+        """Return the place of an operator that is dispatched now, and note it for the node that was made just before.
+
+        No mode sees calls of ``torch.jit.script`` and ``torch.func``; their nodes are met at a later call.
+        """
+        place = self.here()
+        if self.phase != "backward":
+            self._dispatched.setdefault(sequence_number() - 1, place)
+        return place
+
     def remember(self, result: Any) -> None:
         """Give the new nodes of the autograd graph behind a result the place of now."""
         if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
             return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
-        place = None
+        now = None
+        own = {id(node) for node in todo}
         while todo:
             node = todo.pop()
             following = node.next_functions
             metadata: Any = node.metadata  # a mapping, whatever its annotation says
             if not following or _KEY in metadata:  # a leaf, or known
                 continue
-            place = place or self.here()
+            now = now or self.here()
+            place = now if id(node) in own else self._dispatched.get(number_of(node), now)
             metadata[_KEY] = place
             node.register_prehook(partial(self._reach, place))
             todo += [other for other, _ in following if other is not None]

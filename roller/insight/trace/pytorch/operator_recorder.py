@@ -135,7 +135,7 @@ class OperatorRecorder(TorchDispatchMode):
     def _write(
         self, func: Any, args: Any, kwargs: Any, inputs: tuple[TensorRecord, ...], outputs: Sequence[torch.Tensor]
     ) -> None:
-        place, index = self.origins.here(), len(self.operators)
+        place, index = self.origins.dispatched(), len(self.operators)
         recomputed = self.origins.recomputing
         count = iter(range(len(inputs)))
         given = {name: argument for (name, _, _), argument in zip(argument_names(func), args, strict=False)}
