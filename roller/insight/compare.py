@@ -156,7 +156,7 @@ def compare(
     notes: dict[str, None] = {}
     for spec in devices:
         kernels = Kernels(spec.sustained, policy, cache_folder() / "prices")
-        kernels.price_together(operators.values())
+        kernels.price_in_parallel(operators.values())
         mine = [_cell(name, expr, spec, kernels) for name, expr in operators.items()]
         kernels.save()
         cells += [*mine, *([_sum(mine)] if len(mine) > 1 else [])]
@@ -174,7 +174,7 @@ def compare(
 
 
 def _cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels) -> Cell:
-    found = kernels.expression(expr)
+    found = kernels.price_expression(expr)
     return Cell(
         name, str(expr), spec.name, found.seconds, found.lower, found.upper, found.resource, found.provenance
     )  # fmt: skip

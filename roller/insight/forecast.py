@@ -15,7 +15,7 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import Price
 from roller.insight.cost.ring_all_reduce import Ring
@@ -256,8 +256,8 @@ def _of_step(
     unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
     memory = memory_on(trace, spec, settings)
     near = border(trace, spec, memory, settings)
-    lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
-    far = host_notes(trace.steady(), end_s) if spec.traits.discrete else ()
+    lacks = unit_notes(step.kernels.priced_expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
+    far = host_copy_notes(trace.steady(), end_s) if spec.traits.discrete else ()
     notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
     exposed_s = exposed_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
@@ -302,6 +302,6 @@ def _on_several(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepG
         )
 
     def copy_us(size_bytes: int, gradients: int) -> tuple[float, Provenance]:
-        return 1e6 * step.kernels.stream(size_bytes, size_bytes, gradients).seconds, "predicted"
+        return 1e6 * step.kernels.price_stream(size_bytes, size_bytes, gradients).seconds, "predicted"
 
     return data_parallel(graph, ring, copy_us) if held else graph, with_buckets(step.trace, held)

@@ -229,21 +229,21 @@ def _lint(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}
     prices = Kernels(spec.sustained, policy)
     expressions = {key: program.kernels[key].expression for key in uses}
-    prices.price_together(expressions.values())
-    found = {key: prices.expression(e) for key, e in expressions.items()}
+    prices.price_in_parallel(expressions.values())
+    found = {key: prices.price_expression(e) for key, e in expressions.items()}
     whole = sum(uses[key] * p.seconds for key, p in found.items())
     sizes = {
         key: [s for s in growing_sizes(expressions[key]) if larger(s.extent)]
         for key, price in found.items() if uses[key] * price.seconds >= LEAST_SHARE * whole
     }  # fmt: skip
-    prices.price_together(grown(expressions[key], c) for key, own in sizes.items() for c in together(own))
+    prices.price_in_parallel(grown(expressions[key], c) for key, own in sizes.items() for c in together(own))
     advice = []
     for key, own in sizes.items():
         best = _least_padding(expressions[key], own, prices, least_gain)
         if not best:
             continue
         before, padded = found[key], grown(expressions[key], best)
-        after = prices.expression(padded)
+        after = prices.price_expression(padded)
         advice.append(
             Advice(
                 first[key].label, uses[key],
@@ -280,7 +280,7 @@ def _least_padding(
     """
 
     def seconds(extents: Mapping[Size, int]) -> float:
-        return prices.expression(grown(expr, extents)).seconds
+        return prices.price_expression(grown(expr, extents)).seconds
 
     now, best = seconds({}), min(together(sizes), key=seconds, default={})
     if now < least_gain * seconds(best):

@@ -104,8 +104,8 @@ def forecast_onnx(
     planned = memory.plan(program)
     prices = Kernels(spec.sustained, policy)
     uses = Counter(run.kernel for run in runs_of(program.steps))
-    prices.price_together(program.kernels[key].expression for key in uses)
-    found = {key: prices.expression(program.kernels[key].expression).times(n) for key, n in uses.items()}
+    prices.price_in_parallel(program.kernels[key].expression for key in uses)
+    found = {key: prices.price_expression(program.kernels[key].expression).repeated(n) for key, n in uses.items()}
     whole = sum(p.seconds for p in found.values())
     first = [program.values[name].shape for name in program.inputs if name in program.values]
     return ModelForecast(
@@ -113,7 +113,7 @@ def forecast_onnx(
         sum(p.lower for p in found.values()), sum(p.upper for p in found.values()),
         sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
         _shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
-        unit_notes(prices.expressions, spec, ours=policy == "roller"),
+        unit_notes(prices.priced_expressions, spec, ours=policy == "roller"),
     )  # fmt: skip
 
 

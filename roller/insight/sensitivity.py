@@ -42,13 +42,13 @@ class _Fixed(Kernels):
         super().__init__(spec, policy)
         self._programs, self._base = programs, base
 
-    def _computed(self, expr: TensorExpr) -> KernelPrice:
+    def _price_by_model(self, expr: TensorExpr) -> KernelPrice:
         if expr not in self._programs:
             self._programs[expr] = _chosen(expr, self._base, self.policy)
         program = self._programs[expr]
         if program is None:  # priced by its bytes, on every device
-            return super()._computed(expr)
-        return self._of(program(self.spec), "library" if self.policy == "library" else "construct")
+            return super()._price_by_model(expr)
+        return self._from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
 
 
 def _chosen(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
@@ -100,7 +100,7 @@ def of_step(
     if not device.traits.discrete and policy == "library":
 
         def priced(spec: DeviceSpec) -> tuple[float, ...]:
-            return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).steady(trace)),)
+            return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).price_last_step(trace)),)
 
         return WholeSensitivity(of_price(device, ("step",), priced, anew=False, fields=_fields(device)), ())
     programs: dict[TensorExpr, Program | None] = {}
@@ -115,7 +115,7 @@ def of_step(
 def _step_s(operators: Sequence[Operator], kernels: Kernels) -> float:
     pricer = Pricer(kernels.spec, kernels.policy, kernels)
     try:
-        return math.fsum(pricer.price(operator).seconds for operator in operators)
+        return math.fsum(pricer.price_operator(operator).seconds for operator in operators)
     except RollerError:  # a program that the changed device has no room for
         return math.inf
 
@@ -156,7 +156,7 @@ def of_model(
     def total(spec: DeviceSpec) -> tuple[float, ...]:
         kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
         try:
-            return (math.fsum(kernels.expression(expr).times(n).seconds for expr, n in uses.values()),)
+            return (math.fsum(kernels.price_expression(expr).repeated(n).seconds for expr, n in uses.values()),)
         except RollerError:
             return (math.inf,)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
@@ -114,7 +114,7 @@ class DeviceOrder:
             ):
                 gaps.append(item.start - previous.end)
         found = latencies or first
-        latency = median(found) if found else host().launch_latency_us
+        latency = median(found) if found else load_host_costs().launch_latency_us
         return Lags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
     def order(self) -> list[Dependency]:
@@ -238,7 +238,7 @@ class DeviceOrder:
     def is_queue_full(self, call: TaskDraft) -> bool:
         """Return whether so much was launched and had not ended that a launch has to wait; else it was only slow."""
         launched = bisect_right(self.launches, call.start)
-        return launched - bisect_right(self.ends, call.start) >= _FULL * host().launch_queue_places
+        return launched - bisect_right(self.ends, call.start) >= _FULL * load_host_costs().launch_queue_places
 
     def last_before(self, call: TaskDraft) -> TaskDraft | None:
         """Return the device's last task that was launched before a call, or before the profile, and ended within it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
-from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.operators import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGraph, Task, TaskContext
@@ -60,7 +60,7 @@ def from_trace(
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     spec, several = graph.device, len(trace.unlike())
-    far = host_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
+    far = host_copy_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
     last = (f"what-ifs are asked of the last of {several} steps that differ.",) if several > 1 else ()
     return replace(graph, tasks=tasks, notes=(*trace.warnings, *far, *last))
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.contradictory_dependencies import consistent
 from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
 from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, StepGraph, Task, TaskContext
@@ -196,7 +196,7 @@ class _Builder:
         Where the profile shows that it did not wait, the queue is longer.
         """
         for own in self.streams.values():
-            for task, later in zip(own, own[host().launch_queue_places :], strict=False):
+            for task, later in zip(own, own[load_host_costs().launch_queue_places :], strict=False):
                 if later.call is not None and task.end <= later.call.end:
                     self._add(task, True, later.call, True, 0.0, "queue")
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from roller.errors import RollerError
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.optimizer_bytes import UNFUSED, kinds_of
 from roller.insight.whatif.select import by_iteration, total_us, transfers, work
@@ -131,7 +131,7 @@ def workers(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) 
         return "Batches come from workers. The profile does not say from how many: name them with of= to ask for more."
     if of == asked:
         return f"Batches come from {of} worker{'s' if of > 1 else ''}."
-    if total_us(graph, loads) > _WAITED * host().fetch_us * len(loads):
+    if total_us(graph, loads) > _WAITED * load_host_costs().fetch_us * len(loads):
         return ""
     if asked > of:
         return "The training does not wait for its workers."

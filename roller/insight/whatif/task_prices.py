@@ -68,7 +68,7 @@ class TaskPrices:
         if name in self.graph.measured_kernels_us:
             return Priced(self.graph.measured_kernels_us[name], "measured")
         if self.graph.device is not None:
-            found = self._pricer(self.graph.device).kernels.stream(read_bytes, written_bytes, launches)
+            found = self._pricer(self.graph.device).kernels.price_stream(read_bytes, written_bytes, launches)
             return Priced(1e6 * found.seconds, "predicted")
         if self.twin_bytes_per_us:
             return Priced((read_bytes + written_bytes) / self.twin_bytes_per_us, "calibrated")
@@ -120,7 +120,7 @@ class TaskPrices:
         return Priced(after.seconds / before.seconds, "predicted")
 
     def _price(self, operator: Operator, device: DeviceSpec) -> Price:
-        return self._pricer(device).price(operator)
+        return self._pricer(device).price_operator(operator)
 
     def _pricer(self, device: DeviceSpec) -> Pricer:
         if device.name not in self._pricers:

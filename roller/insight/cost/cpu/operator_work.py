@@ -1,11 +1,11 @@
-"""What an operator makes a processor do: arithmetic, bytes of tensors, and how it is shared among cores."""
+"""The work of an operator on a processor: arithmetic, bytes of tensors, and its division among cores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, elements
+from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
 #: Elements from which on PyTorch hands a loop to a further thread (``at::internal::GRAIN_SIZE``).
@@ -14,7 +14,7 @@ GRAIN_ELEMENTS = 32768
 
 @dataclass(frozen=True)
 class Traffic:
-    """A tensor, how many times all of it is gone through, and whether in runs too short to be brought ahead."""
+    """A tensor, how many times it is read or written, and whether in runs too short to be prefetched."""
 
     tensor: TensorRecord
     passes: float = 1.0
@@ -33,7 +33,7 @@ class Work:
     Parameters
     ----------
     reads, writes
-        Tensors, in the order they are gone through.
+        Tensors, in order of access.
     multiplies
         Multiply-adds of products in blocks.
     share
@@ -81,9 +81,9 @@ class Work:
 Mapping = Callable[[View], Work]
 
 
-def through(view: View, **work: float) -> Work:
-    """Return work that reads all an operator is given and writes all its results, once."""
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if elements(t))
-    writes = tuple(Traffic(t) for t in view.outputs if elements(t))
-    most = max(map(elements, (*view.inputs, *view.outputs)), default=0)
+def stream_inputs_to_outputs(view: View, **work: float) -> Work:
+    """Return work that reads every input of an operator and writes every output once."""
+    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
+    writes = tuple(Traffic(t) for t in view.outputs if element_count(t))
+    most = max(map(element_count, (*view.inputs, *view.outputs)), default=0)
     return Work(reads, writes, **{"parallel_elements": float(most), **work})  # type: ignore[arg-type]

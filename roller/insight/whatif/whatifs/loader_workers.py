@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.data_loading import STEADY, load_us, loads_of, worker_tasks
@@ -47,8 +47,10 @@ class LoaderWorkers(WhatIf):
         loads, took = loads_of(graph), load_us(graph, loads_of(graph), self.of)
         batch = [n for n in copies(graph) if _FROM_PAGES.search(graph.tasks[n].name)]
         size = max((total_bytes(graph, own) for own in by_iteration(graph, batch).values()), default=0.0)
-        made = set_duration(graph, loads, host().batch_us(size), "assumed")
+        made = set_duration(graph, loads, load_host_costs().fetch_batch_us(size), "assumed")
         if self.of is None:
-            made = set_duration(made, batch, lambda t: t.duration_us + host().touch_us(t.size_bytes), "assumed")
+            made = set_duration(
+                made, batch, lambda t: t.duration_us + load_host_costs().page_faults_us(t.size_bytes), "assumed"
+            )
         ready = self.workers * self.prefetch
         return insert(made, *worker_tasks(loads, took, self.workers, ready, told=self.of is None))
