@@ -113,7 +113,7 @@ def _graph(files: list[Path], device: str | None) -> StepGraph:
 
 
 def _tell(answers: dict[str, Answer]) -> None:
-    from roller.insight.step.unexplained_waits import where
+    from roller.insight.step.unexplained_waits import describe_longest_waits
 
     screen = console()
     for name, x in answers.items():
@@ -135,7 +135,7 @@ def _tell(answers: dict[str, Answer]) -> None:
             screen.say(f"  Steps of the profile differ by {100 * x.spread:.0f} % of the median one.")
         if x.unexplained_share >= 0.001:
             said = f"{100 * x.unexplained_share:.1f} % of the profile is waiting that it does not explain"
-            screen.say(f"  {said}: {where(x.graphs[0])}.")
+            screen.say(f"  {said}: {describe_longest_waits(x.graphs[0])}.")
         for sentence in (*x.in_place, *x.notes):
             screen.say(f"  {sentence}")
         for sentence in x.assumptions:

@@ -20,11 +20,11 @@ from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
-from roller.insight.memory.largest_batch import border, memory_on
+from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_us, thread_work_us
-from roller.insight.step.from_trace import graph_of
+from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.trace.gradient_buckets import buckets, with_buckets
@@ -254,8 +254,8 @@ def _of_step(
     end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6
     device_s = sum(p.seconds for _, p in step.operators)
     unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
-    memory = memory_on(trace, spec, settings)
-    near = border(trace, spec, memory, settings)
+    memory = memory_on_device(trace, spec, settings)
+    near = fit_uncertainty_note(trace, spec, memory, settings)
     lacks = unit_notes(step.kernels.priced_expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
     far = host_copy_notes(trace.steady(), end_s) if spec.traits.discrete else ()
     notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
@@ -282,7 +282,7 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
 
 def _graph_on(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
     """Return the graph of a step on one of so many devices, and the trace with the memory that they need besides."""
-    graph = graph_of(step, host_op_s)
+    graph = graph_of_priced_step(step, host_op_s)
     return (graph, step.trace) if devices == 1 else _on_several(step, graph, devices)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
-from roller.insight.memory.largest_batch import max_batch
+from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
 from roller.insight.renamed import moved
 from roller.insight.trace.gradient_buckets import buckets, with_buckets
@@ -146,7 +146,7 @@ def _row(
 
     if batch == LARGEST:
         try:
-            part = max_batch(traced, spec).batch
+            part = largest_batch_on_device(traced, spec).batch
         except NoCandidateError as error:
             return Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
     else:

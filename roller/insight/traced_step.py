@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast, forecast
-from roller.insight.memory.largest_batch import LargestBatch, max_batch, memory_on
+from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.from_trace import from_trace
@@ -86,7 +86,7 @@ class TracedStep(Trace):
         settings: AllocatorSettings | None = None,
     ) -> Memory:
         """Return the memory the step takes on a device: :func:`roller.insight.memory.simulate.simulate_memory`."""
-        return memory_on(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+        return memory_on_device(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
 
     def max_batch(
         self,
@@ -103,7 +103,9 @@ class TracedStep(Trace):
         NoCandidateError
             Not even one sample fits, or the device has no limit.
         """
-        return max_batch(lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+        return largest_batch_on_device(
+            lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings
+        )
 
     def graph(
         self,

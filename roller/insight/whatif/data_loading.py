@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roller.insight.step.graph import Lane, StepGraph, TaskContext
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steady_us
+from roller.insight.step.steady_step import steady_step_us
 from roller.insight.whatif.insertion import New
 from roller.insight.whatif.primitives import select
 from roller.insight.whatif.select import ordered
@@ -24,7 +24,7 @@ def load_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> list[floa
     """Return what every batch takes to load: on the thread that trains, or a worker, of which ``of`` take turns."""
     if of is None:
         return [graph.tasks[n].duration_us for n in loads]
-    return [of * steady_us(graph, simulate(graph))] * len(loads)
+    return [of * steady_step_us(graph, simulate(graph))] * len(loads)
 
 
 def worker_tasks(loads: Sequence[int], took_us: Sequence[float], workers: int, ready: int, *, told: bool) -> list[New]:

@@ -9,7 +9,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.step.graph import StepGraph, Task
-from roller.insight.step.profile_dtypes import dtype_of
+from roller.insight.step.profile_dtypes import dtype_from_profile_name
 from roller.insight.whatif.task_prices import Priced, TaskPrices
 
 
@@ -36,7 +36,7 @@ class OnDevice:
             return found
         old, new = self.before.sustained, self.spec.sustained
         if self.prices.bound(task) == "compute":
-            dtype = next((d for d in map(dtype_of, task.context.dtypes) if d in FLOATS), "float32")
+            dtype = next((d for d in map(dtype_from_profile_name, task.context.dtypes) if d in FLOATS), "float32")
             return Priced(_peak(old, dtype) / _peak(new, dtype), "predicted")
         memory, other = old.memory_layers[-1], new.memory_layers[-1]
         return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")

@@ -14,8 +14,8 @@ from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.step.steady_step import steady_us, steps_us
-from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, strays, where
+from roller.insight.step.steady_step import steady_step_us, step_times_us
+from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, is_replay_off
 from roller.insight.whatif.first_launches import warm
 from roller.insight.whatif.median_steps import median_step
 from roller.insight.whatif.primitives import without_overhead
@@ -178,34 +178,34 @@ def what_if(
     if graph.unexplained_share > MOST_UNEXPLAINED and not force:
         raise RollerError(
             f"{graph.name}: unexplained waiting: expected at most {100 * MOST_UNEXPLAINED:.0f} % of the time, got "
-            f"{100 * graph.unexplained_share:.1f} %: {where(graph)}. What a change would bring cannot be said. Record "
-            f"another profile, or ask all the same with --force (force=True)."
+            f"{100 * graph.unexplained_share:.1f} %: {describe_longest_waits(graph)}. What a change would bring cannot "
+            f"be said. Record another profile, or ask all the same with --force (force=True)."
         )
     # whoever has a baseline has asked before
     replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
-    if strays(graph, replayed_us):
+    if is_replay_off(graph, replayed_us):
         raise RollerError(
             f"{graph.name}: expected a replay of {graph.measured_us / 1e3:.3f} ms, as the profile took, got "
             f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
             f"all the same with --force (force=True)."
         )
     known, graph = bool(graph.overhead_us), warm(without_overhead(graph))
-    step_us = steady_us(graph, baseline or simulate(graph))
+    step_us = steady_step_us(graph, baseline or simulate(graph))
     common = median_step(graph)
     changed = common
     for change in changes:
         changed = change(changed)
     base = unrolled(common, len(changed.iterations)) if len(changed.iterations) > len(graph.iterations) else common
     before, after = simulate(base), simulate(changed)
-    middle = low = high = steady_us(changed, after)
+    middle = low = high = steady_step_us(changed, after)
     if any(t.provenance != "measured" for t in changed.tasks):
-        low, high = (steady_us(g, simulate(g)) for g in (_with_error(base, changed, sign) for sign in (-1.0, 1.0)))
+        low, high = (steady_step_us(g, simulate(g)) for g in (_with_error(base, changed, sign) for sign in (-1.0, 1.0)))
     if not all(map(math.isfinite, (low, middle, high))):
         raise RollerError(f"{changed.name}: expected a step of finite time, got {middle} us. Change by less.")
     if not step_us > 0.0:
         raise RollerError(f"{graph.name}: expected a profile in which something takes time, got none. Record a step.")
     # tasks at their medians make a step shorter than the median step: what is predicted is the ratio
-    median_us = steady_us(base, before)
+    median_us = steady_step_us(base, before)
     scale = step_us / median_us if common is not graph and median_us else 1.0
     return Answer(
         changed.name, median_us * scale, middle * scale, min(low, middle) * scale, max(high, middle) * scale,
@@ -220,7 +220,7 @@ def what_if(
 def _spread(graph: StepGraph) -> float:
     """Return by how much the profile's own steps differ, as a share of the median one."""
     tasks = graph.tasks
-    steps = steps_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
+    steps = step_times_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
     return (max(steps) - min(steps)) / median(steps) if len(steps) > 1 and median(steps) else 0.0
 
 

@@ -19,7 +19,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.operators import Price, Pricer
 from roller.insight.cost.step_cost import cached_pricer
 from roller.insight.step.graph import Provenance, StepGraph, Task
-from roller.insight.step.profile_dtypes import dtype_of, element_bytes
+from roller.insight.step.profile_dtypes import dtype_from_profile_name, element_bytes
 from roller.insight.trace.trace import Operator, TensorRecord
 from roller.insight.whatif.select import work
 
@@ -159,7 +159,7 @@ def product(task: Task) -> Operator | None:
     if at is None or len(shapes) <= at[1] or len(dtypes) <= at[1]:
         return None
     a, b = (tuple(shapes[n]) for n in at)
-    dtype = dtype_of(dtypes[at[0]])
+    dtype = dtype_from_profile_name(dtypes[at[0]])
     if dtype not in FLOATS or len(a) not in (2, 3) or len(a) != len(b) or a[-1] != b[-2] or not all((*a, *b)):
         return None
     records = [_contiguous(s, dtype, n) for n, s in enumerate((a, b, (*a[:-1], b[-1])))]
@@ -174,7 +174,7 @@ def _contiguous(shape: tuple[int, ...], dtype: str, storage: int) -> TensorRecor
 
 def is_float32(task: Task) -> bool:
     """Return whether a task works on float32, as far as the profile tells; where it does not, it does."""
-    known = {dtype_of(d) for d in task.context.dtypes if d}
+    known = {dtype_from_profile_name(d) for d in task.context.dtypes if d}
     return not known or "float32" in known
 
 
@@ -188,7 +188,7 @@ def is_16_bits(task: Task) -> bool:
     >>> [is_16_bits(Task(0, name, "kernel", Lane(0, "stream", "7"), 9.0, 0.0, 9.0)) for name in names]
     [True, True, False]
     """
-    known = {dtype_of(d) for d in task.context.dtypes if d}.intersection(FLOATS)
+    known = {dtype_from_profile_name(d) for d in task.context.dtypes if d}.intersection(FLOATS)
     return bool(known & _SHORT) if known else _SHORT_NAMES.search(task.name) is not None
 
 

@@ -10,7 +10,7 @@ from roller.errors import RollerError
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import Lane, Task
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.search import search
 from roller.insight.whatif.whatifs import (
@@ -160,7 +160,7 @@ def test_a_profile_tells_its_optimizer_and_its_graphs():
         Event("cudaLaunchKernel", "call", 50.0, 4.0, thread, 2, {}),
         Event("k", "kernel", 60.0, 9.0, "device 0, stream 7", 2, {}),
     ]
-    graph = build(events)
+    graph = build_graph(events)
     assert graph.optimizers == ("AdamW",) and graph.captured_share == 0.75
     assert "75 % of the device's tasks" in what_if(graph, CudaGraph()).in_place[0]
 

@@ -12,7 +12,7 @@ from roller.cli.main import main
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steady_us
+from roller.insight.step.steady_step import steady_step_us
 from roller.insight.whatif.median_steps import median_step
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import scale, select, without_overhead
@@ -83,7 +83,7 @@ def test_a_step_is_unrolled_where_a_change_crosses_its_border():
     # without the update, whose work servers do
     assert found.iteration_us == pytest.approx(found.baseline_us - 22)
     three = unrolled(graph, 3)
-    assert steady_us(three, simulate(three)) == pytest.approx(937 - 8 + 1)
+    assert steady_step_us(three, simulate(three)) == pytest.approx(937 - 8 + 1)
     assert unrolled(three, 2) is three
 
 

@@ -10,7 +10,7 @@ from roller.insight.cost.cpu.machine_rates import Machine
 from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import Traffic, Work
 from roller.insight.cost.operators import Price
-from roller.insight.memory.cpu_heap import Placed, placed
+from roller.insight.memory.cpu_heap import Placed, storage_placements
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
 
@@ -37,7 +37,7 @@ class ProcessorPricer:
         """Return the prices of the last step, in the steady state of caches and heap."""
         works = [operator_work(operator) for operator in trace.steady()]
         for done in (0, len(works)):
-            storages = placed(trace)
+            storages = storage_placements(trace)
             prices = list[Price]()
             for operator, work in zip(trace.steady(), works, strict=True):
                 prices.append(self._price_operator(operator, *work, storages))
