@@ -73,7 +73,7 @@ def whatif_command(
         device, measured_us = device or read.device, {**measured_us, **read.measured_us}
         asked |= {(name if name != "changes" else path.stem): changes for name, changes in read.changes.items()}
     if do:
-        asked[" + ".join(do)] = tuple(scenarios.change_of_text(text) for text in do)
+        asked[" + ".join(do)] = tuple(scenarios.parse_what_if_option(text) for text in do)
     if not asked and not search_all:
         raise UsageError("what to change: expected --do CHANGE, --scenario FILE or --all, got none. See --list.")
     if perfetto is not None:

@@ -42,6 +42,23 @@ NAMES = {
         "whatif.graph.Place": "TaskContext",
         "whatif.graph.Because": "DependencyKind",
         "whatif.ask.Change": "GraphTransform",
+        "whatif.primitives.launched_by": "move_launches",
+        "whatif.primitives.named": "annotate",
+        "whatif.change.one_of": "allowed_values",
+        "whatif.change.at_least": "minimum_value",
+        "whatif.pick.work": "compute_tasks",
+        "whatif.pick.copies": "copy_tasks",
+        "whatif.pick.transfers": "network_tasks",
+        "whatif.pick.in_layers": "matches_layers",
+        "whatif.pick.some_layers": "compute_tasks_in_layers",
+        "whatif.pick.ordered": "sort_by_start",
+        "whatif.pick.by_iteration": "tasks_by_step",
+        "whatif.pick.by_layer": "tasks_by_layer",
+        "whatif.pick.neighbours": "neighbouring_kernels",
+        "whatif.pick.total_us": "total_duration_us",
+        "whatif.pick.total_bytes": "total_size_bytes",
+        "whatif.pick.shortest_us": "shortest_kernel_us",
+        "whatif.pick.spread": "pick_evenly",
         "sweep.read_prices": "read_rate_card",
         "sweep.Prices": "RateCard",
         "sweep.Price": "HourlyRate",
@@ -60,6 +77,8 @@ def moved(old: str, homes: Sequence[str]) -> Callable[[str], Any]:
     def find(name: str) -> Any:
         wanted = NAMES.get(f"{old}.{name}", name)
         for home in homes if not name.startswith("__") else ():
+            if (home, wanted) == (old, name):  # a module's own name is looked up before its __getattr__
+                continue
             module = import_module(home)
             if hasattr(module, wanted):
                 warn(f"{old}.{name}", f"{home}.{wanted}")

@@ -1,4 +1,4 @@
-"""An upper bound: what if some of it took no time."""
+"""An upper bound of a gain: some tasks take no time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import remove, select
-from roller.insight.whatif.select import in_layers
+from roller.insight.whatif.select import matches_layers
 from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
 class ZeroTime(WhatIf):
-    """Remove tasks, with their launches, as if they took no time. What is named must all hold.
+    """Remove tasks, with their launches, as if they took no time. A task must meet all conditions.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class ZeroTime(WhatIf):
     of_several_ranks = True
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no regular expression, too."""
+        """Check that the name is a regular expression, too."""
         super().__post_init__()
         try:
             re.compile(self.name)
@@ -47,7 +47,8 @@ class ZeroTime(WhatIf):
         """Return the graph without the tasks."""
         patterns = (self.layers,) if isinstance(self.layers, str) else tuple(self.layers)
         chosen = select(graph, lambda t: (
-            self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.module, patterns)
+            self.kind in ("", t.kind) and self.phase in ("", t.context.phase)
+            and matches_layers(t.context.module, patterns)
             and re.search(self.name, f"{t.name} {t.context.operator}") is not None))  # fmt: skip
         if not chosen or self == ZeroTime():
             raise RollerError(
