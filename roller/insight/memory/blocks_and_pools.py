@@ -171,7 +171,7 @@ class Heap:
         block.pool.add_block(rest)
 
     def merge_with_neighbours(self, block: Block) -> None:
-        """Merge a block with free neighbours that are mapped, or unmapped, as it is."""
+        """Merge a block with its free neighbours, if both are mapped or both are unmapped."""
         before, after = block.prev, block.next
         if before is not None and self._can_merge(before, block):
             self._remove_from_pool(before)

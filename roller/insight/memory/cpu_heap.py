@@ -96,7 +96,7 @@ class Heap:
             address, self._top = self._top, self._top + size
             return address
         found, address = self._free.pop(at)
-        self._remove_bounds(address, found)
+        self._remove_chunk_bounds(address, found)
         if found > size:
             self._add_free_chunk(address + size, found - size)
         return address
@@ -120,9 +120,9 @@ class Heap:
 
     def _remove_free_chunk(self, address: int, size: int) -> None:
         self._free.pop(bisect_left(self._free, (size, address)))
-        self._remove_bounds(address, size)
+        self._remove_chunk_bounds(address, size)
 
-    def _remove_bounds(self, address: int, size: int) -> None:
+    def _remove_chunk_bounds(self, address: int, size: int) -> None:
         del self._starts[address], self._ends[address + size]
 
     def _add_free_chunk(self, address: int, size: int) -> None:

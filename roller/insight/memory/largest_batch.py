@@ -154,7 +154,7 @@ def largest_batch_on_device(
     """
     spec = target_of(device)[0]
 
-    def guess() -> int | None:
+    def guess_batch() -> int | None:
         line = Line.from_two_traces(trace_of(_NEAR), trace_of(2 * _NEAR))
         return (
             None
@@ -162,7 +162,7 @@ def largest_batch_on_device(
             else line.largest_fitting_batch(lambda trace: memory_on_device(trace, spec, settings).fits)
         )
 
-    return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess)
+    return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
 
 
 #: Batch whose trace, with that of twice as many samples, gives the line: a batch of one sample is a special case.

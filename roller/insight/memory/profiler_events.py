@@ -59,7 +59,7 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
     Raises
     ------
     ArtifactError
-        The file is no trace.
+        The file is not a trace.
     """
     path = Path(path)
     try:
@@ -107,7 +107,7 @@ class _Start:
     ranges: dict[int, _Range]
     learnt: set[int] = field(default_factory=set)
 
-    def allocator(self) -> CachingAllocator:
+    def to_allocator(self) -> CachingAllocator:
         """Return an allocator in this state."""
         found = CachingAllocator()
         for r in self.ranges.values():
@@ -165,7 +165,7 @@ def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
 
 def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
     """Return the events whose address differs; ``None`` if the initial state was refined."""
-    allocator, wrong = start.allocator(), set()
+    allocator, wrong = start.to_allocator(), set()
     reserved = events[0].reserved_bytes if events else 0
     for position, e in enumerate(events):
         if e.size_bytes < 0:

@@ -12,7 +12,7 @@ MIB = 1 << 20
 MIN_BLOCK_BYTES = 512
 #: A rounded request up to this is served by the small pool (``kSmallSize``).
 SMALL_BYTES = MIB
-#: What the small pool asks of the driver (``kSmallBuffer``).
+#: Bytes of a segment of the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
 #: Requests from this size on get a segment of their own size (``kMinLargeAlloc``), in multiples of
 #: ``ROUND_LARGE_BYTES``.
@@ -45,7 +45,7 @@ class AllocatorSettings:
     memory_fraction
         Share of the device's memory a process may reserve (``per_process_memory_fraction``).
     large_segment_bytes
-        What a request of more than 1 MiB and less than 10 MiB asks of the driver (``large_segment_size_mb``).
+        Bytes of the segment for a request of more than 1 MiB and less than 10 MiB (``large_segment_size_mb``).
     """
 
     max_split_bytes: int | None = None
@@ -181,7 +181,7 @@ def _read_backend(text: str) -> str:
     return text
 
 
-#: Setting -> field, how it is read, what it must be.
+#: Setting -> field, function that reads it, and its valid values.
 _READERS = {
     "max_split_size_mb": ("max_split_bytes", _read_max_split, "more than 20 (MiB)"),
     "roundup_power2_divisions": (

@@ -82,7 +82,7 @@ def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> Step
     steps = _Steps(host_op_s, step.spec.traits.discrete)
     for operator, price in step.operators:
         steps.add_operator(operator, price)
-    steps.end()
+    steps.add_host_time()
     return StepGraph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
         f"step on {step.spec.name}", _gradients_by_task(step.trace, steps), steps.operators, step.spec,
@@ -111,7 +111,7 @@ class _Steps:
             if not self.has_device:  # the thread issues it, and computes it before the next
                 self.behind_s += self.host_op_s
             if not self.tasks:
-                self.end()
+                self.add_host_time()
             if self.has_device:
                 took_us = 1e6 * self.host_op_s * price.kernels
                 launch = self._add_task(_THREAD, "launch", "launch", took_us, context)
@@ -125,7 +125,7 @@ class _Steps:
             sync = self._add_task(_THREAD, "wait", "sync", 0.0, _context_of_operator(operator), price.resource)
             self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
 
-    def end(self) -> None:
+    def add_host_time(self) -> None:
         """Add a task for the host time before the first or after the last call."""
         if self.behind_s:
             number, took = len(self.tasks), 1e6 * self.behind_s

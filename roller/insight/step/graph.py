@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from roller.insight.renamed import deprecated
+from roller.insight.renamed import replacement_of_method
 from roller.insight.trace.gradient_buckets import Gradient
 from roller.insight.trace.trace import Operator, Phase, Stack
 
@@ -253,8 +253,10 @@ class StepGraph:
 
     def what_if(self, *changes: Any, force: bool = False) -> Any:
         """Return the result of :func:`roller.insight.whatif.predict.what_if`: deprecated."""
-        return deprecated("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(self, *changes, force=force)
+        return replacement_of_method("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(
+            self, *changes, force=force
+        )
 
     def replay(self) -> Any:
         """Return the result of :func:`roller.insight.step.replay.replay`: deprecated."""
-        return deprecated("StepGraph.replay", "roller.insight.step.replay", "replay")(self)
+        return replacement_of_method("StepGraph.replay", "roller.insight.step.replay", "replay")(self)

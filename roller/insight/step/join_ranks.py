@@ -39,7 +39,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
             )  # fmt: skip
         dependencies += [replace(d, source=d.source + base, target=d.target + base) for d in graph.dependencies]
         starts |= {base + n: at + shift for n, at in graph.starts_us.items()}
-        reduced += [g.moved(base) for g in graph.gradients]
+        reduced += [g.shift_ids(base) for g in graph.gradients]
         overhead |= {base + n: took for n, took in graph.overhead_us.items()}
     for group in members.values():
         if len(group) < 2:

@@ -12,7 +12,7 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.renamed import warn
+from roller.insight.renamed import warn_renamed
 from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join_ranks
@@ -147,7 +147,7 @@ def from_kineto(
     from roller.arguments import target_of
 
     if prices is not None:
-        warn("from_kineto: prices", "measured_us", 4)
+        warn_renamed("from_kineto: prices", "measured_us", 4)
         measured_us = prices
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not files:

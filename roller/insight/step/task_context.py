@@ -100,7 +100,7 @@ class _Places:
         return TaskContext(step, "forward" if step >= 0 and start <= self.ends[step] else "other")
 
     def _context_within(self, event: Event, outer: TaskContext) -> TaskContext:
-        named = "data" if is_batch_loading(event) else _phase_of(event.name)
+        named = "data" if is_batch_loading(event) else _phase_of_mark(event.name)
         phase = named or outer.phase
         if event.kind == "mark":
             is_layer = named is None and not _STEP.match(event.name) and not _LIBRARY.match(event.name)
@@ -124,7 +124,7 @@ class _Places:
 
 
 @lru_cache(maxsize=4096)
-def _phase_of(name: str) -> Phase | None:
+def _phase_of_mark(name: str) -> Phase | None:
     """Return the phase that a mark or an operator begins; ``None`` for a module."""
     if name.startswith(MODULE):
         return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from roller.errors import RollerError, shown
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, in_buckets
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
 
 #: Most slices of a step's gradients; each is two transfers a step.
@@ -118,6 +118,6 @@ def buckets_by_step(
     """
     parameter_bytes(graph)  # refuses a profile without sizes
     found: dict[int, list[Bucket]] = {}
-    for bucket in in_buckets(graph.gradients, first_bytes, cap_bytes):
+    for bucket in group_into_buckets(graph.gradients, first_bytes, cap_bytes):
         found.setdefault(bucket.gradients[0].iteration, []).append(bucket)
     return found

@@ -8,7 +8,7 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import remove, scale
 from roller.insight.whatif.select import (
     compute_tasks,
-    matches_layers,
+    in_layers,
     parameter_bytes,
     pick_evenly,
     tasks_by_step,
@@ -29,7 +29,7 @@ def scale_update_of_layers(graph: StepGraph, layers: str | Sequence[str], factor
     share = 1.0 + (factor - 1.0) * part / whole if whole else 1.0
     first = graph.gradients[0].iteration
     own = [g for g in graph.gradients if g.iteration == first]
-    gone = sum(matches_layers(g.module, patterns) for g in own) / len(own)
+    gone = sum(in_layers(g.module, patterns) for g in own) / len(own)
     removed: list[int] = []
     for tasks in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values():
         if factor == 0.0 and len(tasks) >= len(own):

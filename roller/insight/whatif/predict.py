@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
-from roller.insight.step.graph import Provenance, StepGraph, Task
+from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import steady_step_us, step_times_us
@@ -213,13 +213,13 @@ def what_if(
         changed.name, median_us * scale, middle * scale, min(low, middle) * scale, max(high, middle) * scale,
         overlap(base, before), overlap(changed, after), breakdown(base, before, "phase"),
         breakdown(changed, after, "phase"),
-        _range_of_steps(graph), graph.unexplained_share, _provenance_shares(changed, after),
+        _relative_step_range(graph), graph.unexplained_share, _provenance_shares(changed, after),
         changed.assumptions + _ALWAYS + (() if known or not _has_measured_host(graph) else (_OVERHEAD,)),
         (base, changed), (before, after),
     )  # fmt: skip
 
 
-def _range_of_steps(graph: StepGraph) -> float:
+def _relative_step_range(graph: StepGraph) -> float:
     """Return the range of the profile's step times, relative to the median."""
     tasks = graph.tasks
     steps = step_times_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
@@ -229,10 +229,6 @@ def _range_of_steps(graph: StepGraph) -> float:
 def _has_measured_host(graph: StepGraph) -> bool:
     """Return whether the host's times are from a profile."""
     return any(t.provenance == "measured" and not t.on_device for t in graph.tasks)
-
-
-def _phase(task: Task) -> str:
-    return task.context.phase
 
 
 def _shift_by_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph:

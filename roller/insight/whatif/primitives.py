@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import RollerError, shown
-from roller.insight.renamed import moved
+from roller.insight.renamed import getattr_for_moved_names
 from roller.insight.step.graph import Dependency, Provenance, StepGraph, Task
 
-__getattr__ = moved(__name__, (__name__,))
+__getattr__ = getattr_for_moved_names(__name__, (__name__,))
 
 
 def select(graph: StepGraph, which: Callable[[Task], bool]) -> frozenset[int]:

@@ -11,7 +11,7 @@ from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.profile_dtypes import element_bytes
 from roller.insight.whatif.select import (
     compute_tasks,
-    matches_layers,
+    in_layers,
     neighbouring_kernels,
     tasks_by_layer,
     tasks_by_step,
@@ -59,7 +59,7 @@ def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Ma
         back = tasks_by_layer(graph, backward.get(iteration, ()))
         for layer, tasks in tasks_by_layer(graph, own).items():
             size = max((_first_input_bytes(graph.tasks[n]) for n in tasks), default=0)
-            if layer and layer in back and size and matches_layers(layer, patterns):
+            if layer and layer in back and size and in_layers(layer, patterns):
                 following, preceding = behind.get(tasks[-1]), before.get(back[layer][0])
                 one = SavedMap(
                     layer, size, tasks[-1], following.id if following else None, back[layer][0],

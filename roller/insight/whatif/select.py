@@ -34,7 +34,7 @@ def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] 
     return select(
         graph,
         lambda t: (
-            t.kind in kinds and (not phases or t.context.phase in phases) and matches_layers(t.context.module, patterns)
+            t.kind in kinds and (not phases or t.context.phase in phases) and in_layers(t.context.module, patterns)
         ),
     )
 
@@ -49,12 +49,12 @@ def network_tasks(graph: StepGraph) -> tuple[int, ...]:
     return sort_by_start(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
 
 
-def matches_layers(layer: str, patterns: Sequence[str]) -> bool:
+def in_layers(layer: str, patterns: Sequence[str]) -> bool:
     """Return whether a layer, or one that contains it, matches one of the patterns; true if there are none.
 
     Examples
     --------
-    >>> matches_layers("encoder.layer.3.output.dense", ["encoder.layer.3"]), matches_layers("ReLU_7", ["ReLU*"])
+    >>> in_layers("encoder.layer.3.output.dense", ["encoder.layer.3"]), in_layers("ReLU_7", ["ReLU*"])
     (True, True)
     """
     return not patterns or _matches_pattern(layer, tuple(patterns))
@@ -142,7 +142,7 @@ def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float
         )
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     steps = {g.iteration for g in graph.gradients}
-    return sum(g.size_bytes for g in graph.gradients if matches_layers(g.module, patterns)) / len(steps)
+    return sum(g.size_bytes for g in graph.gradients if in_layers(g.module, patterns)) / len(steps)
 
 
 def total_duration_us(graph: StepGraph, tasks: Collection[int]) -> float:

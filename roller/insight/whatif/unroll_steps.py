@@ -43,7 +43,7 @@ def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
                         measured_end_us=t.measured_end_us + shift)
             )  # fmt: skip
         dependencies += [replace(d, source=base + d.source, target=base + d.target) for d in graph.dependencies]
-        gradients += [g.moved(base, step) for g in graph.gradients]
+        gradients += [g.shift_ids(base, step) for g in graph.gradients]
         if copy:
             for lane, first in firsts.items():
                 because: DependencyKind = "stream" if lane.kind == "stream" else "thread"

@@ -110,7 +110,7 @@ def recorded(
     )
     with torch.no_grad(), recorder:
         result = call(*args, **kwargs) if given is None else recorder.__torch_dispatch__(call, (), args, kwargs)
-    recorder.close()
+    recorder.stop_recording_frees()
     return recorder.operators, tuple(leaves(result if isinstance(result, (tuple, list)) else (result,)))
 
 

@@ -9,8 +9,8 @@ from roller.insight.cost.cpu.operator_work import Traffic, Work
 from roller.insight.cost.gpu.operator_view import View, element_count, itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Of the rate of multiply-adds, as it is probed in undisturbed windows, what products of MKL and convolutions of oneDNN
-#: keep up on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
+#: Share of the rate of multiply-adds, as probed in undisturbed windows, that products of MKL and convolutions of oneDNN
+#: reach on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
 #: (medians of ten seconds each; 0.80 at best), convolutions of 3 x 3 with many channels 0.75 to 0.90.
 PRODUCT_SHARE, CONVOLUTION_SHARE = 0.67, 0.83
 #: Loads of the image for each vector of results, in multiply-adds. Measured: 102, 150 and 170 GFLOP/s of 16, 32, 64
@@ -64,17 +64,17 @@ def matrix_product_work(
 def matrix_product(first: str, second: str) -> Callable[[View], Work]:
     """Return the mapping of a matrix product of the two named operands."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
         return _product_of_tensors(left, right, view.out)
 
-    return mapped
+    return map_operator
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work]:
     """Return the mapping of ``self + first @ second``: the result is a copy of the addend first."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         addend, left, right = (
             view.required_tensor("self", 0),
             view.required_tensor(first, 1),
@@ -87,7 +87,7 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work
         copied = Traffic(view.out)
         return Work(**{**vars(work), "reads": (*work.reads, Traffic(addend)), "writes": (copied, *work.writes)})
 
-    return mapped
+    return map_operator
 
 
 def _product_of_tensors(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Work:

@@ -31,7 +31,7 @@ def cost_per_element(
         Times the inputs and the first result go through memory.
     """
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         count = float(max(map(element_count, view.inputs), default=0) if per == "input" else element_count(view.out))
         given = tuple(Traffic(t, reads) for t in dict.fromkeys(view.inputs) if element_count(t))
         made = tuple(Traffic(t, writes) for t in view.outputs if element_count(t))
@@ -40,7 +40,7 @@ def cost_per_element(
             cycles=cycles * count, parallel_elements=0.0 if serial else count,
         )  # fmt: skip
 
-    return mapped
+    return map_operator
 
 
 def batch_norm(view: View) -> Work:
@@ -66,7 +66,7 @@ def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
     from memory anew.
     """
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         x = view.inputs[0]
         given = view.argument("dim", ())
         dims = {d % max(1, len(x.shape)) for d in ((given,) if isinstance(given, int) else given)}
@@ -78,7 +78,7 @@ def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
             strewn_bytes=distinct_bytes(x) * _LINE_BYTES / _STRIP_BYTES if across else 0.0,
         )  # fmt: skip
 
-    return mapped
+    return map_operator
 
 
 #: Bytes of the columns summed at once, four vectors, and of a cache line.
@@ -88,7 +88,7 @@ _STRIP_BYTES, _LINE_BYTES = 256, 64
 def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
     """Return the mapping of a softmax: vectorized over the last axis, column by column over another."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         x = view.inputs[0]
         dim, rank = int(view.argument("dim", -1)), max(1, len(x.shape))
         inner = dim % rank != rank - 1
@@ -99,7 +99,7 @@ def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
             parallel_elements=count,
         )  # fmt: skip
 
-    return mapped
+    return map_operator
 
 
 #: Cycles per result of a pooling operator, and per element of its window: of max pooling, whose branches are
@@ -110,20 +110,20 @@ GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 def pooling(taken: tuple[float, float]) -> Mapping:
     """Return the mapping of a pooling operator, with cycles per result and per element of its window."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         count = float(element_count(view.out))
         # An adaptive pool names no window: its windows share the input out.
         given = view.argument("kernel_size", ())
         size = math.prod(given) if given else element_count(view.inputs[0]) / max(1.0, count)
         return stream_inputs_to_outputs(view, cycles=(taken[0] + taken[1] * size) * count, parallel_elements=count)
 
-    return mapped
+    return map_operator
 
 
 def pooling_backward(cycles: float) -> Mapping:
     """Return the mapping of a gradient that is scattered into zeros, with cycles per element of the gradient."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         gradient, out = view.inputs[0], view.out
         reads = tuple(Traffic(t) for t in view.inputs if t.shape == gradient.shape)
         return Work(
@@ -131,7 +131,7 @@ def pooling_backward(cycles: float) -> Mapping:
             parallel_elements=float(element_count(out)),
         )  # fmt: skip
 
-    return mapped
+    return map_operator
 
 
 def nll_loss(view: View) -> Work:
@@ -150,16 +150,16 @@ def nll_loss_backward(view: View) -> Work:
 def random_draws(cycles: float) -> Callable[[View], Work]:
     """Return the mapping of an operator that draws its elements one by one from one random generator."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         return Work((), (Traffic(view.out),), cycles=cycles * element_count(view.out))
 
-    return mapped
+    return map_operator
 
 
 def gather(cycles: float = 0.0) -> Mapping:
     """Return the mapping of a gather: it reads the indices, and the elements of its result."""
 
-    def mapped(view: View) -> Work:
+    def map_operator(view: View) -> Work:
         table, places = view.inputs[0], view.inputs[1:]
         count = float(element_count(view.out))
         reads = [Traffic(t) for t in places if element_count(t)]
@@ -167,7 +167,7 @@ def gather(cycles: float = 0.0) -> Mapping:
             reads.append(Traffic(table, min(1.0, distinct_bytes(view.out) / distinct_bytes(table))))
         return Work(tuple(reads), (Traffic(view.out),), cycles=cycles * count, parallel_elements=count)
 
-    return mapped
+    return map_operator
 
 
 def embedding_backward(view: View) -> Work:

@@ -35,29 +35,29 @@ class Work:
     reads, writes
         Tensors, in order of access.
     multiplies
-        Multiply-adds of products in blocks.
+        Multiply-adds of blocked products.
     share
-        Of the rate of multiply-adds that these keep up.
+        Share of the rate of multiply-adds that they reach.
     packed_elements, packers
         Elements that are rearranged before products, and how many cores can do so at a time.
     exponentials
-        Of all elements, or what takes as long as that many.
+        Exponentials of all elements, or other functions in equivalent exponentials.
     vector_cycles
-        Cycles of a core, times the elements of a vector, beside bytes and exponentials.
+        Cycles of a core, times the elements of a vector, in addition to bytes and exponentials.
     cycles
         Cycles of a core in code that takes elements one by one.
     parallel_elements
-        What is shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0: nothing is shared.
+        Elements shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0 for a serial operator.
     forks
-        Times that threads are sent off and waited for.
+        Number of forks and joins of threads.
     buffers
         Bytes of buffers of its own, and how many times each is written or read.
     strewn_bytes
-        What is written, and read, in runs too short to be brought ahead.
+        Bytes that are read or written in runs too short to be prefetched.
     dtype
         Of the multiply-adds.
     hides
-        Whether arithmetic goes on while memory is waited for.
+        Whether arithmetic overlaps with memory traffic.
     """
 
     reads: tuple[Traffic, ...] = ()

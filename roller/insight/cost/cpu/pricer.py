@@ -50,10 +50,10 @@ class ProcessorPricer:
         """Return the price of the next operator."""
         if work is None:
             return _NOTHING
-        moved = [self._access(x, storages) for x in work.reads]
+        moved = [self._record_access(x, storages) for x in work.reads]
         read = {x.tensor.storage for x in work.reads}
         for traffic in work.writes:  # a line is read before it is written, and written back
-            layer, size = self._access(traffic, storages)
+            layer, size = self._record_access(traffic, storages)
             moved.append((layer, size if traffic.tensor.storage in read else 2 * size))
         fresh = sum(self._touch_fresh_pages(x.tensor.storage, storages) for x in work.writes)
         far = self.machine.caches[-1]
@@ -62,7 +62,7 @@ class ProcessorPricer:
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
         return Price(parts.seconds, low, high, parts.resource, 1, "library" if mapped else "bytes")
 
-    def _access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
+    def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
         """Return the memory layer of a tensor and the bytes moved from it, and record the access."""
         tensor, size = traffic.tensor, traffic.size_bytes
         number, once = tensor.storage, size / (traffic.passes or 1.0)

@@ -18,7 +18,10 @@ def attention(view: View) -> tuple[Launch, ...]:
     """Return the kernel of fused attention, which never stores its weights."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
     heads, rows, columns = _heads_queries_keys(view, query, key)
-    products = (_query_key(heads, rows, columns, query), _weights_value(heads, rows, value.shape[-1], columns, query))
+    products = (
+        _score_product(heads, rows, columns, query),
+        _value_product(heads, rows, value.shape[-1], columns, query),
+    )
     share = _causal_share(view, rows, columns)
     return (
         Fused(products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share),
@@ -49,13 +52,13 @@ def attention_backward(view: View) -> tuple[Launch, ...]:
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
     heads, rows, columns = _heads_queries_keys(view, query, key)
     depth = query.shape[-1]
-    weights = _query_key(heads, rows, columns, query)
+    weights = _score_product(heads, rows, columns, query)
     products = (
         weights,
         weights,
-        _weights_value(heads, rows, depth, columns, query),
-        _weights_value(heads, columns, depth, rows, query),
-        _weights_value(heads, columns, value.shape[-1], rows, query),
+        _value_product(heads, rows, depth, columns, query),
+        _value_product(heads, columns, depth, rows, query),
+        _value_product(heads, columns, value.shape[-1], rows, query),
     )
     share = _causal_share(view, rows, columns)
     return (
@@ -81,11 +84,11 @@ def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> t
     return samples * query.shape[-2], rows, columns
 
 
-def _query_key(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _score_product(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, columns, query.shape[-1], heads, False, True, dtype=query.dtype)
 
 
-def _weights_value(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _value_product(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, depth, columns, heads, dtype=query.dtype)
 
 

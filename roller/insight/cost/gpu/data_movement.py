@@ -28,20 +28,20 @@ def concatenate(view: View) -> tuple[Launch, ...]:
 def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping that reads all inputs ``reads`` times and writes all outputs ``writes`` times."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         return (Stream(reads * total_bytes(view.inputs), writes * total_bytes(view.outputs), launches),)
 
-    return mapped
+    return map_operator
 
 
-def gradient_reading(*names: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a gradient that reads only the named tensors; of the others it needs the shape."""
+def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
+    """Return the mapping of a gradient that reads only the named tensors, since it needs the shape of the others."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         read = [view.tensor(name) for name in names]
         return (Stream(total_bytes(read), total_bytes(view.outputs)),)
 
-    return mapped
+    return map_operator
 
 
 def slice_backward(view: View) -> tuple[Launch, ...]:

@@ -33,10 +33,10 @@ def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: boo
 def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of a matrix product of the two named operands."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         return (Kernel(matrix_product_expression(view.required_tensor(first, 0), view.required_tensor(second, 1))),)
 
-    return mapped
+    return map_operator
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
@@ -46,7 +46,7 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
     product then adds.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         addend, left, right = (
             view.required_tensor("self", 0),
             view.required_tensor(first, 1),
@@ -59,7 +59,7 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
         copy = () if view.in_place else elementwise_kernel((), view.out, (addend,))
         return (*copy, Kernel(matrix_product_expression(left, right)), *_read_of_result(view.out))
 
-    return mapped
+    return map_operator
 
 
 def _read_of_result(out: TensorRecord) -> tuple[Launch, ...]:

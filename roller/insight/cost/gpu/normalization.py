@@ -118,12 +118,12 @@ def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tu
         Kernels.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))
         given = [t for t in view.inputs if element_count(t) == most]
         return (Stream(read * total_bytes(given), kept * total_bytes(view.outputs), launches),)
 
-    return mapped
+    return map_operator
 
 
 def batch_norm(view: View) -> tuple[Launch, ...]:

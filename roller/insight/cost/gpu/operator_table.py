@@ -121,11 +121,11 @@ _WINDOWS: dict[str, Mapping] = {
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
          "_adaptive_avg_pool3d_backward"),
-        data_movement.gradient_reading("grad_output", "indices"),
+        data_movement.stream_named_inputs("grad_output", "indices"),
     ),
     **dict.fromkeys(
         ("reflection_pad1d_backward", "reflection_pad2d_backward", "replication_pad2d_backward"),
-        data_movement.gradient_reading("grad_output"),
+        data_movement.stream_named_inputs("grad_output"),
     ),
 }  # fmt: skip
 _MOVING: dict[str, Mapping] = {

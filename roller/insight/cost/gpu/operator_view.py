@@ -91,7 +91,7 @@ class View:
         """Return the tensor named ``name`` in the schema, or if no names are recorded, the input at ``position``."""
         if not self.operator.arguments and position is not None:
             return self.inputs[position] if position < len(self.inputs) else None
-        return self._tensor_of(self.operator.arguments.get(name))
+        return self._tensor_of_argument(self.operator.arguments.get(name))
 
     @property
     def overload(self) -> str:
@@ -112,9 +112,9 @@ class View:
             found = (found,)
         if not isinstance(found, Sequence):
             return ()
-        return tuple(t for t in map(self._tensor_of, found) if t is not None)
+        return tuple(t for t in map(self._tensor_of_argument, found) if t is not None)
 
-    def _tensor_of(self, value: Any) -> TensorRecord | None:
+    def _tensor_of_argument(self, value: Any) -> TensorRecord | None:
         if isinstance(value, Mapping) and isinstance(value.get("tensor"), int):
             return self.inputs[value["tensor"]]
         return None

@@ -36,14 +36,14 @@ def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
         Further kernels, such as those that add the blocks' partial norms.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         first = view.tensors("self") or view.inputs
         sizes = tuple(element_count(t) for t in first)
         lists = max(1, round(len(view.inputs) / max(1, len(first)))) + (not view.in_place)
         written = total_bytes(view.outputs or first)
         return (Stream(total_bytes(view.inputs), written, foreach_kernel_count(sizes, lists) + more),)
 
-    return mapped
+    return map_operator
 
 
 def foreach_fill(view: View) -> tuple[Launch, ...]:

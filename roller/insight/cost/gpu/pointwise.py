@@ -90,14 +90,14 @@ def elementwise_expression(
     axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
     acc = "float64" if out.dtype == "float64" else "float32"
 
-    def index(n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def axes_of_operand(n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         used = [d for d in range(len(sizes)) if strides[d][n]]
         used.sort(key=lambda d: -abs(strides[d][n]))
         return tuple(sizes[d] for d in used), tuple(axes[d].name for d in used)
 
     inputs, loads = [], []
     for n, tensor in enumerate(operands):
-        shape, names = index(n + 1)
+        shape, names = axes_of_operand(n + 1)
         inputs.append(Tensor(f"X{n}", shape or (1,), tensor.dtype))
         at = tuple(axis_index(a) for a in names) or (axis_index(axes[0].name, 0),)
         load: Scalar = Load(f"X{n}", at)
@@ -138,12 +138,12 @@ def elementwise_kernel(
 def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of an operator that applies ``functions`` to every element of its inputs."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         if not view.inputs:
             return (Stream(0.0, total_bytes(view.outputs)),)
         return elementwise_kernel(functions, view.out, view.inputs)
 
-    return mapped
+    return map_operator
 
 
 def fill(view: View) -> tuple[Launch, ...]:

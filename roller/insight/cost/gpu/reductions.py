@@ -18,7 +18,7 @@ def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
     thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         x = view.inputs[0]
         given = view.argument("dim", ())
         dims = {d % max(1, len(x.shape)) for d in ((given,) if isinstance(given, int) else given)}
@@ -31,7 +31,7 @@ def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
             return (Kernel(ops.reduce(kind, (rows, length), (1,), dtype=x.dtype)),)
         return (Stream(total_bytes((x,)), total_bytes(view.outputs), 1 if rows >= _FEW_ROWS else 2),)
 
-    return mapped
+    return map_operator
 
 
 #: Rows from which on each block reduces a row; fewer leave a GPU idle, and libraries split them.

@@ -23,7 +23,7 @@ def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
         Whether it reads the old elements; every operator with ``accumulate`` does.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         target = view.required_tensor("self", 0)
         values = next((t for t in map(view.tensor, _VALUES) if t is not None), None)
         indices = view.tensors("indices") or tuple(t for t in (view.tensor("index"),) if t is not None)
@@ -37,7 +37,7 @@ def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
             Stream(_subtract_sorted_indices(read, sort, indices), float(placed)),
         )
 
-    return mapped
+    return map_operator
 
 
 def _subtract_sorted_indices(read: float, sort: tuple[Stream, ...], indices: tuple[TensorRecord, ...]) -> float:

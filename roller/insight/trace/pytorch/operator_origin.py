@@ -1,7 +1,7 @@
-"""Where in the user's model an operator belongs: module, line, phase; of backward operators, those of their forward.
+"""Origin of an operator in the user's model: module, line and phase; for backward operators those of their forward.
 
-Modules are told by PyTorch's global hooks. Every node of the autograd graph remembers the place it was made in, and
-says it when backward comes to it.
+Modules are tracked by PyTorch's global hooks. Every node of the autograd graph stores the origin of its forward, which
+is current while backward runs the node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from roller.insight.trace.pytorch.compat import backward_functions, unguarded
+from roller.insight.trace.pytorch.compat import backward_functions, without_override_check
 from roller.insight.trace.pytorch.stacks import Stacks, driver
 from roller.insight.trace.trace import Phase, Stack
 
@@ -35,7 +35,7 @@ class OperatorOrigin:
 
 
 class OriginTracker:
-    """Where the model is at the moment.
+    """Tracks the current module, phase and autograd node.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class OriginTracker:
         self.stacks = stacks
         self.phase: Phase = "forward"
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        #: Is called with an optimizer that is about to update its parameters.
+        #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
@@ -60,23 +60,23 @@ class OriginTracker:
         self._backward_stack: Stack = ()
 
     @property
-    def recomputing(self) -> bool:
-        """Whether checkpointing runs a forward again: the engine itself computes without recording gradients."""
+    def is_recomputing(self) -> bool:
+        """Whether checkpointing recomputes a forward: the engine itself computes without recording gradients."""
         return self.phase == "backward" and self._node is not None and (bool(self._stack) or torch.is_grad_enabled())
 
-    def here(self) -> OperatorOrigin:
-        """Return the place of an operator that is dispatched now."""
-        inner = self.stacks.here()  # within the engine, of hooks, functions of the user's own and what runs again
+    def current_origin(self) -> OperatorOrigin:
+        """Return the origin of an operator that is dispatched now."""
+        inner = self.stacks.here()  # within the engine: hooks, the user's functions, recomputed forwards
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
-            if self.recomputing:
+            if self.is_recomputing:
                 module = self._stack[-1] if self._stack else ""
             return OperatorOrigin(module, self.stacks.joined(outer, inner))
         return OperatorOrigin(self._stack[-1] if self._stack else "", self.stacks.joined(self._backward_stack, inner))
 
-    def remember(self, result: Any) -> None:
-        """Give the new nodes of the autograd graph behind a result the place of now."""
-        if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
+    def store_in_autograd_graph(self, result: Any) -> None:
+        """Store the current origin in the new nodes of the autograd graph of a result."""
+        if not torch.is_grad_enabled():  # no node is created, and reading grad_fn of a view would fail
             return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
@@ -87,14 +87,14 @@ class OriginTracker:
             metadata: Any = node.metadata  # a mapping, whatever its annotation says
             if not following or _KEY in metadata:  # a leaf, or known
                 continue
-            place = place or self.here()
+            place = place or self.current_origin()
             metadata[_KEY] = place
-            node.register_prehook(partial(self._reach, place))
+            node.register_prehook(partial(self._before_backward_node, place))
             todo += [other for other, _ in following if other is not None]
 
     @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
-        """Run in a module that is called past its hooks, and leave whatever it left open."""
+    def enter_module(self, path: str) -> Iterator[None]:
+        """Enter a module that is called without its hooks, and leave it with its submodules."""
         depth = len(self._stack)
         self._stack.append(path)
         try:
@@ -103,34 +103,34 @@ class OriginTracker:
             del self._stack[depth:]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow modules, backward and optimizers."""
+    def track(self) -> Iterator[None]:
+        """Install the hooks that track modules, backward and optimizers."""
         handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_pre_hook(self._step),
-            register_optimizer_step_post_hook(self._stepped),
+            register_module_forward_pre_hook(self._before_module),
+            register_module_forward_hook(self._after_module, always_call=True),
+            register_optimizer_step_pre_hook(self._before_optimizer_step),
+            register_optimizer_step_post_hook(self._after_optimizer_step),
         ]
         made = torch.optim.Optimizer.__init__
 
-        def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        def init_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
             self.made.add(optimizer)
 
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
-            setattr(home, name, self._watched(function))
+            setattr(home, name, self._wrap_backward(function))
         apply = torch.autograd.Function.__dict__["apply"].__func__
 
-        def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
+        def apply_and_store(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
             result = apply(cls, *args, **kwargs)
-            self.remember(result)
+            self.store_in_autograd_graph(result)
             return result
 
         try:
             with (
-                patch.object(torch.optim.Optimizer, "__init__", make),
-                patch.object(torch.autograd.Function, "apply", classmethod(applied)),
+                patch.object(torch.optim.Optimizer, "__init__", init_optimizer),
+                patch.object(torch.autograd.Function, "apply", classmethod(apply_and_store)),
             ):
                 yield
         finally:
@@ -139,28 +139,28 @@ class OriginTracker:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    def _before_module(self, module: torch.nn.Module, _: Any) -> None:
         if not self._stack and self.phase != "backward":
             self.phase = "forward"
         self._stack.append(self.names.get(id(module), self._stack[-1] if self._stack else ""))
 
-    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+    def _after_module(self, module: torch.nn.Module, *_: Any) -> None:
         if self._stack:
             self._stack.pop()
 
-    def _reach(self, place: OperatorOrigin, *_: Any) -> None:
+    def _before_backward_node(self, place: OperatorOrigin, *_: Any) -> None:
         self._node = place
 
-    def _watched(self, function: Any) -> Any:
-        body = unguarded(function) or function
+    def _wrap_backward(self, function: Any) -> Any:
+        body = without_override_check(function) or function
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            return self._backward(body, *args, **kwargs)
+            return self._run_backward(body, *args, **kwargs)
 
         return backward
 
     @driver
-    def _backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
         kept, self._stack = self._stack, []
         around = self._backward_stack
@@ -169,16 +169,17 @@ class OriginTracker:
             return body(*args, **kwargs)
         finally:
             self._backward_stack = around
-            # What follows a whole backward (scaling, clipping) belongs to the update; a gradient inside of a model not.
+            # Operators after a whole backward (unscaling, clipping) belong to the update, but not after a gradient
+            # computed within a model.
             self.phase = "optimizer" if before != "backward" and not kept else before
             self._node, self._stack = None, kept
 
-    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_within_backward, self.phase = self.phase == "backward", "optimizer"
         self.optimizers[id(optimizer)] = optimizer
         self.before_update(optimizer)
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self.stepped.add(id(optimizer))
         if self._is_within_backward:  # an update in the hook of a gradient: backward goes on

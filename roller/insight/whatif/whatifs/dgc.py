@@ -43,10 +43,8 @@ class DGC(WhatIf):
             size = graph.tasks[n].size_bytes
             makers = [d.source for d in graph.dependencies if d.target == n and graph.tasks[d.source].kind == "kernel"]
             users = [d.target for d in graph.dependencies if d.source == n and graph.tasks[d.target].kind == "kernel"]
-            pack, unpack = (
-                prices.price_stream("compress", size, size * self.density),
-                prices.price_stream("unpack", 0, size),
-            )
+            pack = prices.price_stream("compress", size, size * self.density)
+            unpack = prices.price_stream("unpack", 0, size)
             new += [
                 New("compress", "kernel", pack.value, behind=m, before=(n,), provenance=pack.provenance) for m in makers
             ]

@@ -41,9 +41,8 @@ class ParameterServer(WhatIf):
         """Return the graph of one worker, of three steps at least."""
         graph, size = unroll_steps(graph, 3), check_slices(graph, self.slice_bytes)
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
-        forward = {
-            n: tasks_by_layer(graph, own) for n, own in tasks_by_step(graph, compute_tasks(graph, "forward")).items()
-        }
+        steps = tasks_by_step(graph, compute_tasks(graph, "forward"))
+        forward = {n: tasks_by_layer(graph, own) for n, own in steps.items()}
         new: list[New] = []
         remote = (1 - 1 / self.servers) if size else 0.0
         for order, gradient in enumerate(graph.gradients):
