@@ -68,9 +68,9 @@ def main(filter_: FilterOption = "*") -> None:
     for operator in chosen:
         expr = parse(operator)
         sizes = [s for s in growing_sizes(expr) if larger_multiples(s.extent)]
-        best = min(joint_paddings(sizes), key=lambda c: prices.expression(enlarge(expr, c)).seconds)
+        best = min(joint_paddings(sizes), key=lambda c: prices.price_expression(enlarge(expr, c)).seconds)
         padded = enlarge(expr, best)
-        predicted = prices.expression(expr).seconds / prices.expression(padded).seconds
+        predicted = prices.price_expression(expr).seconds / prices.price_expression(padded).seconds
         measured = gain(expr, padded, spec)
         told = predicted >= LEAST_GAIN
         right = measured >= LEAST_GAIN - NOISE if told else measured <= LEAST_GAIN + NOISE

@@ -22,7 +22,7 @@ TRACE_VERSION = 2
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Where in a step an operator or a task runs: ``data`` loads batches, ``other`` is outside of all, as set-up is.
+#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 

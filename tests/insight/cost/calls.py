@@ -97,7 +97,7 @@ class Given(Values):
         super().__init__(0.5, lambda: "test")
         self.results = tuple(results)
 
-    def run(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+    def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
         return self.results
 
 

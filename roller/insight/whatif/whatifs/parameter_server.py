@@ -43,8 +43,7 @@ class ParameterServer(WhatIf):
         bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         steps = tasks_by_step(graph, compute_tasks(graph, "forward"))
         forward = {n: tasks_by_layer(graph, own) for n, own in steps.items()}
-        new: list[New] = []
-        remote = (1 - 1 / self.servers) if size else 0.0
+        new, remote = list[New](), (1 - 1 / self.servers) if size else 0.0
         for order, gradient in enumerate(graph.gradients):
             readers = forward.get(gradient.iteration + 1, {})
             first = (readers.get(gradient.module) or next(iter(readers.values()), ()))[:1]
