@@ -117,7 +117,7 @@ class Kernels:
 
         try:
             if self.policy == "library" and self.spec.traits.blocks:
-                # Replayed, not called: what a call costs is the host's time, which runs beside the device's.
+                # Replayed, not called: the cost of a call is host time, which overlaps with the device.
                 estimate, provenance = pipeline.predict(expr, self.spec, policy="library-graph"), "library"
             else:
                 estimate, provenance = pipeline.construct(expr, self.spec, top_k=1)[0].estimate, "construct"

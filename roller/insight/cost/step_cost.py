@@ -13,7 +13,7 @@ from roller.insight.cost.operators import Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
-#: ``host_op_s`` takes what was measured.
+#: ``host_op_s`` takes a measured time.
 HOST_OP_S = 6e-6
 
 

@@ -61,14 +61,14 @@ class DeviceOrder:
     ----------
     streams, threads
         Device tasks by stream, and calls by thread, in order.
-    told
+    sync_events
         Synchronization events of the profile.
     """
 
     def __init__(
-        self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], told: SyncEvents
+        self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], sync_events: SyncEvents
     ) -> None:
-        self.streams, self.sync_events = streams, told
+        self.streams, self.sync_events = streams, sync_events
         self.dependencies: list[Dependency] = []
         self.waits = {lane: [c.start for c in own if _MARKED_WAIT in c.name] for lane, own in threads.items()}
         self.by_end = sorted((t for own in streams.values() for t in own), key=lambda t: (t.end, t.id))
@@ -124,12 +124,12 @@ class DeviceOrder:
 
     def order_tasks(self) -> list[Dependency]:
         """Return the dependencies of all device tasks, and store the unexplained wait of each."""
-        told = self.sync_events.stream_waits()
+        waits = self.sync_events.stream_waits()
         tied: list[tuple[TaskDraft, TaskDraft]] = []
         late: list[tuple[TaskDraft, float]] = []
         for item in (t for own in self.streams.values() for t in own):
             ready, is_late = self._add_stream_and_launch(item)
-            others: Sequence[TaskDraft] = told.get(item.id, ())
+            others: Sequence[TaskDraft] = waits.get(item.id, ())
             if is_late and not others and item.call is not None:
                 others = self._awaited_task(item, item.call, ready)
             tied += [(other, item) for other in others]

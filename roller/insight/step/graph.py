@@ -104,7 +104,7 @@ class Task:
         Origin of the duration: the profile, a price, or an assumption.
     is_removed
         Whether a change removed it: it stays as an event without duration, which keeps the order of other tasks.
-    place
+    context
         Position in the step; that of its call for a device task.
     size_bytes
         Bytes that a copy, a set or a collective moves; 0 if the profile does not give them.

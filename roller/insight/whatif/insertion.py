@@ -35,7 +35,7 @@ class New:
     launch
         Whether a call launches it, if it runs on a stream: next to the call that launched its neighbour, with the
         median time of the profile's launches.
-    place
+    context
         Position in the step; by default that of its neighbour.
     """
 

@@ -44,7 +44,7 @@ class DeviceMode(TorchFunctionMode):
     ----------
     target
         Properties that decide which kernels the device runs.
-    places
+    origins
         Stores the origin of every result in the autograd graph.
     values
         Provides the defaults of values that are read.

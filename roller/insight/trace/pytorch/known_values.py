@@ -98,7 +98,7 @@ def compute_from_known_values(func: Any, args: Any, kwargs: Any) -> Any:
             *tree_map_only(torch.Tensor, lambda t: values[id(t)], tuple(args)),
             **tree_map_only(torch.Tensor, lambda t: values[id(t)], kwargs),
         )
-    except Exception:  # noqa: BLE001 - the trace goes by shapes; what has no values stays unknown
+    except Exception:  # noqa: BLE001 - the trace needs only shapes; the result stays unknown
         return NotImplemented
 
 

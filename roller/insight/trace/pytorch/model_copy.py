@@ -76,7 +76,7 @@ def checkpoint_modules(
     chosen
         Patterns of paths, see :func:`matches_path`; ``True`` for the blocks of every outermost list of modules of one
         class. The submodules of a chosen module are recomputed with it.
-    places
+    origins
         Records the module of a forward that bypasses the hooks.
     """
     if not chosen:

@@ -30,7 +30,7 @@ class OperatorRecorder(TorchDispatchMode):
 
     Parameters
     ----------
-    places
+    origins
         Gives the origin of an operator.
     values
         Runs operators with known and default values.

@@ -123,7 +123,7 @@ def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]
     """Return whether the names of a function's parameters are the given ones."""
     try:
         return set(inspect.signature(function).parameters) == set(given)
-    except (TypeError, ValueError):  # what is built in says nothing
+    except (TypeError, ValueError):  # a builtin has no signature
         return False
 
 
@@ -132,7 +132,7 @@ def _accepts_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) 
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # what is built in says nothing
+    except ValueError:  # a builtin has no signature
         return True
     return True
 
