@@ -21,7 +21,7 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
-from roller.insight.lint import LEAST_GAIN, grown, larger, together
+from roller.insight.lint import LEAST_GAIN, enlarge, joint_paddings, larger_multiples
 from roller.ops import parse
 
 #: Operators whose sizes are multiples of nothing: wide ones, then those of few columns, for which padding is advised
@@ -67,10 +67,10 @@ def main(filter_: FilterOption = "*") -> None:
     ratios, wrong = [], 0
     for operator in chosen:
         expr = parse(operator)
-        sizes = [s for s in growing_sizes(expr) if larger(s.extent)]
-        best = min(together(sizes), key=lambda c: prices.expression(grown(expr, c)).seconds)
-        padded = grown(expr, best)
-        predicted = prices.expression(expr).seconds / prices.expression(padded).seconds
+        sizes = [s for s in growing_sizes(expr) if larger_multiples(s.extent)]
+        best = min(joint_paddings(sizes), key=lambda c: prices.price_expression(enlarge(expr, c)).seconds)
+        padded = enlarge(expr, best)
+        predicted = prices.price_expression(expr).seconds / prices.price_expression(padded).seconds
         measured = gain(expr, padded, spec)
         told = predicted >= LEAST_GAIN
         right = measured >= LEAST_GAIN - NOISE if told else measured <= LEAST_GAIN + NOISE

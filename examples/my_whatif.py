@@ -12,7 +12,7 @@ import roller
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import neighbours, work
+from roller.insight.whatif.select import compute_tasks, neighbouring_kernels
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -31,8 +31,8 @@ class FusedSoftmax(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused kernels."""
-        before, behind = neighbours(graph)
-        softmax = {n for n in work(graph) if "softmax" in graph.tasks[n].context.operator}
+        before, behind = neighbouring_kernels(graph)
+        softmax = {n for n in compute_tasks(graph) if "softmax" in graph.tasks[n].context.operator}
         beside = {side[n].id for n in softmax for side in (before, behind) if n in side}
         return scale(remove(graph, beside - softmax), softmax, self.factor)
 

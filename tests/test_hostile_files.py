@@ -18,7 +18,7 @@ from roller.cli.arrays import read_arrays
 from roller.core.files import open_file, read_file
 from roller.errors import ArtifactError
 from roller.insight.memory.profiler_events import read_memory_events
-from roller.insight.memory.snapshot import events_of, read_snapshot
+from roller.insight.memory.snapshot import read_snapshot, snapshot_events
 from roller.insight.step.kineto_reader import read_events
 from roller.runtime.bundle_format import _entry, pack, unpack
 from roller.runtime.cache import KernelCache
@@ -168,10 +168,10 @@ def test_snapshots_of_every_protocol_are_read(protocol, tmp_path):
 )
 def test_events_of_a_snapshot(read):
     if read.get("device_traces") == [[{"action": 7}]]:
-        assert events_of(read) == []
+        assert snapshot_events(read) == []
         return
     with pytest.raises(ArtifactError, match="expected the events of device 0"):
-        events_of(read)
+        snapshot_events(read)
 
 
 _PROFILES = {

@@ -160,7 +160,7 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     """Return seconds of a step by class of operators: of an operator, all that runs below it."""
     from torch.profiler import ProfilerActivity, profile
 
-    from roller.insight.cost.cpu.operator_table import is_known, kind_of
+    from roller.insight.cost.cpu.operator_table import has_row, operator_class
 
     with profile(activities=[ProfilerActivity.CPU]) as found:
         run()
@@ -169,8 +169,8 @@ def profiled(run: Callable[[], None]) -> Counter[str]:
     def walk(event: Any, updating: bool) -> None:
         updating = updating or event.name.startswith("Optimizer.step")
         packet = event.name.replace("::", ".")
-        if packet.startswith("aten.") and is_known(packet):
-            total["optimizer" if updating else kind_of(packet)] += event.time_range.elapsed_us() / 1e6
+        if packet.startswith("aten.") and has_row(packet):
+            total["optimizer" if updating else operator_class(packet)] += event.time_range.elapsed_us() / 1e6
             return
         for child in event.cpu_children:
             walk(child, updating)
@@ -185,7 +185,7 @@ def predicted(name: str) -> dict[str, tuple[float, Counter[str]]]:
     """Return seconds of each kind of step, and seconds of classes of operators."""
     import roller
     from benchmarks.insight.models import loss
-    from roller.insight.cost.cpu.operator_table import kind_of
+    from roller.insight.cost.cpu.operator_table import operator_class
     from roller.insight.forecast import HOST_OP_S
 
     chosen = models()[name]
@@ -201,7 +201,7 @@ def predicted(name: str) -> dict[str, tuple[float, Counter[str]]]:
         for operator, price in forecast.operators:
             if price.kernels:
                 packet = ".".join(operator.name.split(".")[:2])
-                kind = "optimizer" if operator.phase == "optimizer" else kind_of(packet)
+                kind = "optimizer" if operator.phase == "optimizer" else operator_class(packet)
                 total[kind] += price.seconds + HOST_OP_S
         found[mode] = forecast.iteration_s, total
     return found

@@ -95,7 +95,7 @@ def measure(name: str, devices: list[str], batch: int) -> dict[str, float]:
         spec, begun = load_spec(device).sustained, time.process_time()
         pricer = Pricer(spec)
         for operator in step:
-            pricer.price(operator)
+            pricer.price_operator(operator)
         found[place] = time.process_time() - begun
     return found
 

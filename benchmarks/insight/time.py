@@ -74,7 +74,7 @@ def predicted(found: list[Case]) -> dict[Case, float]:
         trace = models.trace(first.model, first.batch, first.length, training=training)
         operators = [o for o in trace.steady() if o.phase in ("forward", "backward")]
         for case in alike:
-            times[case] = sum(pricers[case.device].price(o).seconds for o in operators)
+            times[case] = sum(pricers[case.device].price_operator(o).seconds for o in operators)
     return times
 
 

@@ -49,7 +49,7 @@ def compare_command(
     """
     from roller.insight import compare as comparing
     from roller.insight.rate_card import read_rate_card
-    from roller.insight.sweep import check_picture
+    from roller.insight.sweep import check_picture_path
 
     specs = devices_of(devices, settings)
     if any(count > 1 for _, count in specs):
@@ -61,7 +61,7 @@ def compare_command(
         if path is not None:
             check_writable(path)
     if picture is not None:
-        check_picture(picture)
+        check_picture_path(picture)
     if operators.endswith((".yaml", ".yml")):
         rows = operator_rows(Path(operators), pattern)
         expressions = {str(row["id"]): roller.ops.from_spec(row, batch=batch) for row in rows}
@@ -79,7 +79,7 @@ def compare_command(
         with whole_file(csv) as out:
             out.write(found.to_csv().encode())
     if picture is not None:
-        comparing.picture(found, picture, theme=theme, width=width)
+        comparing.draw_comparison(found, picture, theme=theme, width=width)
     if as_json:
         print_json(found.to_dict())
         return
@@ -102,7 +102,7 @@ def _table(found: Comparison) -> Table:
     for name in found.operators:
         cells = []
         for device in found.devices:
-            cell = found.of(name, device)
+            cell = found.cell_of(name, device)
             about = "~" if cell.is_bound else ""
             cells.append(f"{about}{seconds(cell.seconds)}{' *' if cell.fastest else '  '}")
             if found.currency is not None:

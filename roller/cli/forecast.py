@@ -97,11 +97,11 @@ def forecast_command(
 
 
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
-    from roller.insight.tracing import need_torch
+    from roller.insight.tracing import require_torch
 
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-    need_torch()
+    require_torch()
     first = step_of(file, asked.calls)
     for batch in asked.batches:
         for amp, checkpoint in combinations(asked.amps, asked.checkpoints):

@@ -128,7 +128,7 @@ class Row:
         conf: AllocatorSettings,
     ) -> Row:  # fmt: skip
         """Return a row; of the largest batch, its memory, or why there is none."""
-        from roller.insight.memory.largest_batch import border
+        from roller.insight.memory.largest_batch import fit_uncertainty_note
 
         if batch == LARGEST:
             try:
@@ -141,7 +141,14 @@ class Row:
             memory = step.memory(spec, batch=size, amp=amp, checkpoint=checkpoint, settings=conf)
         traced = step.at(batch=size, device=spec, amp=amp, checkpoint=checkpoint)
         return cls(
-            spec, size, amp, checkpoint, memory, said, border(traced, spec, memory, conf), tuple(traced.warnings)
+            spec,
+            size,
+            amp,
+            checkpoint,
+            memory,
+            said,
+            fit_uncertainty_note(traced, spec, memory, conf),
+            tuple(traced.warnings),
         )
 
     def advice(self, step: TracedStep, conf: AllocatorSettings) -> list[str]:
@@ -239,7 +246,7 @@ def _holders(row: Row, top: int) -> Table:
 
 def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings, path: Path) -> None:
     from roller.insight.memory.simulate import Library
-    from roller.insight.memory.snapshot import snapshot, write_snapshot
+    from roller.insight.memory.snapshot import make_snapshot, write_snapshot
 
     trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
-    write_snapshot(path, snapshot(trace, settings=conf, library=Library.of(spec)))
+    write_snapshot(path, make_snapshot(trace, settings=conf, library=Library.of(spec)))

@@ -38,7 +38,7 @@ def record_command(
     Modules are marked by their path, and what recording takes is written into the profile. What the script prints and
     raises is its own.
     """
-    from roller.insight.step.recording import Recorder, arguments_of
+    from roller.insight.step.recording import Recorder, script_arguments
 
     if not script.is_file():
         raise UsageError(f"{script}: expected a program, got no such file. Name one.")
@@ -46,7 +46,7 @@ def record_command(
     recorder = Recorder(out, warmup=warmup, timed=timed, steps=steps)
     recorder.when_done = _enough
     try:
-        with arguments_of(str(script), given or []), recorder:
+        with script_arguments(str(script), given or []), recorder:
             runpy.run_path(str(script), run_name="__main__")
     except _Enough:
         pass

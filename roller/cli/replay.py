@@ -52,7 +52,7 @@ def replay_command(files: FilesArgument, joint: JointOption = False, as_json: Js
 
 def _said(x: Replay) -> Iterator[str]:
     """Yield what a replay tells beside its numbers, a line each."""
-    from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, where
+    from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits
 
     whole = x.replayed_us or 1.0
     yield from x.graph.notes
@@ -63,10 +63,10 @@ def _said(x: Replay) -> Iterator[str]:
     elif not x.is_explained:
         yield (
             f"Waited {100 * x.unexplained_share:.1f} % of the time for what the profile does not show: what a change "
-            f"of it would bring cannot be predicted. {where(x.graph)}."
+            f"of it would bring cannot be predicted. {describe_longest_waits(x.graph)}."
         )
     elif x.unexplained_share >= _WORTH_SAYING:
-        yield f"Not explained, and left out of the replay: {where(x.graph)}."
+        yield f"Not explained, and left out of the replay: {describe_longest_waits(x.graph)}."
     if not x.graph.is_latency_measured and x.graph.has_device:
         yield f"No launch on an idle stream is in it: a latency of {x.graph.latency_us:.0f} us is assumed."
     if len({t.context.iteration for t in x.graph.tasks if t.context.iteration >= 0}) > 1:

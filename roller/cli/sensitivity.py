@@ -120,12 +120,14 @@ def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) ->
         if asked.amp != "fp32":
             raise UsageError(f"{path.name}: expected no --amp for a model, got one. Leave it out.")
         shapes = shapes_of(asked.shapes)
-        work = whole.of_model(path, spec, batch=asked.batch, shapes=shapes, policy=asked.policy or "roller")
+        work = whole.sensitivity_of_model(path, spec, batch=asked.batch, shapes=shapes, policy=asked.policy or "roller")
     else:
         if asked.shapes:
             raise UsageError(f"{path.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
         (amp,) = amps_of(asked.amp)[:1]
-        work = whole.of_step(step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library")
+        work = whole.sensitivity_of_step(
+            step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library"
+        )
     if as_json:
         print_json({**work.sensitivity.to_dict(), "notes": list(work.notes)})
         return

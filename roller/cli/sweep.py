@@ -74,7 +74,7 @@ def sweep_command(
         if path is not None:
             check_writable(path)
     if picture is not None:
-        sweeps.check_picture(picture)
+        sweeps.check_picture_path(picture)
     step = step_of(file, calls)
     with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done, listening(done.within):
         rows = sweeps.sweep(
@@ -86,7 +86,7 @@ def sweep_command(
         with whole_file(csv) as out:
             out.write(sweeps.to_csv(rows).encode())
     if picture is not None:
-        sweeps.picture(rows, picture, known)
+        sweeps.draw_sweep(rows, picture, known)
     if as_json:
         said = [[] if row.forecast is None else list(row.forecast.notes) for row in rows]
         print_json([{**row.to_dict(), "notes": notes} for row, notes in zip(rows, said, strict=True)])

@@ -73,7 +73,7 @@ def whatif_command(
         device, measured_us = device or read.device, {**measured_us, **read.measured_us}
         asked |= {(name if name != "changes" else path.stem): changes for name, changes in read.changes.items()}
     if do:
-        asked[" + ".join(do)] = tuple(scenarios.change_of_text(text) for text in do)
+        asked[" + ".join(do)] = tuple(scenarios.parse_what_if_option(text) for text in do)
     if not asked and not search_all:
         raise UsageError("what to change: expected --do CHANGE, --scenario FILE or --all, got none. See --list.")
     if perfetto is not None:
@@ -113,7 +113,7 @@ def _graph(files: list[Path], device: str | None) -> StepGraph:
 
 
 def _tell(answers: dict[str, Answer]) -> None:
-    from roller.insight.step.unexplained_waits import where
+    from roller.insight.step.unexplained_waits import describe_longest_waits
 
     screen = console()
     for name, x in answers.items():
@@ -135,7 +135,7 @@ def _tell(answers: dict[str, Answer]) -> None:
             screen.say(f"  Steps of the profile differ by {100 * x.spread:.0f} % of the median one.")
         if x.unexplained_share >= 0.001:
             said = f"{100 * x.unexplained_share:.1f} % of the profile is waiting that it does not explain"
-            screen.say(f"  {said}: {where(x.graphs[0])}.")
+            screen.say(f"  {said}: {describe_longest_waits(x.graphs[0])}.")
         for sentence in (*x.in_place, *x.notes):
             screen.say(f"  {sentence}")
         for sentence in x.assumptions:

@@ -1,4 +1,4 @@
-"""Operators x devices x prices: what a call takes on each device, and what a million calls cost at given prices."""
+"""Operators x devices: the time of a call on each device, and the cost of a million calls at given rates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import check_policy
 from roller.insight.rate_card import RateCard
-from roller.insight.sweep import check_picture
+from roller.insight.sweep import check_picture_path
 from roller.perf.unit_notes import unit_notes
 
 #: Name of the row in which every operator is called once.
@@ -31,23 +31,23 @@ class Cell:
     Parameters
     ----------
     operator, text
-        Its id, and what it computes.
+        Its id, and its expression in words.
     device
         Name of the specification.
     seconds
-        Of one call, replayed without a host, at the clock that lasts.
+        Time of one call, replayed without a host, at the sustained clock.
     lower_s, upper_s
         One expected error below and above.
     bound
-        What bounds it: ``"compute"``, ``"dram"``, ``"latency"``, ...
+        Resource that bounds it: ``"compute"``, ``"dram"``, ``"latency"``, ...
     by
-        ``"library"`` or ``"construct"``: whose program was priced; ``"bytes"`` where none fits the device, so that it
-        takes at least what its tensors take to move.
+        ``"library"`` or ``"construct"``: the source of the priced program; ``"bytes"`` if none fits the device, so that
+        the time is a lower bound, that of moving the tensors.
     price_per_million
-        Of a million calls, in the user's currency; ``None`` where nobody said what the device costs.
+        Cost of a million calls, in the user's currency; ``None`` if the device has no rate.
     fastest, cheapest
-        Whether no other device is faster, or cheaper. A time by bytes alone is a lower bound: it is marked only where
-        the times of all devices are.
+        Whether no other device is faster, or cheaper. A lower bound is marked only if the times of all devices are
+        lower bounds.
     """
 
     operator: str
@@ -64,7 +64,7 @@ class Cell:
 
     @property
     def is_bound(self) -> bool:
-        """Whether the time, or part of it, is a lower bound: that of moving the tensors alone."""
+        """Whether the time, or part of it, is a lower bound: that of moving the tensors."""
         return "bytes" in self.by
 
 
@@ -79,11 +79,11 @@ class Comparison:
     devices, operators
         Names, in the order asked for.
     cells
-        Operator by operator; the last operator is :data:`ALL` where there are several.
+        Operator by operator; the last operator is :data:`ALL` if there are several.
     notes
-        What matrix units lack, and which devices have no price.
+        Missing features of matrix units, and devices without a rate.
     currency
-        Of the prices; ``None`` without.
+        Currency of the rates; ``None`` without rates.
     """
 
     policy: str
@@ -93,7 +93,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     currency: str | None = None
 
-    def of(self, operator: str, device: str) -> Cell:
+    def cell_of(self, operator: str, device: str) -> Cell:
         """Return the cell of an operator on a device."""
         return next(c for c in self.cells if (c.operator, c.device) == (operator, device))
 
@@ -122,7 +122,7 @@ def compare(
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Comparison:
-    """Price operators on devices, at the clock that lasts.
+    """Predict operators on devices, at the sustained clock.
 
     Parameters
     ----------
@@ -131,12 +131,12 @@ def compare(
     devices
         Specifications.
     policy
-        ``"library"``: a framework's kernels (on a processor, where they are not described, the fastest constructed
+        ``"library"``: a framework's kernels (on a processor, whose libraries are not described, the fastest constructed
         program). ``"roller"``: the fastest constructed program.
     prices
-        What an hour of a device costs.
+        Hourly rates of devices.
     done
-        Told the name of each device.
+        Called with the name of each device.
 
     Raises
     ------
@@ -156,45 +156,45 @@ def compare(
     notes: dict[str, None] = {}
     for spec in devices:
         kernels = Kernels(spec.sustained, policy, cache_folder() / "prices")
-        kernels.price_together(operators.values())
-        mine = [_cell(name, expr, spec, kernels) for name, expr in operators.items()]
+        kernels.price_in_parallel(operators.values())
+        mine = [_price_cell(name, expr, spec, kernels) for name, expr in operators.items()]
         kernels.save()
-        cells += [*mine, *([_sum(mine)] if len(mine) > 1 else [])]
+        cells += [*mine, *([_sum_of_cells(mine)] if len(mine) > 1 else [])]
         notes |= dict.fromkeys(unit_notes(operators.values(), spec, ours=policy == "roller"))
         done(spec.name)
     unpriced = [s.name for s in devices if prices is not None and prices.per_hour(s.name) is None]
     if unpriced:
         notes[f"The prices say nothing of {', '.join(unpriced)}: no cost is given."] = None
     names = (*operators, *([ALL] if len(operators) > 1 else ()))
-    ordered = [_marked([_priced(c, prices) for c in cells if c.operator == name]) for name in names]
+    ordered = [_mark_best_devices([_add_cost(c, prices) for c in cells if c.operator == name]) for name in names]
     return Comparison(
         policy, tuple(s.name for s in devices), names, tuple(c for row in ordered for c in row), tuple(notes),
         None if prices is None else prices.currency,
     )  # fmt: skip
 
 
-def _cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels) -> Cell:
-    found = kernels.expression(expr)
+def _price_cell(name: str, expr: TensorExpr, spec: DeviceSpec, kernels: Kernels) -> Cell:
+    found = kernels.price_expression(expr)
     return Cell(
         name, str(expr), spec.name, found.seconds, found.lower, found.upper, found.resource, found.provenance
     )  # fmt: skip
 
 
-def _sum(cells: Sequence[Cell]) -> Cell:
-    """Return one call of every operator; its bound is that of the longest."""
+def _sum_of_cells(cells: Sequence[Cell]) -> Cell:
+    """Return the sum over one call of every operator, with the bound of the longest."""
     longest = max(cells, key=lambda c: c.seconds)
     whole, low, high = (sum(getattr(c, n) for c in cells) for n in ("seconds", "lower_s", "upper_s"))
     by = ", ".join(dict.fromkeys(c.by for c in cells))
     return replace(longest, operator=ALL, text=ALL, seconds=whole, lower_s=low, upper_s=high, by=by)
 
 
-def _priced(cell: Cell, prices: RateCard | None) -> Cell:
+def _add_cost(cell: Cell, prices: RateCard | None) -> Cell:
     hour = None if prices is None else prices.per_hour(cell.device)
     return cell if hour is None else replace(cell, price_per_million=cell.seconds * _MILLION * hour / _HOUR_S)
 
 
-def _marked(cells: Sequence[Cell]) -> list[Cell]:
-    """Mark the fastest and the cheapest devices of one operator; lower bounds only where there is nothing else."""
+def _mark_best_devices(cells: Sequence[Cell]) -> list[Cell]:
+    """Mark the fastest and the cheapest devices of one operator; lower bounds only if all times are."""
     sure = [c for c in cells if not c.is_bound] or list(cells)
     fastest = min(c.seconds for c in sure)
     least = min((c.price_per_million for c in sure if c.price_per_million is not None), default=None)
@@ -209,7 +209,7 @@ def _marked(cells: Sequence[Cell]) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a picture."""
+    """Colours of a chart."""
 
     back: str
     text: str
@@ -217,7 +217,7 @@ class Theme:
     devices: tuple[str, ...]
 
 
-#: Colours that people who confuse some of them tell apart, after Okabe and Ito.
+#: Colours that people with colour blindness can distinguish, after Okabe and Ito.
 THEMES = {
     "light": Theme("#ffffff", "#1f2328", "#d0d7de", ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a6d00", "#4b4b4b")),
     "dark": Theme("#0d1117", "#e6edf3", "#30363d", ("#56b4e9", "#ff9955", "#2fd3a5", "#e69fd0", "#f0e442", "#b0b0b0")),
@@ -225,12 +225,12 @@ THEMES = {
 _MARKS = ("o", "s", "D", "^", "v", "P")
 #: Inches of an operator's row, of each further device in it, of the margins above and below, and of the width.
 _ROW, _DEVICE, _FRAME, WIDTH = 0.2, 0.09, 1.5, 10.0
-#: Factor between the ends of an axis from which on powers of ten are marks enough.
+#: Factor between the ends of an axis from which on only powers of ten are labelled.
 _DECADES = 50
 
 
-def picture(found: Comparison, path: str | Path, *, theme: str = "light", width: float = WIDTH) -> None:
-    """Draw time and cost, a row an operator and a mark a device, for a slide.
+def draw_comparison(found: Comparison, path: str | Path, *, theme: str = "light", width: float = WIDTH) -> None:
+    """Draw time and cost, one row per operator and one mark per device, for a slide.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def picture(found: Comparison, path: str | Path, *, theme: str = "light", width:
     RollerError
         matplotlib is missing, or does not write such files.
     """
-    check_picture(path)
+    check_picture_path(path)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -265,11 +265,11 @@ def picture(found: Comparison, path: str | Path, *, theme: str = "light", width:
         FigureCanvasAgg(figure)
         figure.set_facecolor(colours.back)
         panels = figure.subplots(1, 2 if priced else 1, sharey=True, squeeze=False)[0]
-        _panel(panels[0], found, colours, lambda c: (c.lower_s, c.seconds, c.upper_s))
+        _draw_panel(panels[0], found, colours, lambda c: (c.lower_s, c.seconds, c.upper_s))
         panels[0].set_xlabel("time of a call")
-        panels[0].xaxis.set_major_formatter(lambda value, _: _plain(seconds_text(value)))
+        panels[0].xaxis.set_major_formatter(lambda value, _: _without_trailing_zeros(seconds_text(value)))
         if priced:
-            _panel(panels[1], found, colours, _costs)
+            _draw_panel(panels[1], found, colours, _cost_interval)
             panels[1].set_xlabel(f"{found.currency} per million calls")
             panels[1].xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         marks, names = panels[0].get_legend_handles_labels()
@@ -280,23 +280,23 @@ def picture(found: Comparison, path: str | Path, *, theme: str = "light", width:
         figure.savefig(path, metadata=metadata, dpi=150, facecolor=colours.back)
 
 
-def _plain(text: str) -> str:
-    """Return a time without digits that say nothing: ``"10.00 us"`` as ``"10 us"``."""
+def _without_trailing_zeros(text: str) -> str:
+    """Return a time without trailing zeros: ``"10.00 us"`` as ``"10 us"``."""
     number, _, unit = text.partition(" ")
     return f"{float(number):g} {unit}"
 
 
-def _costs(cell: Cell) -> tuple[float, float, float] | None:
+def _cost_interval(cell: Cell) -> tuple[float, float, float] | None:
     if cell.price_per_million is None:
         return None
     each = cell.price_per_million / cell.seconds
     return cell.lower_s * each, cell.price_per_million, cell.upper_s * each
 
 
-def _panel(
+def _draw_panel(
     axes: Any, found: Comparison, colours: Theme, value: Callable[[Cell], tuple[float, float, float] | None]
 ) -> None:
-    """Draw a row an operator, a mark a device, and its expected error as a line."""
+    """Draw one row per operator, one mark per device, and its expected error as a line."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     rows = {name: n for n, name in enumerate(found.operators)}
@@ -304,7 +304,7 @@ def _panel(
     for k, device in enumerate(found.devices):
         colour, mark = (x[k % len(x)] for x in (colours.devices, _MARKS))
         named = device
-        for cell in _cells_of(found, device):
+        for cell in _cells_of_device(found, device):
             spread = value(cell)
             if spread is None:
                 continue
@@ -329,5 +329,5 @@ def _panel(
     axes.tick_params(axis="y", length=0)
 
 
-def _cells_of(found: Comparison, device: str) -> Iterable[Cell]:
+def _cells_of_device(found: Comparison, device: str) -> Iterable[Cell]:
     return (c for c in found.cells if c.device == device)

@@ -1,8 +1,8 @@
-"""How long a traced step takes on a device that is not here, and whether it fits: its graph, simulated.
+"""Predicts the time of a traced step on a device, and whether it fits, by simulating its graph.
 
-The host issues operators one after the other; the device runs their kernels in that order. Where the host's lane ends
-last, the step is bound by launches. On a CPU both are one lane. Everything here is predicted, at the sustained clock;
-no device is asked.
+The host issues operators one after the other; the device runs their kernels in that order. If the host's lane ends
+last, the step is bound by launches. On a CPU both are one lane. Everything is predicted, at the sustained clock; no
+device is used.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
-from roller.insight.memory.largest_batch import border, memory_on
+from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.breakdown import BreakdownRow, Key, breakdown, exposed_us, thread_work_us
-from roller.insight.step.from_trace import graph_of
+from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.whatif.data_parallel import data_parallel
 from roller.perf.unit_notes import unit_notes
 
-#: Share of a step from which on waiting for links is told.
+#: Share of a step in waits for links from which on the step is bound by links.
 NOTABLE = 0.1
 
 
@@ -45,31 +45,31 @@ class Forecast:
     device, policy
         Name of the specification; whose kernels run.
     batch
-        Samples of a step on each device; 0 where the trace does not say.
+        Samples of a step on each device; 0 if the trace does not give them.
     iteration_s
         Time of one steady step.
     lower_s, upper_s
         One expected error below and above, if the errors of all operators agree.
     device_s, host_s
-        What the device works, and what the host takes to issue everything.
+        Time in which the device works, and time in which the host issues all operators.
     bound_by_launches
         Whether the host's lane is the critical one; on a processor, whether issuing takes the most of it.
     memory
         Peaks, holders, out of memory.
     unmapped_share
-        Share of the device time that is priced by bytes alone, since nothing says what the operator computes.
+        Share of the device time of operators that are only priced by their bytes.
     operators
         Every operator of the step with its price, in order.
     step, host_op_s
-        Of which ``graph`` and ``timeline`` are made.
+        Inputs of ``graph`` and ``timeline``.
     notes
         Sentences of the trace: values that were read, declared defaults.
     devices
-        How many train together.
+        Number of devices that train together.
     links_s, exposed_s
-        What their links work in a step, and what of it the devices wait for.
+        Time in which their links work in a step, and its part for which the devices wait.
     amp, checkpoint
-        Precision, and the modules that run again in backward, as the trace says.
+        Precision of the trace, and the modules that it recomputes in backward.
     samples
         Samples of a step on each device: its batch, as often as gradients are accumulated.
     """
@@ -97,54 +97,56 @@ class Forecast:
     samples: float = 0.0
 
     @cached_property
-    def _run(self) -> tuple[StepGraph, Timeline]:
-        # Made again when it is asked for: a sweep keeps hundreds of forecasts, and asks few for their graphs.
-        graph, _ = _graph_on(self.step, self.host_op_s, self.devices)
+    def _simulated_graph(self) -> tuple[StepGraph, Timeline]:
+        # Built on demand: a sweep keeps hundreds of forecasts, and few graphs of them are used.
+        graph, _ = _graph_on_devices(self.step, self.host_op_s, self.devices)
         return graph, simulate(graph)
 
     @property
     def graph(self) -> StepGraph:
         """The step as a graph."""
-        return self._run[0]
+        return self._simulated_graph[0]
 
     @property
     def timeline(self) -> Timeline:
-        """When the tasks of ``graph`` run; the last one ends after ``iteration_s``, or that of its longest step."""
-        return self._run[1]
+        """Simulated times of the tasks of ``graph``; the last one ends after ``iteration_s``."""
+        return self._simulated_graph[1]
 
     @property
     def bound(self) -> str:
-        """What a step waits for most: ``"launches"``, ``"links"`` where they hold it up notably, or ``"device"``."""
+        """What bounds a step: ``"launches"``, ``"links"`` if the wait for them is notable, or ``"device"``."""
         if self.bound_by_launches:
             return "launches"
         return "links" if self.exposed_s > NOTABLE * self.iteration_s else "device"
 
     @property
     def throughput(self) -> float:
-        """Samples per second of all devices; 0 where the batch is unknown, or the step does not fit."""
+        """Samples per second of all devices; 0 if the batch is unknown, or the step does not fit."""
         fits = self.memory.fits and self.iteration_s
         return self.devices * (self.samples or self.batch) / self.iteration_s if fits else 0.0
 
     def breakdown(self, key: Key | Callable[[Task], str]) -> tuple[BreakdownRow, ...]:
         """Return the cost of the step by module, line, operator, phase or kernel.
 
-        Formula and sums are those of :func:`roller.insight.step.breakdown.breakdown`.
+        See :func:`roller.insight.step.breakdown.breakdown`.
         """
         return breakdown(self.graph, self.timeline, key)
 
     def by_operator(self) -> list[BreakdownRow]:
         """Return the operators by name, the one that computes longest first."""
-        return self._computing("operator")
+        return self._rows_by_compute_time("operator")
 
     def by_module(self, depth: int | None = None) -> list[BreakdownRow]:
         """Return the modules, the one that computes longest first; paths are cut after ``depth`` names."""
-        return self._computing(lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)")
+        return self._rows_by_compute_time(
+            lambda task: ".".join(task.context.module.split(".")[:depth]) or "(top level)"
+        )
 
     def by_phase(self) -> list[BreakdownRow]:
         """Return forward, backward and optimizer, the one that computes longest first."""
-        return self._computing("phase")
+        return self._rows_by_compute_time("phase")
 
-    def _computing(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:
+    def _rows_by_compute_time(self, key: Key | Callable[[Task], str]) -> list[BreakdownRow]:
         return sorted((row for row in self.breakdown(key) if row.kernels), key=lambda row: -row.compute_us)
 
     def to_dict(self) -> dict[str, Any]:
@@ -178,13 +180,13 @@ class Forecast:
                 "oom": oom,
                 "by_kind": dict(memory.by_kind()),
             },
-            "operators": [_row(x) for x in self.by_operator()],
-            "modules": [_row(x) for x in self.by_module()],
+            "operators": [_row_data(x) for x in self.by_operator()],
+            "modules": [_row_data(x) for x in self.by_module()],
             "notes": list(self.notes),
         }
 
 
-def _row(x: BreakdownRow) -> dict[str, Any]:
+def _row_data(x: BreakdownRow) -> dict[str, Any]:
     seconds = x.compute_us / 1e6
     return {"name": x.name, "calls": x.kernels, "seconds": seconds, "share": x.share, "resource": x.resource}
 
@@ -215,15 +217,15 @@ def forecast(
     settings
         Of the caching allocator.
     kernels
-        Prices kept from before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+        Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
     devices
-        How many of them in one machine train together, each on a batch of the trace, as ``DistributedDataParallel``
-        does it.
+        Number of devices in one machine that train together with ``DistributedDataParallel``, each on the trace's
+        batch.
 
     Raises
     ------
     RollerError
-        No such device or policy, a device of another kind, several processors, or a host time that is none.
+        No such device or policy, a device of another kind, several processors, or an invalid host time.
 
     Examples
     --------
@@ -239,25 +241,25 @@ def forecast(
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
-    last, *others = (_of_step(t, spec, policy, host_op_s, settings, kernels, devices) for t in trace.unlike())
-    return _mean(last, others) if others else last
+    last, *others = (_forecast_step(t, spec, policy, host_op_s, settings, kernels, devices) for t in trace.unlike())
+    return _mean_of_steps(last, others) if others else last
 
 
-def _of_step(
+def _forecast_step(
     trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, settings: AllocatorSettings | None,
     kernels: Kernels | None, devices: int,
 ) -> Forecast:  # fmt: skip
     """Return the forecast of the last step of a trace."""
     step = price_step(trace, spec, policy, kernels=kernels)
-    graph, trace = _graph_on(step, host_op_s, devices)
+    graph, trace = _graph_on_devices(step, host_op_s, devices)
     run = simulate(graph)
     end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6
     device_s = sum(p.seconds for _, p in step.operators)
     unmapped = sum(p.seconds for _, p in step.operators if p.provenance == "bytes")
-    memory = memory_on(trace, spec, settings)
-    near = border(trace, spec, memory, settings)
-    lacks = unit_notes(step.kernels.expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
-    far = host_notes(trace.steady(), end_s) if spec.traits.discrete else ()
+    memory = memory_on_device(trace, spec, settings)
+    near = fit_uncertainty_note(trace, spec, memory, settings)
+    lacks = unit_notes(step.kernels.priced_expressions, spec, ours=policy == "roller") if spec.traits.blocks else ()
+    far = host_copy_notes(trace.steady(), end_s) if spec.traits.discrete else ()
     notes = (*trace.warnings, *far, *lacks, *filter(None, [near]))
     exposed_s = exposed_us(graph, run) / 1e6
     below, above = (sum(getattr(p, n) for _, p in step.operators) - device_s for n in ("lower", "upper"))
@@ -270,8 +272,8 @@ def _of_step(
     )  # fmt: skip
 
 
-def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
-    """Return steps that differ as one: times are their means, operators those of the one that takes the longest."""
+def _mean_of_steps(last: Forecast, others: Sequence[Forecast]) -> Forecast:
+    """Return one forecast of steps that differ: means of their times, and the operators of the longest one."""
     steps = (last, *others)
     names = ("iteration_s", "lower_s", "upper_s", "device_s", "host_s", "links_s", "exposed_s", "unmapped_share")
     means = {name: sum(getattr(step, name) for step in steps) / len(steps) for name in names}
@@ -280,14 +282,14 @@ def _mean(last: Forecast, others: Sequence[Forecast]) -> Forecast:
     return replace(longest, memory=fullest.memory, notes=fullest.notes, **means)
 
 
-def _graph_on(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
-    """Return the graph of a step on one of so many devices, and the trace with the memory that they need besides."""
-    graph = graph_of(step, host_op_s)
-    return (graph, step.trace) if devices == 1 else _on_several(step, graph, devices)
+def _graph_on_devices(step: PricedStep, host_op_s: float, devices: int) -> tuple[StepGraph, Trace]:
+    """Return the graph of a step on one of ``devices`` devices, and the trace with the memory of its buckets."""
+    graph = graph_of_priced_step(step, host_op_s)
+    return (graph, step.trace) if devices == 1 else _graph_on_several_devices(step, graph, devices)
 
 
-def _on_several(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:
-    """Return the graph of one of several devices that share a batch, and the trace with the buckets in its memory."""
+def _graph_on_several_devices(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepGraph, Trace]:
+    """Return the graph of one of several devices that train together, and the trace with the buckets in its memory."""
     if not step.spec.traits.discrete:
         raise RollerError(
             f"forecast: device: expected one processor, got {devices} of '{step.spec.name}', whose links are not "
@@ -302,6 +304,6 @@ def _on_several(step: PricedStep, graph: StepGraph, devices: int) -> tuple[StepG
         )
 
     def copy_us(size_bytes: int, gradients: int) -> tuple[float, Provenance]:
-        return 1e6 * step.kernels.stream(size_bytes, size_bytes, gradients).seconds, "predicted"
+        return 1e6 * step.kernels.price_stream(size_bytes, size_bytes, gradients).seconds, "predicted"
 
-    return data_parallel(graph, ring, copy_us) if held else graph, with_buckets(step.trace, held)
+    return data_parallel(graph, ring, copy_us) if held else graph, add_bucket_storages(step.trace, held)

@@ -1,8 +1,8 @@
-"""Which sizes of a model its kernels pay for, and the nearest ones that align: predicted, nothing is compiled or run.
+"""Finds the sizes of a model that slow its kernels down, and the nearest aligned ones, by prediction alone.
 
-A size that fits no transaction, no vector and no fragment of the device leaves part of each idle. For the kernels that
-most of the model's time goes to, sizes are padded to multiples of powers of two; a kernel of the padded sizes is
-constructed and priced like the kernel itself. What is told is the least padding that keeps the gain.
+A size that is not a multiple of the device's transactions, vectors and fragments leaves part of each idle. For the
+kernels with most of the model's time, sizes are padded to multiples of powers of two; a kernel of the padded sizes is
+constructed and priced like the kernel itself. The advice is the least padding that keeps the gain.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from roller.insight.cost.operators import check_policy
 if TYPE_CHECKING:
     from roller.graph.steps import Program, Run
 
-#: Multiples that sizes are padded to, those that are tried first, and the most that one may grow.
+#: Multiples to which sizes are padded, those that are tried first, and the largest growth of a size.
 MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
-#: A kernel below this share of the model's time is not looked at, and what gains less than this factor is not told.
+#: Least share of the model's time of an examined kernel, and least gain of an advice.
 LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
-#: Share of a gain, in time, that less padding must keep to be told instead of more.
+#: Share of the saved time that a smaller padding must keep to be preferred.
 _KEPT = 0.9
 
 
 @dataclass(frozen=True)
 class Pad:
-    """One size that grows.
+    """One padded size.
 
     Parameters
     ----------
     value, dim
-        Name of a value of the model that has the size, a weight where one has, and the dimension.
+        Name of a value of the model that has the size, preferably a weight, and the dimension.
     extent, padded
-        Elements as they are, and proposed.
+        Present and proposed number of elements.
     weight
-        Whether a weight has the size: the model's author can choose it. Else only who calls the model can.
+        Whether a weight has the size, so that the model's author can choose it; else only the model's caller can.
     """
 
     value: str
@@ -60,26 +60,26 @@ class Pad:
 
 @dataclass(frozen=True)
 class Advice:
-    """What padding one kernel of the model would bring. All times are predicted.
+    """The effect of padding one kernel of the model. All times are predicted.
 
     Parameters
     ----------
     kernel
-        What it computes, by the names of the model's nodes.
+        The kernel, by the names of the model's nodes.
     runs
-        How often the model runs it.
+        Number of its runs in the model.
     pads
-        Sizes that grow, together.
+        Sizes that are padded together.
     seconds, padded_s
-        Of one run, as it is and padded.
+        Time of one run, as it is and padded.
     share
-        Of the model's time that all runs take.
+        Share of the model's time of all its runs.
     more_flops
         Operations of the padded kernel over those of the kernel, less one.
     model_gain
-        Time of the model over what it would be.
+        Time of the model over its time with the padding.
     resource, padded_resource
-        What bounds the kernel before and after.
+        Resource that bounds the kernel before and after.
     expression, padded
         Both kernels, to construct, explain or compile.
     """
@@ -115,7 +115,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Lint:
-    """The advice for one model on one device, what saves most first.
+    """The advice for one model on one device, the largest gain first.
 
     Parameters
     ----------
@@ -124,10 +124,10 @@ class Lint:
     seconds
         Predicted time of one inference.
     kernels, examined
-        Different kernels of the model, and those that were looked at: at least 2 % of its time each, with a size that
-        can grow.
+        Different kernels of the model, and those that were examined: with at least 2 % of its time each, and a size
+        that can be padded.
     advice
-        Every kernel that gains; empty where all sizes align.
+        Every kernel that gains; empty if all sizes are aligned.
     """
 
     device: str
@@ -159,7 +159,7 @@ def lint(
     policy: str = "roller",
     least_gain: float = LEAST_GAIN,
 ) -> Lint:
-    """Find the sizes that a device pays for, and the nearest that align.
+    """Find the sizes of a model that slow its kernels down on a device, and the nearest aligned ones.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ def lint(
     policy
         Whose kernels: ``"roller"``, the fastest constructed program of each, or ``"library"``, a library's (GPUs).
     least_gain
-        Time of a kernel over that of the padded one below which nothing is told (a factor above 1).
+        Least time of a kernel over that of the padded one for an advice (a factor above 1).
 
     Raises
     ------
@@ -185,8 +185,8 @@ def lint(
 
     Notes
     -----
-    A kernel is priced alone, at the clock that lasts. Zeros beside the old elements change no result; what pads a
-    tensor that is no weight is not priced.
+    A kernel is priced alone, at the sustained clock. Zeros next to the old elements change no result; the time to pad a
+    tensor other than a weight is not priced.
     """
     from roller.arguments import target_of
     from roller.onnx.compile import partitioned, read
@@ -199,13 +199,13 @@ def lint(
         raise RollerError(
             f"lint: policy: expected 'roller' on {spec.name}, got 'library': those described run on GPUs."
         )
-    source, name = _source(model, examples)
+    source, name = _model_source(model, examples)
     program = partitioned(read(source, batch=batch, shapes=shapes))
-    return _lint(program, name or program.name, spec, policy, least_gain)
+    return _lint_program(program, name or program.name, spec, policy, least_gain)
 
 
-def _source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
-    """Return a model that :func:`read` takes, and a name where it has none of its own."""
+def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
+    """Return a model as an argument of :func:`read`, and a name if it has none of its own."""
     if not hasattr(model, "parameters") or isinstance(model, type):
         if examples:
             raise RollerError(f"lint: expected no examples beside an ONNX model, got {len(examples)}. Leave them out.")
@@ -214,40 +214,40 @@ def _source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
         raise RollerError(
             f"lint: expected examples of the arguments of {type(model).__name__}, got none. Pass them after the device."
         )
-    from roller.insight.tracing import need_torch
+    from roller.insight.tracing import require_torch
 
-    need_torch("lint")
+    require_torch("lint")
     from roller.onnx.torch_export import exported_module
 
     return exported_module(model, examples), type(model).__name__
 
 
-def _lint(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain: float) -> Lint:
+def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain: float) -> Lint:
     from roller.graph.steps import runs_of
 
     runs = list(runs_of(program.steps))
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}
     prices = Kernels(spec.sustained, policy)
     expressions = {key: program.kernels[key].expression for key in uses}
-    prices.price_together(expressions.values())
-    found = {key: prices.expression(e) for key, e in expressions.items()}
+    prices.price_in_parallel(expressions.values())
+    found = {key: prices.price_expression(e) for key, e in expressions.items()}
     whole = sum(uses[key] * p.seconds for key, p in found.items())
     sizes = {
-        key: [s for s in growing_sizes(expressions[key]) if larger(s.extent)]
+        key: [s for s in growing_sizes(expressions[key]) if larger_multiples(s.extent)]
         for key, price in found.items() if uses[key] * price.seconds >= LEAST_SHARE * whole
     }  # fmt: skip
-    prices.price_together(grown(expressions[key], c) for key, own in sizes.items() for c in together(own))
+    prices.price_in_parallel(enlarge(expressions[key], c) for key, own in sizes.items() for c in joint_paddings(own))
     advice = []
     for key, own in sizes.items():
         best = _least_padding(expressions[key], own, prices, least_gain)
         if not best:
             continue
-        before, padded = found[key], grown(expressions[key], best)
-        after = prices.expression(padded)
+        before, padded = found[key], enlarge(expressions[key], best)
+        after = prices.price_expression(padded)
         advice.append(
             Advice(
                 first[key].label, uses[key],
-                tuple(_pad(s, e, expressions[key], first[key], program) for s, e in best.items()),
+                tuple(_named_padding(s, e, expressions[key], first[key], program) for s, e in best.items()),
                 before.seconds, after.seconds, uses[key] * before.seconds / whole,
                 padded.flops / expressions[key].flops - 1 if expressions[key].flops else 0.0,
                 whole / (whole - uses[key] * (before.seconds - after.seconds)),
@@ -258,14 +258,14 @@ def _lint(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain
     return Lint(spec.name, name, whole, len(uses), sum(map(bool, sizes.values())), tuple(advice))
 
 
-def larger(extent: int) -> list[int]:
+def larger_multiples(extent: int) -> list[int]:
     """Return the next multiples of :data:`MULTIPLES` above an extent, the nearest first, each once."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
 
-def grown(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
-    """Return an expression with sizes grown."""
+def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
+    """Return an expression with larger sizes."""
     for size, extent in extents.items():
         expr = resized(expr, size, extent)
     return expr
@@ -274,44 +274,45 @@ def grown(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
 def _least_padding(
     expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float
 ) -> dict[Size, int]:  # fmt: skip
-    """Return the padding of a kernel that gains most, less what gains nothing; empty where none gains.
+    """Return the least padding of a kernel that keeps the largest gain; empty if none gains.
 
-    Sizes grow together first, for a fragment wants all of its sides; then each shrinks as far as the gain lasts.
+    Sizes are padded together first, since a fragment needs all of its sides; then each is reduced as far as the gain
+    lasts.
     """
 
-    def seconds(extents: Mapping[Size, int]) -> float:
-        return prices.expression(grown(expr, extents)).seconds
+    def padded_seconds(extents: Mapping[Size, int]) -> float:
+        return prices.price_expression(enlarge(expr, extents)).seconds
 
-    now, best = seconds({}), min(together(sizes), key=seconds, default={})
-    if now < least_gain * seconds(best):
+    now, best = padded_seconds({}), min(joint_paddings(sizes), key=padded_seconds, default={})
+    if now < least_gain * padded_seconds(best):
         return {}
-    enough = now - _KEPT * (now - seconds(best))
+    enough = now - _KEPT * (now - padded_seconds(best))
     for size in sorted(best, key=lambda s: -best[s] / s.extent):
         without = {s: e for s, e in best.items() if s != size}
-        nearer = [{**without, size: e} for e in larger(size.extent) if e < best[size]]
-        best = next((c for c in [without, *nearer] if seconds(c) <= enough), best)
-    return best if now >= least_gain * seconds(best) else {}
+        nearer = [{**without, size: e} for e in larger_multiples(size.extent) if e < best[size]]
+        best = next((c for c in [without, *nearer] if padded_seconds(c) <= enough), best)
+    return best if now >= least_gain * padded_seconds(best) else {}
 
 
-def together(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
-    """Yield paddings of all sizes to the same multiple, few of them, each once."""
+def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
+    """Yield paddings of all sizes to the same multiple, each once."""
     seen = set[tuple[int, ...]]()
     for multiple in FIRST:
-        extents = {s: _next(s.extent, multiple) for s in sizes}
+        extents = {s: _padded_extent(s.extent, multiple) for s in sizes}
         chosen = {s: e for s, e in extents.items() if e != s.extent}
         if chosen and tuple(extents.values()) not in seen:
             seen.add(tuple(extents.values()))
             yield chosen
 
 
-def _next(extent: int, multiple: int) -> int:
-    """Return the largest padding of an extent for a multiple that is allowed; the extent where none is."""
-    allowed = [e for e in larger(extent) if e <= -(-extent // multiple) * multiple]
+def _padded_extent(extent: int, multiple: int) -> int:
+    """Return the largest allowed padding of an extent up to a multiple; the extent itself if there is none."""
+    allowed = [e for e in larger_multiples(extent) if e <= -(-extent // multiple) * multiple]
     return max(allowed, default=extent)
 
 
-def _pad(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
-    """Return a size by the name of a value of the model that has it: a weight, else an input, else an output."""
+def _named_padding(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:
+    """Return the padding of a size, named after a weight that has it, else an input, else an output."""
     names = dict(
         itertools.chain(
             zip((t.name for t in expr.inputs), run.inputs, strict=True), zip(expr.outputs, run.outputs, strict=True)

@@ -1,4 +1,4 @@
-"""How long an ONNX model takes on a device that is not here: its kernels priced, without PyTorch."""
+"""Predicts the time of an ONNX model on a device by pricing its kernels, without PyTorch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller.perf.unit_notes import unit_notes
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of the model: ``runs`` of it take ``seconds`` together, ``share`` of the whole."""
+    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time."""
 
     name: str
     runs: int
@@ -33,17 +33,17 @@ class ModelForecast:
     device, policy, model
         Names of the specification, of whose kernels run, and of the model.
     batch
-        Samples of an inference; 0 where the model's inputs say none.
+        Samples of an inference; 0 if the model's inputs do not give them.
     iteration_s
         Time of one inference: its kernels one after the other, replayed without a host.
     lower_s, upper_s
         One expected error below and above, if all errors agree.
     weights_bytes, arena_bytes
-        Of constants, and of everything that is alive together between kernels.
+        Bytes of constants, and of the arena of intermediate tensors.
     kernels
         Every kernel, the most expensive first.
     notes
-        What the matrix unit of the device lacks.
+        Missing features of the device's matrix unit.
     """
 
     device: str
@@ -60,7 +60,7 @@ class ModelForecast:
 
     @property
     def throughput(self) -> float:
-        """Samples per second; 0 where the batch is unknown."""
+        """Samples per second; 0 if the batch is unknown."""
         return self.batch / self.iteration_s if self.iteration_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,20 +104,20 @@ def forecast_onnx(
     planned = memory.plan(program)
     prices = Kernels(spec.sustained, policy)
     uses = Counter(run.kernel for run in runs_of(program.steps))
-    prices.price_together(program.kernels[key].expression for key in uses)
-    found = {key: prices.expression(program.kernels[key].expression).times(n) for key, n in uses.items()}
+    prices.price_in_parallel(program.kernels[key].expression for key in uses)
+    found = {key: prices.price_expression(program.kernels[key].expression).repeated(n) for key, n in uses.items()}
     whole = sum(p.seconds for p in found.values())
     first = [program.values[name].shape for name in program.inputs if name in program.values]
     return ModelForecast(
         spec.name, policy, program.name, batch or (first[0][0] if first and first[0] else 0), whole,
         sum(p.lower for p in found.values()), sum(p.upper for p in found.values()),
         sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
-        _shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
-        unit_notes(prices.expressions, spec, ours=policy == "roller"),
+        _kernel_shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
+        unit_notes(prices.priced_expressions, spec, ours=policy == "roller"),
     )  # fmt: skip
 
 
-def _shares(
+def _kernel_shares(
     found: dict[str, KernelPrice], names: dict[str, str], uses: Counter[str], whole: float
 ) -> list[KernelShare]:
     rows = [

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from roller.errors import ModelError, shown
-from roller.insight.trace.options import DeviceRules, TraceOptions, capability_of
+from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
@@ -104,7 +104,7 @@ class ProjectTracer:
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         name = getattr(options.device, "name", options.device)
-        rules = None if name is None else DeviceRules(str(name), capability_of(options.device))
+        rules = None if name is None else DeviceRules(str(name), compute_capability_of(options.device))
         checkpoint = options.checkpoint
         request = {
             "batch": options.batch, "device": rules, "amp": options.amp, "calls": self._calls,

@@ -74,12 +74,12 @@ def _end_unless(own: int) -> None:
 
 
 def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:
-    from roller.insight.tracing import need_torch
+    from roller.insight.tracing import require_torch
 
-    need_torch()
+    require_torch()
     from roller.insight.trace.pytorch import entry_file
 
-    return entry_file.retracer(entry, lambda trace, _: trace, calls=calls)
+    return entry_file.make_retracer(entry, lambda trace, _: trace, calls=calls)
 
 
 def _options(request: dict[str, Any]) -> TraceOptions:

@@ -28,7 +28,7 @@ class RateCard:
     devices: Mapping[str, HourlyRate]
 
     def per_hour(self, device: str) -> float | None:
-        """Return the price of an hour of a device; ``None`` where the card lacks it."""
+        """Return the price of an hour of a device; ``None`` if the card lacks it."""
         found = self.devices.get(device)
         return None if found is None else found.per_hour
 
@@ -45,11 +45,11 @@ def read_rate_card(path: str | Path) -> RateCard:
     Raises
     ------
     RollerError
-        It cannot be read, or says something else.
+        The file cannot be read, or has another format.
     """
     import yaml
 
-    def wrong(where: str, expected: str, got: object, names: Sequence[str] = ()) -> RollerError:
+    def invalid_rate_card(where: str, expected: str, got: object, names: Sequence[str] = ()) -> RollerError:
         hint = did_you_mean(str(got), names) if names else ""
         return RollerError(
             f"{path}: {where}: expected {expected}, got {shown(got)}{hint}. Write e.g. {{currency: USD, devices: "
@@ -59,20 +59,24 @@ def read_rate_card(path: str | Path) -> RateCard:
     try:
         data = yaml.safe_load(read_text(path))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise wrong("prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
+        raise invalid_rate_card(
+            "prices", "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]
+        ) from error
     if not isinstance(data, Mapping) or set(data) != {"currency", "devices"}:
-        raise wrong("prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data)
+        raise invalid_rate_card(
+            "prices", "currency and devices", sorted(map(str, data)) if isinstance(data, Mapping) else data
+        )
     if not isinstance(data["currency"], str) or not isinstance(data["devices"], Mapping):
-        raise wrong("currency, devices", "a word, and a mapping of devices", data["currency"])
+        raise invalid_rate_card("currency, devices", "a word, and a mapping of devices", data["currency"])
     found = {}
     for name, row in data["devices"].items():
         if not isinstance(row, Mapping) or set(row) != {"per_hour", "source", "date"}:
-            raise wrong(f"devices.{name}", "per_hour, source and date", row)
+            raise invalid_rate_card(f"devices.{name}", "per_hour, source and date", row)
         hour = row["per_hour"]
         if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < 1e12:
-            raise wrong(f"devices.{name}.per_hour", "a number above 0", hour)
+            raise invalid_rate_card(f"devices.{name}.per_hour", "a number above 0", hour)
         when = row["date"]
         if not isinstance(when, date):
-            raise wrong(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
+            raise invalid_rate_card(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
         found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
     return RateCard(data["currency"], found)

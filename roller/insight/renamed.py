@@ -1,4 +1,4 @@
-"""Documented modules and names of the release before, under their new ones, each with a ``DeprecationWarning``."""
+"""Former documented modules and names, which resolve to the new ones with a ``DeprecationWarning``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 _ROOM = "roller.insight"
-#: Old module -> where its names are now.
+#: Old module -> new modules of its names.
 MODULES = {
     f"{_ROOM}.{old}": tuple(f"{_ROOM}.{one}" for one in new.split())
     for old, new in {
@@ -42,6 +42,22 @@ NAMES = {
         "whatif.graph.Place": "TaskContext",
         "whatif.graph.Because": "DependencyKind",
         "whatif.ask.Change": "GraphTransform",
+        "whatif.primitives.launched_by": "move_launches",
+        "whatif.primitives.named": "annotate",
+        "whatif.change.one_of": "allowed_values",
+        "whatif.change.at_least": "minimum_value",
+        "whatif.pick.work": "compute_tasks",
+        "whatif.pick.copies": "copy_tasks",
+        "whatif.pick.transfers": "network_tasks",
+        "whatif.pick.some_layers": "compute_tasks_in_layers",
+        "whatif.pick.ordered": "sort_by_start",
+        "whatif.pick.by_iteration": "tasks_by_step",
+        "whatif.pick.by_layer": "tasks_by_layer",
+        "whatif.pick.neighbours": "neighbouring_kernels",
+        "whatif.pick.total_us": "total_duration_us",
+        "whatif.pick.total_bytes": "total_size_bytes",
+        "whatif.pick.shortest_us": "shortest_kernel_us",
+        "whatif.pick.spread": "pick_evenly",
         "sweep.read_prices": "read_rate_card",
         "sweep.Prices": "RateCard",
         "sweep.Price": "HourlyRate",
@@ -49,29 +65,31 @@ NAMES = {
 }
 
 
-def warn(old: str, new: str, stacklevel: int = 3) -> None:
-    """Say that something has a new name."""
+def warn_renamed(old: str, new: str, stacklevel: int = 3) -> None:
+    """Warn that something has a new name."""
     warnings.warn(f"{old} is now {new}; the old name goes with the next release.", DeprecationWarning, stacklevel)
 
 
-def moved(old: str, homes: Sequence[str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module whose names are now in ``homes``."""
+def getattr_for_moved_names(old: str, homes: Sequence[str]) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module whose names have moved to ``homes``."""
 
-    def find(name: str) -> Any:
+    def find_moved_name(name: str) -> Any:
         wanted = NAMES.get(f"{old}.{name}", name)
         for home in homes if not name.startswith("__") else ():
+            if (home, wanted) == (old, name):  # a module's own name is looked up before its __getattr__
+                continue
             module = import_module(home)
             if hasattr(module, wanted):
-                warn(f"{old}.{name}", f"{home}.{wanted}")
+                warn_renamed(f"{old}.{name}", f"{home}.{wanted}")
                 return getattr(module, wanted)
         raise AttributeError(f"module {old!r} has no attribute {name!r}")
 
-    return find
+    return find_moved_name
 
 
-def deprecated(old: str, module: str, name: str) -> Any:
-    """Return a function that took the place of a method ``old``: by name, since it is above the caller's room."""
-    warn(old, f"{module}.{name}", 4)
+def replacement_of_method(old: str, module: str, name: str) -> Any:
+    """Return the function that replaces a method ``old``: by name, since its package is above the caller's."""
+    warn_renamed(old, f"{module}.{name}", 4)
     return getattr(import_module(module), name)
 
 
@@ -85,10 +103,10 @@ class _Finder(MetaPathFinder, Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = moved(module.__name__, MODULES[module.__name__])  # type: ignore[method-assign]
+        module.__getattr__ = getattr_for_moved_names(module.__name__, MODULES[module.__name__])  # type: ignore[method-assign]
 
 
-def install() -> None:
-    """Let the old modules be imported; a second call changes nothing."""
+def install_module_finder() -> None:
+    """Install the finder of the old modules, once."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

@@ -1,4 +1,4 @@
-"""Which numbers of a device decide the time of a whole model, or of a training step: its kernels stay as they are."""
+"""Sensitivity of the time of a model, or of a training step, to the numbers of a device, with fixed kernels."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from roller.perf.unit_notes import unit_notes
 from roller.report.sensitivity import Sensitivity, of_price
 from roller.templates.common.options import ConstructOptions
 
-#: What prices one kernel on any device.
+#: Function that estimates one kernel on any device.
 Program = Callable[[DeviceSpec], Estimate]
 
 
 @dataclass(frozen=True)
 class WholeSensitivity:
-    """How the time of a model or a step follows a device's numbers, and what is said of its prices."""
+    """The sensitivity of the time of a model or a step to a device's numbers, and notes on its prices."""
 
     sensitivity: Sensitivity
     notes: tuple[str, ...]
 
 
 class _Fixed(Kernels):
-    """Prices of kernels whose programs were chosen for another device: those of its numbers, not of its choice."""
+    """Prices of kernels with the programs chosen for a base device."""
 
     def __init__(
         self, spec: DeviceSpec, policy: str, programs: dict[TensorExpr, Program | None], base: DeviceSpec
@@ -42,17 +42,17 @@ class _Fixed(Kernels):
         super().__init__(spec, policy)
         self._programs, self._base = programs, base
 
-    def _computed(self, expr: TensorExpr) -> KernelPrice:
+    def _price_by_model(self, expr: TensorExpr) -> KernelPrice:
         if expr not in self._programs:
-            self._programs[expr] = _chosen(expr, self._base, self.policy)
+            self._programs[expr] = _chosen_program(expr, self._base, self.policy)
         program = self._programs[expr]
         if program is None:  # priced by its bytes, on every device
-            return super()._computed(expr)
-        return self._of(program(self.spec), "library" if self.policy == "library" else "construct")
+            return super()._price_by_model(expr)
+        return self._from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
 
 
-def _chosen(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
-    """Return what prices the program that is chosen on a device; ``None`` where none fits it."""
+def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
+    """Return the estimator of the program chosen on a device; ``None`` if none fits it."""
     from roller.search.constructor import construct_candidates
     from roller.search.library import library_program
     from roller.search.program_names import estimate_named
@@ -66,11 +66,11 @@ def _chosen(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
     return lambda other: estimate_named(program, other)
 
 
-def _fields(spec: DeviceSpec) -> list[str]:
+def _varied_fields(spec: DeviceSpec) -> list[str]:
     return [path for path in spec.values() if path not in NOT_OF_KERNELS or not spec.traits.discrete]
 
 
-def of_step(
+def sensitivity_of_step(
     step: TracedStep | Trace,
     device: DeviceSpec,
     *,
@@ -78,7 +78,7 @@ def of_step(
     amp: str | None = None,
     policy: str = "library",
 ) -> WholeSensitivity:
-    """Return what the numbers of a device do to the time it works in a training step.
+    """Return the sensitivity of the device time of a training step to the numbers of a device.
 
     Parameters
     ----------
@@ -92,35 +92,37 @@ def of_step(
     Raises
     ------
     RollerError
-        The step does not run so.
+        The step fails under these options.
     """
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
     operators = list(trace.steady())
     if not device.traits.discrete and policy == "library":
 
-        def priced(spec: DeviceSpec) -> tuple[float, ...]:
-            return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).steady(trace)),)
+        def step_seconds(spec: DeviceSpec) -> tuple[float, ...]:
+            return (math.fsum(p.seconds for p in ProcessorPricer(spec.sustained).price_last_step(trace)),)
 
-        return WholeSensitivity(of_price(device, ("step",), priced, anew=False, fields=_fields(device)), ())
+        return WholeSensitivity(
+            of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
+        )
     programs: dict[TensorExpr, Program | None] = {}
 
-    def total(spec: DeviceSpec) -> tuple[float, ...]:
-        return (_step_s(operators, _Fixed(spec.sustained, policy, programs, device.sustained)),)
+    def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
+        return (_step_seconds(operators, _Fixed(spec.sustained, policy, programs, device.sustained)),)
 
-    found = of_price(device, ("step",), total, anew=False, fields=_fields(device))
+    found = of_price(device, ("step",), total_seconds, anew=False, fields=_varied_fields(device))
     return WholeSensitivity(found, (*trace.warnings, *unit_notes(programs, device, ours=policy == "roller")))
 
 
-def _step_s(operators: Sequence[Operator], kernels: Kernels) -> float:
+def _step_seconds(operators: Sequence[Operator], kernels: Kernels) -> float:
     pricer = Pricer(kernels.spec, kernels.policy, kernels)
     try:
-        return math.fsum(pricer.price(operator).seconds for operator in operators)
+        return math.fsum(pricer.price_operator(operator).seconds for operator in operators)
     except RollerError:  # a program that the changed device has no room for
         return math.inf
 
 
-def of_model(
+def sensitivity_of_model(
     model: str | Path | bytes,
     device: DeviceSpec,
     *,
@@ -128,7 +130,7 @@ def of_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> WholeSensitivity:
-    """Return what the numbers of a device do to the time of all kernels of an ONNX model.
+    """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device.
 
     Parameters
     ----------
@@ -153,12 +155,12 @@ def of_model(
     uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}
     programs: dict[TensorExpr, Program | None] = {}
 
-    def total(spec: DeviceSpec) -> tuple[float, ...]:
+    def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
         try:
-            return (math.fsum(kernels.expression(expr).times(n).seconds for expr, n in uses.values()),)
+            return (math.fsum(kernels.price_expression(expr).repeated(n).seconds for expr, n in uses.values()),)
         except RollerError:
             return (math.inf,)
 
-    found = of_price(device, (program.name,), total, anew=False, fields=_fields(device))
+    found = of_price(device, (program.name,), total_seconds, anew=False, fields=_varied_fields(device))
     return WholeSensitivity(found, unit_notes(programs, device, ours=policy == "roller"))

@@ -1,4 +1,4 @@
-"""Devices, batches and options side by side: time, memory, and what a sample costs at the user's own prices."""
+"""Compares devices, counts, batches and precisions: time, memory, and the cost of a sample at the user's rates."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
-from roller.insight.memory.largest_batch import max_batch
+from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
-from roller.insight.renamed import moved
-from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.renamed import getattr_for_moved_names
+from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
 #: The word for the largest batch that fits.
 LARGEST = "max"
-__getattr__ = moved(__name__, ("roller.insight.rate_card",))
+__getattr__ = getattr_for_moved_names(__name__, ("roller.insight.rate_card",))
 _PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -34,19 +34,19 @@ class Choice:
     Parameters
     ----------
     device, devices
-        Name, and how many of them share the batch.
+        Name, and the number of devices that share the batch.
     batch
-        Samples of a step, on all devices together; 0: not even one sample fits each.
+        Samples of a step on all devices; 0 if not even one sample per device fits.
     amp, checkpoint
-        Precision, and whether blocks run again in backward.
+        Precision, and whether blocks are recomputed in backward.
     forecast
-        Of one device's part; ``None`` where nothing fits.
+        Forecast of one device's part; ``None`` if nothing fits.
     price_per_million
-        Of a million samples, in the user's currency; ``None`` where it does not fit, or the price is not known.
+        Cost of a million samples, in the user's currency; ``None`` if the step does not fit, or the rate is unknown.
     front
-        Whether no other row is both cheaper a sample and faster; without prices, whether none is faster.
+        Whether the row is on the Pareto front of cost and speed; without rates, whether no other row is faster.
     said
-        Why there is no forecast; ``""`` where there is one.
+        Why there is no forecast; ``""`` if there is one.
     """
 
     device: str
@@ -61,7 +61,7 @@ class Choice:
 
     @property
     def throughput(self) -> float:
-        """Samples per second; 0 where it does not fit."""
+        """Samples per second; 0 if the step does not fit."""
         return 0.0 if self.forecast is None else self.forecast.throughput
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,27 +93,27 @@ def sweep(
     prices: RateCard | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> list[Choice]:
-    """Return a row for every device, batch, precision and checkpointing, those of the front marked.
+    """Return a row for every device, batch, precision and checkpointing, with the Pareto front marked.
 
     Parameters
     ----------
     step
         As :func:`roller.trace` gives it.
     devices
-        Specifications, and how many of each train together.
+        Specifications, and the number of each that train together.
     batches
         Samples of a step on all devices together; ``"max"`` for the largest that fits; ``None`` for the step's own.
     amps, checkpoints, policy
         As for :meth:`~roller.insight.traced_step.TracedStep.forecast`.
     prices
-        What devices cost.
+        Hourly rates of devices.
     done
-        Told the name of each row.
+        Called with the name of each row.
 
     Raises
     ------
     RollerError
-        A batch cannot be shared evenly, or the step does not run so.
+        A batch cannot be shared evenly, or the step fails under the options.
     """
     rows: list[Choice] = []
     failed: list[ModelError] = []
@@ -123,30 +123,30 @@ def sweep(
             for checkpoint in checkpoints:
                 for batch in batches:
                     try:
-                        row = _row(step, spec, count, batch, amp, checkpoint, policy)
+                        row = _forecast_row(step, spec, count, batch, amp, checkpoint, policy)
                     except (
                         ModelError
                     ) as error:  # e.g. bfloat16 where the device has none: the others still have answers
                         failed.append(error)
                         row = Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
-                    rows.append(row if prices is None else _priced(row, prices))
+                    rows.append(row if prices is None else _add_cost(row, prices))
                     done(f"{row.device} {row.amp} {row.batch}")
                     report("sweep", len(rows), whole)
     if failed and len(failed) == len(rows):
         raise failed[0]
-    return list(front(rows))
+    return list(mark_pareto_front(rows))
 
 
-def _row(
+def _forecast_row(
     step: TracedStep, spec: DeviceSpec, count: int, batch: int | str | None, amp: str, checkpoint: bool, policy: str
 ) -> Choice:
-    def traced(part: int) -> Trace:
+    def trace_with_batch(part: int) -> Trace:
         trace = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
-        return trace if count == 1 else with_buckets(trace, buckets(trace))
+        return trace if count == 1 else add_bucket_storages(trace, buckets(trace))
 
     if batch == LARGEST:
         try:
-            part = max_batch(traced, spec).batch
+            part = largest_batch_on_device(trace_with_batch, spec).batch
         except NoCandidateError as error:
             return Choice(spec.name, count, 0, amp, checkpoint, None, said=str(error))
     else:
@@ -161,28 +161,28 @@ def _row(
     return Choice(spec.name, count, part * count, amp, checkpoint, found)
 
 
-def _priced(row: Choice, prices: RateCard) -> Choice:
+def _add_cost(row: Choice, prices: RateCard) -> Choice:
     hour = prices.per_hour(row.device)
     if hour is None or not row.throughput:
         return row
     return replace(row, price_per_million=1e6 / row.throughput * row.devices * hour / 3600)
 
 
-def front(rows: Sequence[Choice]) -> Iterator[Choice]:
-    """Yield rows, marked where no other one is at least as cheap and as fast, and better in one of both.
+def mark_pareto_front(rows: Sequence[Choice]) -> Iterator[Choice]:
+    """Yield the rows with the Pareto front marked: no other row is as cheap and as fast, and better in one of both.
 
-    A row without a price takes part in no comparison of prices, and is marked only where none has one.
+    A row without a cost is not compared, and is marked only if no row has a cost.
     """
     priced = any(row.price_per_million is not None for row in rows)
 
-    def costs(row: Choice) -> tuple[float, float] | None:
+    def cost_and_speed(row: Choice) -> tuple[float, float] | None:
         if not row.throughput or (priced and row.price_per_million is None):
             return None
         return (row.price_per_million or 0.0, -row.throughput)
 
-    known = [cost for row in rows if (cost := costs(row)) is not None]
+    known = [cost for row in rows if (cost := cost_and_speed(row)) is not None]
     for row in rows:
-        own = costs(row)
+        own = cost_and_speed(row)
         beaten = own is None or any(c != own and c[0] <= own[0] and c[1] <= own[1] for c in known)
         yield replace(row, front=not beaten)
 
@@ -197,20 +197,20 @@ def to_csv(rows: Sequence[Choice]) -> str:
     return out.getvalue()
 
 
-def picture(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
-    """Draw throughput against price (or memory, without prices), one point a row, and write it.
+def draw_sweep(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
+    """Draw throughput against cost (or memory, without rates), one point per row, to a file.
 
     Parameters
     ----------
     path
-        Ends in what matplotlib writes: ``.png``, ``.svg`` or ``.pdf``.
+        Ends in ``.png``, ``.svg`` or ``.pdf``.
 
     Raises
     ------
     RollerError
         matplotlib is missing, or does not write such files.
     """
-    check_picture(path)
+    check_picture_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -223,14 +223,14 @@ def picture(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = 
         x = row.price_per_million if prices is not None else row.forecast.memory.total_bytes / 2**30
         if x is not None:
             axes.scatter([x], [row.throughput], marker="o" if row.front else "x", color="C0" if row.front else "C7")
-            axes.annotate(label(row), (x, row.throughput), fontsize=7, xytext=(3, 3), textcoords="offset points")
+            axes.annotate(row_label(row), (x, row.throughput), fontsize=7, xytext=(3, 3), textcoords="offset points")
     axes.set_xlabel(f"{prices.currency} per million samples" if prices is not None else "memory of a device, GiB")
     axes.set_ylabel("samples/s (predicted)")
     figure.savefig(path)
 
 
-def check_picture(path: str | Path) -> None:
-    """Refuse a picture that cannot be drawn before any work is spent on it.
+def check_picture_path(path: str | Path) -> None:
+    """Check that a picture can be drawn, before any other work.
 
     Raises
     ------
@@ -246,12 +246,12 @@ def check_picture(path: str | Path) -> None:
         )
 
 
-def label(row: Choice) -> str:
-    """Return a row's name: devices, batch, and what is not the default.
+def row_label(row: Choice) -> str:
+    """Return the label of a row: devices, batch, and options other than the defaults.
 
     Examples
     --------
-    >>> label(Choice("a100", 2, 64, "bf16", True, None))
+    >>> row_label(Choice("a100", 2, 64, "bf16", True, None))
     '2xa100, batch 64, bf16, checkpointing'
     """
     device = row.device if row.devices == 1 else f"{row.devices}x{row.device}"

@@ -1,4 +1,4 @@
-"""A traced step: forecasts, memory, the largest batch and the graph of a step, under the options you name."""
+"""A traced step: forecasts, memory, the largest batch and the graph of a step, under given options."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast, forecast
-from roller.insight.memory.largest_batch import LargestBatch, max_batch, memory_on
+from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.from_trace import from_trace
@@ -19,19 +19,19 @@ from roller.insight.trace.trace import Trace
 
 @dataclass(frozen=True)
 class TracedStep(Trace):
-    """A trace of a step that can be traced again: what :func:`roller.trace` returns.
+    """A trace of a step that can be traced again, the result of :func:`roller.trace`.
 
     Parameters
     ----------
     again
-        Traces the same step under a change. All else is as :class:`~roller.insight.trace.trace.Trace` has it.
+        Traces the same step under other options. Other fields are those of :class:`~roller.insight.trace.trace.Trace`.
     """
 
     again: Retracer[TracedStep] = field(kw_only=True, compare=False, repr=False)
 
     @classmethod
     def of(cls, trace: Trace, again: Retracer[TracedStep]) -> TracedStep:
-        """Return a trace as a step that can be traced again."""
+        """Return a traced step of a trace and its retracer."""
         return cls(**{f.name: getattr(trace, f.name) for f in fields(Trace)}, again=again)
 
     def at(
@@ -42,7 +42,7 @@ class TracedStep(Trace):
         amp: str | None = None,
         checkpoint: bool | str | Sequence[str] | None = None,
     ) -> TracedStep:
-        """Return the same step, traced at another batch, for another device, in other precision, with checkpointing.
+        """Return the same step traced at another batch, for another device, in another precision or with checkpointing.
 
         Parameters
         ----------
@@ -58,7 +58,7 @@ class TracedStep(Trace):
         Raises
         ------
         ModelError
-            The step does not run so.
+            The step fails under these options.
         """
         return self.again(TraceOptions(batch, device, amp, checkpoint))
 
@@ -72,7 +72,7 @@ class TracedStep(Trace):
         policy: str = "library",
         devices: int = 1,
     ) -> Forecast:
-        """Return how long the step takes on a device, and its memory: :func:`roller.insight.forecast.forecast`."""
+        """Return the predicted time and memory on a device: see :func:`roller.insight.forecast.forecast`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint)
         return forecast(step, device, policy=policy, devices=devices)
 
@@ -85,8 +85,8 @@ class TracedStep(Trace):
         checkpoint: bool | str | Sequence[str] | None = None,
         settings: AllocatorSettings | None = None,
     ) -> Memory:
-        """Return the memory the step takes on a device: :func:`roller.insight.memory.simulate.simulate_memory`."""
-        return memory_on(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+        """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
+        return memory_on_device(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
 
     def max_batch(
         self,
@@ -96,14 +96,16 @@ class TracedStep(Trace):
         checkpoint: bool | str | Sequence[str] | None = None,
         settings: AllocatorSettings | None = None,
     ) -> LargestBatch:
-        """Return the largest batch that fits a device: it fits, and one more does not, each traced.
+        """Return the largest batch that fits a device: it fits, and one more sample does not, each traced.
 
         Raises
         ------
         NoCandidateError
             Not even one sample fits, or the device has no limit.
         """
-        return max_batch(lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+        return largest_batch_on_device(
+            lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings
+        )
 
     def graph(
         self,
@@ -114,5 +116,5 @@ class TracedStep(Trace):
         checkpoint: bool | str | Sequence[str] | None = None,
         policy: str = "library",
     ) -> StepGraph:
-        """Return the step on a device as a graph, for what-ifs: :func:`roller.insight.step.from_trace.from_trace`."""
+        """Return the graph of the step on a device: see :func:`roller.insight.step.from_trace.from_trace`."""
         return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)

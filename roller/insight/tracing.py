@@ -1,4 +1,4 @@
-"""``roller.trace``: what a model would run on a device that is not here."""
+"""``roller.trace``: traces the operators that a model would run on a device."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
 
 
-def need_torch(what: str = "trace") -> None:
-    """Say what to install where PyTorch is missing, which ``what`` needs.
+def require_torch(what: str = "trace") -> None:
+    """Raise an error if PyTorch, which ``what`` needs, is missing.
 
     Raises
     ------
     ModelError
-        It is.
+        PyTorch is missing.
     """
     try:
         import torch  # noqa: F401
@@ -49,17 +49,17 @@ def trace(
     batch_axis: int = 0,
     iterations: int | None = None,
 ) -> TracedStep:
-    """Return what a model's training steps, or inferences, would run on a device, with all memory they ask for.
+    """Trace the operators and allocations of a model's training steps, or inferences, on a device.
 
-    Neither a GPU nor a build of PyTorch for one is needed, and nothing is computed: tensors are shapes alone. With an
-    optimizer or a loss, steps of training are traced; with neither, inferences.
+    Neither a GPU nor a build of PyTorch for one is needed, and nothing is computed: tensors are meta tensors. With an
+    optimizer or a loss, training steps are traced; with neither, inferences.
 
     Parameters
     ----------
     model
-        A ``torch.nn.Module``, which stays as it is, or a function that returns one, which is then built without memory.
+        A ``torch.nn.Module``, which is not changed, or a function that returns one, which is then built without memory.
     inputs
-        A tensor, a tuple of arguments, or a mapping of arguments by name; values do not matter.
+        A tensor, a tuple of arguments, or a mapping of arguments by name.
     optimizer
         ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"`` or ``"adamw_fused"``; a class or a function of the
         parameters; or an optimizer over the parameters of ``model``.
@@ -70,36 +70,36 @@ def trace(
     amp
         ``"fp16"`` (with scaling of the loss) or ``"bf16"``; ``None`` for none.
     checkpoint
-        Modules that run again in backward instead of keeping what they computed: ``True`` for the repeated blocks, or
-        patterns of paths: ``"encoder.layers.*"`` for the members of that list and not what is in them, ``"**.attn"``
-        for all modules of that name, wherever they are.
+        Modules that are recomputed in backward instead of saving their activations: ``True`` for the repeated blocks,
+        or patterns of paths: ``"encoder.layers.*"`` for the members of that list, ``"**.attn"`` for all modules of that
+        name.
     device
         Device whose rules choose kernels, e.g. ``"h100"`` or ``"cpu"``; one of sm_80 by default.
     attention
         ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
     calls
-        Calls of the step to trace. By default as many as it takes until every optimizer has stepped and their shapes
-        repeat: two of an ordinary step, of one that accumulates over four calls eight; 32 at most.
+        Calls of the step to trace. By default until every optimizer has stepped and the shapes repeat: two for an
+        ordinary step, eight for one that accumulates over four calls; 32 at most.
     keep_gradients
         Zero gradients in place instead of dropping them.
     accumulate
-        Forwards and backwards for each update.
+        Forwards and backwards per update.
     scale_loss
         Whether ``amp="fp16"`` scales the loss, as it should.
     channels_last
         Images and filters with channels innermost.
     share_nonzero
-        Share of a mask that is taken as true where a shape depends on its values; by default what the values of the
-        inputs say, and all of it where they do not.
+        Share of a mask that is assumed to be true if a shape depends on its values; by default that of known values,
+        and all of it if they are unknown.
     batch_axis
-        Axis of inputs and targets that holds the samples: what ``at`` changes for another batch.
+        Axis of the samples in inputs and targets, which ``at`` resizes for another batch.
     iterations
         Another name of ``calls``.
 
     Returns
     -------
     TracedStep
-        Operators, allocations and frees. Its methods ``at``, ``forecast``, ``memory`` and ``max_batch`` ask for other
+        Operators, allocations and frees, with methods ``at``, ``forecast``, ``memory`` and ``max_batch`` for other
         batches, devices, precisions and checkpointing.
 
     Raises
@@ -117,10 +117,10 @@ def trace(
     >>> sorted({storage.kind for storage in found.storages.values()})
     ['activation', 'gradient', 'input', 'parameter', 'temporary']
     """
-    need_torch()
-    from roller.insight.trace.pytorch.trace_model import Request, retracer
+    require_torch()
+    from roller.insight.trace.pytorch.trace_model import Request, make_retracer
 
-    again = retracer(
+    again = make_retracer(
         Request(
             model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention,
             iterations if calls is None else calls, keep_gradients, accumulate, scale_loss, channels_last,
@@ -141,7 +141,7 @@ def trace_entry(
     calls: int | None = None,
     iterations: int | None = None,
 ) -> TracedStep:
-    """Return the trace of an entry file, as :mod:`roller.insight.trace.pytorch.entry_file` describes it.
+    """Trace an entry file, as described in :mod:`roller.insight.trace.pytorch.entry_file`.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def trace_entry(
     batch
         Samples of a step; by default that of ``input_provider``.
     amp
-        Automatic mixed precision put around the step, as in :func:`trace`; for a file that has none of its own.
+        Automatic mixed precision around the step, as in :func:`trace`, for a file without its own.
     device, checkpoint, calls, iterations
         As in :func:`trace`.
 
@@ -159,11 +159,11 @@ def trace_entry(
     ModelError
         A provider is missing, or raises.
     """
-    need_torch()
+    require_torch()
     from roller.insight.trace.pytorch import entry_file
 
     count = iterations if calls is None else calls
-    again = entry_file.retracer(
+    again = entry_file.make_retracer(
         path, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=count
     )
     return again(TraceOptions())

@@ -6,7 +6,7 @@ import pytest
 
 from roller.hardware import list_specs, load_spec
 from roller.hardware.capacity import capacity_of
-from roller.insight.memory.largest_batch import border, memory_on
+from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device
 from roller.insight.trace.trace import AllocEvent, Trace
 from tests.offenders import every
 
@@ -58,9 +58,9 @@ def test_near_the_border_what_decides_is_said(left_mib: int, fits: bool, said: s
     spec = load_spec("rtx3090")
     assert spec.process_bytes is not None
     trace = _trace((capacity_of(spec).bytes - spec.process_bytes - left_mib * MIB) // (2 * MIB) * 2 * MIB)
-    memory = memory_on(trace, spec)
+    memory = memory_on_device(trace, spec)
     assert memory.fits is fits
-    words = border(trace, spec, memory)
+    words = fit_uncertainty_note(trace, spec, memory)
     assert (said in words) and bool(words) is bool(said)
     assert not said or "drivers report 23.69 to 23.7 GiB" in words
 
@@ -73,4 +73,4 @@ def test_a_device_of_which_nobody_reported_anything_says_so() -> None:
     spec = parse_spec("\n".join(lines), "mine.yaml")
     assert capacity_of(spec).source == "datasheet"
     trace = _trace(int(0.92 * 24e9) - (spec.process_bytes or 0))
-    assert "drivers report up to 9% less" in border(trace, spec, memory_on(trace, spec))
+    assert "drivers report up to 9% less" in fit_uncertainty_note(trace, spec, memory_on_device(trace, spec))

@@ -13,7 +13,7 @@ from roller import ops
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
-from roller.insight.compare import ALL, THEMES, Cell, _marked, compare, picture
+from roller.insight.compare import ALL, THEMES, Cell, _mark_best_devices, compare, draw_comparison
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
@@ -41,14 +41,14 @@ def test_a_million_calls_cost_their_hours(found):
 def test_the_last_row_is_one_call_of_each(found):
     assert found.operators == ("half", "relu", ALL)
     for device in found.devices:
-        parts = [found.of(name, device).seconds for name in OPERATORS]
-        assert found.of(ALL, device).seconds == pytest.approx(sum(parts))
+        parts = [found.cell_of(name, device).seconds for name in OPERATORS]
+        assert found.cell_of(ALL, device).seconds == pytest.approx(sum(parts))
     assert compare({"relu": OPERATORS["relu"]}, [load_spec("a100")]).operators == ("relu",)
 
 
 def test_the_fastest_and_the_cheapest_of_each_row_are_marked(found):
     for name in found.operators:
-        row = [found.of(name, device) for device in found.devices]
+        row = [found.cell_of(name, device) for device in found.devices]
         assert [c for c in row if c.fastest] == [min(row, key=lambda c: c.seconds)]
         (cheapest,) = [c for c in row if c.cheapest]
         assert cheapest.price_per_million == min(c.price_per_million for c in row if c.price_per_million is not None)
@@ -83,7 +83,7 @@ def test_an_unknown_policy_is_refused():
 def test_the_picture_has_every_row_device_and_the_word_predicted(found, theme, tmp_path):
     pytest.importorskip("matplotlib")
     for width in (6.0, 12.0):
-        picture(found, tmp_path / "out.svg", theme=theme, width=width)
+        draw_comparison(found, tmp_path / "out.svg", theme=theme, width=width)
         text = (tmp_path / "out.svg").read_text()
         wanted = ("half", "relu", "a100", "h100", "p100", "USD per million calls", "Predicted, kernels of libraries")
         assert [x for x in wanted if x not in text] == []
@@ -92,7 +92,7 @@ def test_the_picture_has_every_row_device_and_the_word_predicted(found, theme, t
 
 def test_the_picture_without_prices_has_no_cost(tmp_path):
     pytest.importorskip("matplotlib")
-    picture(compare(OPERATORS, [load_spec("a100")]), tmp_path / "out.svg")
+    draw_comparison(compare(OPERATORS, [load_spec("a100")]), tmp_path / "out.svg")
     assert "per million" not in (tmp_path / "out.svg").read_text()
 
 
@@ -142,7 +142,7 @@ def _step(rows):
 
 
 def test_a_step_follows_the_number_that_bounds_it():
-    found = sensitivity.of_step(_step(8192), load_spec("a100")).sensitivity
+    found = sensitivity.sensitivity_of_step(_step(8192), load_spec("a100")).sensitivity
     effects = {e.field: e for e in found.effects}
     assert effects["compute.ops_per_cycle_per_unit.fma"].percent < -0.2
     assert "compute.ops_per_cycle_per_unit.matrix.float16" not in effects and "link_bytes_per_s" not in effects
@@ -152,7 +152,7 @@ def test_a_step_follows_the_number_that_bounds_it():
 def test_the_time_of_a_step_is_that_of_its_forecast():
     from roller.insight.forecast import forecast
 
-    found = sensitivity.of_step(_step(512), load_spec("h100")).sensitivity
+    found = sensitivity.sensitivity_of_step(_step(512), load_spec("h100")).sensitivity
     assert found.seconds[0] == pytest.approx(forecast(_step(512), "h100").device_s, rel=1e-9)
 
 
@@ -162,7 +162,7 @@ def test_a_model_follows_the_number_that_bounds_it(tmp_path):
         '<ir_version: 8, opset_import: ["": 17]> scaled (float[1048576, 8] x) => (float[1048576, 8] y) { y = Relu(x) }'
     )
     onnx.save(onnx.parser.parse_model(text), tmp_path / "scaled.onnx")
-    found = sensitivity.of_model(tmp_path / "scaled.onnx", load_spec("a100"), policy="library").sensitivity
+    found = sensitivity.sensitivity_of_model(tmp_path / "scaled.onnx", load_spec("a100"), policy="library").sensitivity
     assert found.enlarge is not None and found.enlarge.field == "memory_layers.global.bandwidth_bytes_per_s"
 
 
@@ -170,6 +170,6 @@ def test_a_lower_bound_is_not_marked_beside_a_time():
     """A device that no program of an operator fits takes at least its bytes: that shows it to be no faster."""
     time = Cell("one", "one", "a100", 2e-6, 1e-6, 3e-6, "dram", "library", 2.0)
     bound = replace(time, device="p100", seconds=1e-6, by="bytes", price_per_million=1.0)
-    marked = [(c.device, c.fastest, c.cheapest) for c in _marked([bound, time])]
+    marked = [(c.device, c.fastest, c.cheapest) for c in _mark_best_devices([bound, time])]
     assert marked == [("p100", False, False), ("a100", True, True)]
-    assert [c.fastest for c in _marked([bound, replace(bound, device="k80", seconds=3e-6)])] == [True, False]
+    assert [c.fastest for c in _mark_best_devices([bound, replace(bound, device="k80", seconds=3e-6)])] == [True, False]

@@ -12,12 +12,12 @@ from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operators import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import PricedStep
-from roller.insight.forecast import _mean, forecast
-from roller.insight.memory.largest_batch import memory_on
+from roller.insight.forecast import _mean_of_steps, forecast
+from roller.insight.memory.largest_batch import memory_on_device
 from roller.insight.step.breakdown import exposed_us
-from roller.insight.step.from_trace import graph_of
+from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
-from roller.insight.trace.gradient_buckets import buckets, with_buckets
+from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.trace import AllocEvent, Operator, Storage, TensorRecord, Trace
 from roller.insight.whatif.data_parallel import data_parallel
 
@@ -60,7 +60,7 @@ def run_by_hand(trace, copies_s=(0.0, 0.0)):
     """Two devices, kernels of 1 s, links of 4 bytes a second, a bucket for each gradient: a float's bytes take 1 s."""
     priced = tuple((o, Price(1.0, 1.0, 1.0, "dram", 1, "stream")) for o in trace.steady())
     step = PricedStep(trace, roller.load_spec("a100"), "library", priced, Kernels(roller.load_spec("a100"), "library"))
-    one, left = graph_of(step, 0.0), iter(copies_s)
+    one, left = graph_of_priced_step(step, 0.0), iter(copies_s)
     assert simulate(one).makespan_us == pytest.approx(1e6 * len(priced))
     two = data_parallel(
         one, Ring(2, 4.0), lambda size, count: (1e6 * next(left), "predicted"), first_bytes=1, bucket_bytes=1
@@ -99,7 +99,7 @@ def test_a_gradient_that_is_read_and_written_anew_is_reduced_again():
     turns = Trace((first, read, second, first, update), made.events, made.storages, (0, 5), {})
     assert [(b.names, b.ready, b.update) for b in buckets(again)] == [(("w1",), 2, 4), (("w0",), 3, 4)]
     assert [(b.names, b.ready, b.update) for b in buckets(turns)] == [(("w0",), 0, 1), (("w1",), 2, 4), (("w0",), 3, 4)]
-    held = with_buckets(turns, buckets(turns)).storages
+    held = add_bucket_storages(turns, buckets(turns)).storages
     assert sum(s.size_bytes for s in held.values()) - sum(s.size_bytes for s in made.storages.values()) == 5 * MIB
 
 
@@ -126,7 +126,7 @@ def test_more_devices_never_finish_a_step_sooner_and_hold_buckets_too():
     one, two = (forecast(made, "a100", devices=n) for n in (1, 2))
     assert two.memory.peak.requested_bytes - one.memory.peak.requested_bytes == 48 * MIB
     assert two.throughput == pytest.approx(16 / two.iteration_s) and one.exposed_s == 0 < two.exposed_s <= two.links_s
-    assert memory_on(with_buckets(made, buckets(made)), "a100").peak == two.memory.peak
+    assert memory_on_device(add_bucket_storages(made, buckets(made)), "a100").peak == two.memory.peak
 
 
 def test_waiting_for_links_is_not_waiting_for_launches():
@@ -164,5 +164,5 @@ def test_a_faster_link_leaves_prices_and_their_errors_alone():
 def test_what_is_said_of_the_memory_is_that_of_the_fullest_step():
     full = replace(forecast(step(8 * MIB, 8 * MIB), "a100"), notes=("it may not fit.",))
     long = replace(forecast(step(MIB), "a100"), device_s=1.0, notes=())
-    for both in (_mean(full, [long]), _mean(long, [full])):
+    for both in (_mean_of_steps(full, [long]), _mean_of_steps(long, [full])):
         assert (both.memory, both.notes, both.operators) == (full.memory, full.notes, long.operators)

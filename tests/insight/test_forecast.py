@@ -27,7 +27,9 @@ def step(*sizes):
 
 def test_a_step_takes_what_its_operators_take_one_after_the_other():
     found = forecast(step(4096, 2048, 4096), "a100")
-    alone = [Pricer(roller.load_spec("a100").sustained).price(o).seconds for o in step(4096, 2048, 4096).operators]
+    alone = [
+        Pricer(roller.load_spec("a100").sustained).price_operator(o).seconds for o in step(4096, 2048, 4096).operators
+    ]
     assert found.device_s == pytest.approx(sum(alone)) and sum(alone) <= found.iteration_s < sum(alone) + 1e-4
     assert found.lower_s < found.iteration_s < found.upper_s and not found.bound_by_launches
     assert found.throughput == pytest.approx(8 / found.iteration_s)

@@ -72,7 +72,7 @@ def test_together_and_one_by_one_prices_are_the_same():
     spec = roller.load_spec("t4").sustained
     exprs = [roller.ops.matmul(m, 64, 96) for m in range(8, 24)]
     together, one_by_one = Kernels(spec, "roller"), Kernels(spec, "roller")
-    together.price_together(exprs)
+    together.price_in_parallel(exprs)
     assert [together.expression(e) for e in exprs] == [one_by_one.expression(e) for e in exprs]
 
 

@@ -12,7 +12,7 @@ import roller
 from roller.cli.sweep import price_text
 from roller.errors import RollerError
 from roller.insight.rate_card import HourlyRate, RateCard, read_rate_card
-from roller.insight.sweep import Choice, front, label, sweep, to_csv
+from roller.insight.sweep import Choice, mark_pareto_front, row_label, sweep, to_csv
 from tests.offenders import every
 
 torch = pytest.importorskip("torch")
@@ -52,10 +52,15 @@ def choice(throughput, price):
 
 def test_the_front_holds_what_nothing_beats():
     rows = [choice(10, 1.0), choice(20, 2.0), choice(15, 2.5), choice(20, 3.0), choice(5, 0.5), choice(0, None)]
-    assert [r.front for r in front(rows)] == [True, True, False, False, True, False]
-    assert [r.front for r in front([choice(10, None), choice(20, None)])] == [False, True]
-    assert [r.front for r in front([choice(10, 1.0), choice(20, None)])] == [True, False]  # a price nobody knows
-    assert [r.front for r in front([choice(10, 1.0), choice(10, 1.0)])] == [True, True] and not list(front([]))
+    assert [r.front for r in mark_pareto_front(rows)] == [True, True, False, False, True, False]
+    assert [r.front for r in mark_pareto_front([choice(10, None), choice(20, None)])] == [False, True]
+    assert [r.front for r in mark_pareto_front([choice(10, 1.0), choice(20, None)])] == [
+        True,
+        False,
+    ]  # a price nobody knows
+    assert [r.front for r in mark_pareto_front([choice(10, 1.0), choice(10, 1.0)])] == [True, True] and not list(
+        mark_pareto_front([])
+    )
 
 
 def test_prices_are_read_with_their_source_and_date(tmp_path):
@@ -100,7 +105,7 @@ def test_rows_cost_what_their_throughput_says(step):
     assert rows[0].price_per_million == pytest.approx(1e6 / rows[0].throughput * 2.0 / 3600)
     assert rows[2].price_per_million == pytest.approx(1e6 / rows[2].throughput * 2 * 2.0 / 3600)
     assert rows[4].price_per_million is None and not rows[4].front and any(r.front for r in rows)
-    assert rows[2].forecast.batch == 8 and label(rows[3]) == "2xa100, batch 32"
+    assert rows[2].forecast.batch == 8 and row_label(rows[3]) == "2xa100, batch 32"
     read = list(csv.DictReader(io.StringIO(to_csv(rows))))
     assert len(read) == 6 and float(read[0]["iteration_s"]) == rows[0].forecast.iteration_s
     with pytest.raises(RollerError, match="a multiple of 2"):
@@ -187,11 +192,11 @@ def test_a_picture_is_drawn_or_refused_before_any_work(tmp_path, step, monkeypat
 
     monkeypatch.setattr(sweeps.importlib.util, "find_spec", lambda name: object())
     with pytest.raises(RollerError, match=r"\.png, \.svg, \.pdf"):
-        sweeps.check_picture(tmp_path / "x.docx")
+        sweeps.check_picture_path(tmp_path / "x.docx")
     monkeypatch.setattr(sweeps.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RollerError, match="matplotlib"):
-        sweeps.check_picture(tmp_path / "x.png")
+        sweeps.check_picture_path(tmp_path / "x.png")
     monkeypatch.undo()
     pytest.importorskip("matplotlib")
-    sweeps.picture(sweep(step, [(roller.load_spec("a100"), 1)]), tmp_path / "x.png")
+    sweeps.draw_sweep(sweep(step, [(roller.load_spec("a100"), 1)]), tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

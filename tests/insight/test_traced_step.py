@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.trace_model import resized  # noqa: E402
+from roller.insight.trace.pytorch.step_inputs import resize_batch  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.offenders import every  # noqa: E402
 
@@ -91,7 +91,7 @@ def test_more_fits_with_checkpointing():
     ],
 )
 def test_inputs_of_another_batch_keep_their_layout(tensor, shape, stride):
-    found = resized({"x": [tensor]}, 4, 7)["x"][0]
+    found = resize_batch({"x": [tensor]}, 4, 7)["x"][0]
     assert tuple(found.shape) == shape and found.stride() == stride and found.dtype == tensor.dtype
 
 

@@ -79,7 +79,10 @@ RULES = (
     DynamicImport(
         "names of the release before", (r"insight\.renamed import MODULES",),
         r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
-        ("roller/insight/renamed.py::moved.find", "roller/insight/renamed.py::deprecated"),
+        (
+            "roller/insight/renamed.py::getattr_for_moved_names.find_moved_name",
+            "roller/insight/renamed.py::replacement_of_method",
+        ),
     ),
     DynamicImport(
         "the process of a project", (r"-m\", \"roller\.insight\.project_worker",), r"roller\.insight\.project_worker",
@@ -133,6 +136,6 @@ RULES = (
     # Not this project's code: a user's.
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(
-        "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::_loaded",)
+        "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::_load_entry_file",)
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Copies between the host and the device: a link of its own, that no specification describes yet."""
+"""Copies between the host and the device, over a link that no specification describes yet."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from roller.insight.cost.gpu.operator_view import itemsize, total_bytes
 from roller.insight.trace.trace import Operator
 
-#: Bytes a second, to say what a link would take. Assumed: what PCIe 4.0 with 16 lanes brings, of 31.5e9 on paper.
+#: Bandwidth of the link. Assumed: what PCIe 4.0 with 16 lanes reaches, of 31.5e9 on paper.
 HOST_LINK_BYTES_PER_S = 25e9
 _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 
 
-def host_copies(operators: Iterable[Operator]) -> float:
+def host_copy_bytes(operators: Iterable[Operator]) -> float:
     """Return the bytes that copies move between the host's tensors and the device's."""
-    return math.fsum(_crossing(o) for o in operators if o.name in _COPIES)
+    return math.fsum(_host_copy_bytes_of_operator(o) for o in operators if o.name in _COPIES)
 
 
-def host_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
-    """Return a sentence where a link to the host would take a twentieth of the step or more."""
-    size_bytes = host_copies(operators)
+def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
+    """Return a note if the link to the host would take a twentieth of the step or more."""
+    size_bytes = host_copy_bytes(operators)
     link_s = size_bytes / HOST_LINK_BYTES_PER_S
     if link_s < 0.05 * iteration_s:
         return ()
@@ -30,7 +30,7 @@ def host_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, 
     )
 
 
-def _crossing(operator: Operator) -> float:
+def _host_copy_bytes_of_operator(operator: Operator) -> float:
     sides = [operator.arguments.get(name) for name in ("self", "src") if name in operator.arguments]
     hosts = [side for side in sides if isinstance(side, dict) and "host" in side]
     if hosts:

@@ -1,4 +1,4 @@
-"""What the host of a training step takes: numbers of ``host_costs.yaml``, each with its source there."""
+"""Costs of a training step on the host: the numbers of ``host_costs.yaml``, each with its source there."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import yaml
 
 @dataclass(frozen=True)
 class Host:
-    """What a batch that comes from another process costs, and how far launches run ahead.
+    """Costs of a batch that comes from another process, and how far launches run ahead.
 
     Parameters
     ----------
     fetch_us
-        To fetch one that is ready.
+        To fetch a batch that is ready.
     page_bytes, fault_us_per_page, release_us_per_page
-        Its memory is mapped: each page is met for the first time once, and given back once.
+        A batch's memory is mapped: each page is faulted in once, and unmapped once.
     launch_queue_places
-        Launches that a stream takes before a further one waits.
+        Launches that a stream queues before a further one blocks.
     launch_latency_us
-        From a launch to its kernel on an idle stream, where a profile does not tell.
+        From a launch to its kernel on an idle stream, if a profile does not give it.
     """
 
     fetch_us: float
@@ -32,16 +32,16 @@ class Host:
     launch_queue_places: int
     launch_latency_us: float
 
-    def batch_us(self, size_bytes: float) -> float:
-        """Return what a batch takes on the thread that trains: it is fetched, and the one before is given back."""
+    def fetch_batch_us(self, size_bytes: float) -> float:
+        """Return the time of a batch on the training thread: it is fetched, and the previous one is unmapped."""
         return self.fetch_us + self.release_us_per_page * size_bytes / self.page_bytes
 
-    def touch_us(self, size_bytes: float) -> float:
-        """Return what reading a batch for the first time takes longer than reading it again."""
+    def page_faults_us(self, size_bytes: float) -> float:
+        """Return the additional time of reading a batch for the first time, which faults its pages in."""
         return self.fault_us_per_page * size_bytes / self.page_bytes
 
 
 @lru_cache(maxsize=1)
-def host() -> Host:
+def load_host_costs() -> Host:
     """Return the numbers of ``host_costs.yaml``."""
     return Host(**yaml.safe_load(Path(__file__).with_name("host_costs.yaml").read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Prices of single launches: expressions by the model's programs, the rest by the bytes they move."""
+"""Prices of single launches: expressions by the model's programs, others by the bytes they move."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.launches import Fused
 from roller.perf.estimate import Estimate
 
-#: Relative error of a time where the device says none.
+#: Relative error of a time where the specification gives none.
 _UNKNOWN_ERROR = 0.5
 #: Expressions whose prices are worth a process (some 30 ms each), and shares of the work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
@@ -24,7 +24,7 @@ _WORTH_A_PROCESS, _CHUNKS = 4, 3
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """What launches cost, as :class:`~roller.insight.cost.operators.Price`; ``work_s`` is their arithmetic alone."""
+    """Cost of launches, as :class:`~roller.insight.cost.operators.Price`; ``work_s`` is their arithmetic alone."""
 
     seconds: float
     lower: float
@@ -33,8 +33,8 @@ class KernelPrice:
     provenance: str
     work_s: float = 0.0
 
-    def times(self, count: int) -> KernelPrice:
-        """Return the price of so many, one after the other."""
+    def repeated(self, count: int) -> KernelPrice:
+        """Return the price of ``count`` such launches, one after the other."""
         if count == 1:
             return self
         s, low, high, work = (count * v for v in (self.seconds, self.lower, self.upper, self.work_s))
@@ -56,26 +56,26 @@ class Kernels:
     def __init__(self, spec: DeviceSpec, policy: str, folder: Path | None = None) -> None:
         self.spec, self.policy = spec, policy
         self._found: dict[TensorExpr, KernelPrice] = {}
-        self._path = None if folder is None else folder / f"{_file_key(spec, policy)}.json"
-        self._kept = _read(self._path)
+        self._path = None if folder is None else folder / f"{_cache_file_name(spec, policy)}.json"
+        self._kept = _read_prices(self._path)
         self._new: dict[str, KernelPrice] = {}
 
-    def expression(self, expr: TensorExpr) -> KernelPrice:
+    def price_expression(self, expr: TensorExpr) -> KernelPrice:
         """Return the price of one kernel that computes an expression."""
         found = self._found.get(expr)
         if found is None:
-            found = self._found[expr] = self._of_disk(expr) if self._path else self._computed(expr)
+            found = self._found[expr] = self._price_with_disk_cache(expr) if self._path else self._price_by_model(expr)
         return found
 
     @property
-    def expressions(self) -> tuple[TensorExpr, ...]:
+    def priced_expressions(self) -> tuple[TensorExpr, ...]:
         """Every expression that was priced, once."""
         return tuple(self._found)
 
-    def price_together(self, exprs: Iterable[TensorExpr]) -> None:
+    def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
         """Price expressions in processes of their own, as many at a time as there are processors.
 
-        :meth:`expression` then knows them. What a process does not return is priced when it is asked for.
+        :meth:`price_expression` then finds them. An expression that no process returns is priced on demand.
         """
         todo = [e for e in dict.fromkeys(exprs) if e not in self._found and not (self._path and e.key in self._kept)]
         share = max(_WORTH_A_PROCESS, -(-len(todo) // (_CHUNKS * usable_processors())))
@@ -85,54 +85,54 @@ class Kernels:
         from roller import pipeline  # noqa: F401 - before the processes start, so that they have it
         from roller.runtime.build_pool import build_all
 
-        results = build_all(chunks, lambda chunk: [self._computed(e) for e in chunk])
+        results = build_all(chunks, lambda chunk: [self._price_by_model(e) for e in chunk])
         for at, result in results.items():
             for expr, price in zip(chunks[at], result.value or (), strict=False):
                 self._found[expr] = price
                 if self._path:
                     self._kept[expr.key] = self._new[expr.key] = price
 
-    def _of_disk(self, expr: TensorExpr) -> KernelPrice:
+    def _price_with_disk_cache(self, expr: TensorExpr) -> KernelPrice:
         known = self._kept.get(expr.key)
         if known is None:
-            known = self._kept[expr.key] = self._new[expr.key] = self._computed(expr)
+            known = self._kept[expr.key] = self._new[expr.key] = self._price_by_model(expr)
         return known
 
     def save(self) -> None:
-        """Keep what was found since: beside what other processes kept. A disk that takes nothing is no error."""
+        """Write the new prices to the disk, in addition to those of other processes; a failing write is no error."""
         if self._path is None or not self._new:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            rows = {key: asdict(p) for key, p in (_read(self._path) | self._new).items()}
+            rows = {key: asdict(p) for key, p in (_read_prices(self._path) | self._new).items()}
             with whole_file(self._path) as file:
                 file.write(json.dumps(rows).encode())
         except OSError:
             return
         self._new.clear()
 
-    def _computed(self, expr: TensorExpr) -> KernelPrice:
-        """Return the price of the policy's program; by its bytes where none fits the device."""
+    def _price_by_model(self, expr: TensorExpr) -> KernelPrice:
+        """Return the price of the policy's program, or by its bytes if none fits the device."""
         from roller import pipeline
 
         try:
             if self.policy == "library" and self.spec.traits.blocks:
-                # Replayed, not called: what a call costs is the host's time, which runs beside the device's.
+                # Replayed, not called: the cost of a call is host time, which overlaps with the device.
                 estimate, provenance = pipeline.predict(expr, self.spec, policy="library-graph"), "library"
             else:
                 estimate, provenance = pipeline.construct(expr, self.spec, top_k=1)[0].estimate, "construct"
         except RollerError:
             read, written = (float(sum(t.nbytes for t in ts)) for ts in (expr.inputs, expr.output_tensors))
-            return replace(self.stream(read, written, 1), provenance="bytes")
-        return self._of(estimate, provenance)
+            return replace(self.price_stream(read, written, 1), provenance="bytes")
+        return self._from_estimate(estimate, provenance)
 
-    def _of(self, estimate: Estimate, provenance: str) -> KernelPrice:
+    def _from_estimate(self, estimate: Estimate, provenance: str) -> KernelPrice:
         factor = math.exp(estimate.expected_error or _UNKNOWN_ERROR)
         seconds, work = estimate.seconds, estimate.terms.get("compute_s", estimate.seconds)
         return KernelPrice(seconds, seconds / factor, seconds * factor, estimate.bottleneck, provenance, work)
 
-    def stream(self, read_bytes: float, written_bytes: float, launches: int) -> KernelPrice:
-        """Return the price of kernels that move bytes: at a copy's bandwidth what is read and written, and alone."""
+    def price_stream(self, read_bytes: float, written_bytes: float, launches: int) -> KernelPrice:
+        """Return the price of kernels that move bytes: at the bandwidth of copies, and of reads for the excess."""
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
@@ -145,13 +145,13 @@ class Kernels:
         resource = "launch" if waits > moved else "dram"
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream")
 
-    def fused(self, launch: Fused) -> KernelPrice:
-        """Return the price of a kernel whose products' results stay on the chip: arithmetic, or the bytes it moves."""
-        products = [self.expression(p) for p in launch.products]
+    def price_fused(self, launch: Fused) -> KernelPrice:
+        """Return the price of a fused kernel: the longer of its arithmetic and its memory traffic."""
+        products = [self.price_expression(p) for p in launch.products]
         rates = self.spec.compute.ops_per_cycle_per_unit
         special_s = launch.exponentials / (rates.get("special", rates["fma"]) * self.spec.units * self.spec.clock_hz)
         arithmetic = launch.share * sum(p.work_s for p in products) + special_s
-        moved = self.stream(launch.read_bytes, launch.written_bytes, launch.launches)
+        moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         if moved.seconds >= arithmetic:
             return moved
         seconds = arithmetic + launch.launches * self.spec.execution.launch_s
@@ -159,14 +159,14 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
 
-def _file_key(spec: DeviceSpec, policy: str) -> str:
+def _cache_file_name(spec: DeviceSpec, policy: str) -> str:
     from roller.runtime.cache_key import code_digest
 
     return f"{spec.name}-{policy}-{spec.content_key[:16]}-{code_digest(('.',))[:16]}"
 
 
-def _read(path: Path | None) -> dict[str, KernelPrice]:
-    """Return the prices of a file; none where there is no file, or it is damaged."""
+def _read_prices(path: Path | None) -> dict[str, KernelPrice]:
+    """Return the prices in a file; none if there is no file, or it is damaged."""
     if path is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What an operator makes a device do: kernels given by an expression, by the bytes they move, or by their products."""
+"""The launches of an operator: kernels given by an expression, by the bytes they move, or by their products."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Kernel:
     Parameters
     ----------
     expr
-        What one of them computes.
+        The expression that one kernel computes.
     count
         How many run one after the other.
     """
@@ -25,12 +25,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Stream:
-    """Kernels that only move bytes: their arithmetic hides behind memory.
+    """Kernels bound by memory: their arithmetic overlaps with it.
 
     Parameters
     ----------
     read_bytes, written_bytes
-        Of all kernels together, from and to the device's memory.
+        Of all kernels, from and to the device's memory.
     launches
         Kernels; 0 for bytes that another launch of the operator moves beside its own.
     """
@@ -51,7 +51,7 @@ class Fused:
     exponentials
         Exponentials between them: they share no unit with the products, and wait for them.
     read_bytes, written_bytes
-        What the kernel moves.
+        Traffic of the kernel.
     share
         Share of the products' points that is computed: a half under a causal mask.
     launches
@@ -68,12 +68,12 @@ class Fused:
 
 @dataclass(frozen=True)
 class Wait:
-    """The host reads a value: it goes on when everything queued is done, and a copy has come.
+    """The host reads a value: it waits until the queue is empty and the copy has arrived.
 
     Parameters
     ----------
     read_bytes
-        What is copied to the host.
+        Bytes copied to the host.
     """
 
     read_bytes: float = 0.0

@@ -28,12 +28,12 @@ class Ring:
 
     @classmethod
     def of(cls, spec: DeviceSpec, devices: int) -> Ring:
-        """Return the ring of so many devices in one machine.
+        """Return the ring of ``devices`` devices in one machine.
 
         Raises
         ------
         SpecError
-            The specification knows no link.
+            The specification gives no link.
         """
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise RollerError(f"devices: expected a whole number of at least 1, got {shown(devices)}. Raise it.")

@@ -13,7 +13,7 @@ from roller.insight.cost.operators import Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
-#: ``host_op_s`` takes what was measured.
+#: ``host_op_s`` takes a measured time.
 HOST_OP_S = 6e-6
 
 
@@ -28,7 +28,7 @@ class PricedStep:
     operators
         The operators of the step with their prices, in order.
     kernels
-        What priced them.
+        The pricer's kernels.
     """
 
     trace: Trace
@@ -39,7 +39,7 @@ class PricedStep:
 
 
 def cached_pricer(spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None) -> Pricer:
-    """Return a pricer at the device's sustained clock whose prices come from, and go to, the cache on the disk."""
+    """Return a pricer at the device's sustained clock that uses the cache on the disk."""
     sustained = spec.sustained
     return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"))
 
@@ -58,7 +58,7 @@ def price_step(
     policy
         ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program.
     kernels
-        Prices kept from before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+        Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
 
     Raises
     ------
@@ -75,5 +75,5 @@ def price_step(
     if spec.traits.discrete or policy == "roller":
         prices = price_all(pricer, trace.steady())
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
-        prices = ProcessorPricer(spec.sustained).steady(trace)
+        prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)

@@ -1,8 +1,9 @@
-"""PyTorch's caching allocator, simulated: no memory is touched, every address and every peak is as on the device.
+"""PyTorch's caching allocator, simulated: it touches no memory, and every address and peak is as on the device.
 
 Rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is what the driver
 gave, a *block* a part of a segment. Requests up to 1 MiB live in the small pool, others in the large one; a block never
-changes its pool or stream. The least free block that holds a request serves it, of equal ones the lowest.
+changes its pool or stream. The smallest free block that fits serves a request, of equal ones the one at the lowest
+address.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 
 from roller.insight.memory.blocks_and_pools import Block, Heap, OutOfDeviceMemoryError, Pool
-from roller.insight.memory.expandable_segments import ExpandableSegments, least_with_room
+from roller.insight.memory.expandable_segments import ExpandableSegments, smallest_expandable_block
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, AllocatorSettings
 
 
@@ -20,12 +21,13 @@ class CachingAllocator(Heap):
     Parameters
     ----------
     capacity_bytes
-        What the driver can give this process: the device's memory less contexts and other processes. ``None``: all.
+        Bytes that the driver can give this process: the device's memory less contexts and other processes. ``None``: no
+        limit.
     settings
         As ``PYTORCH_ALLOC_CONF`` gives them.
     place
-        Address of a new segment of so many bytes; ``None``: from 2**40 on, apart from each other. A replay of a real
-        trace gives the real ones, which best fit depends on.
+        Function that returns the address of a new segment of a size in bytes; ``None``: from 2**40 on, with gaps. A
+        replay of a real trace gives the real addresses, which best fit depends on.
 
     Examples
     --------
@@ -51,7 +53,7 @@ class CachingAllocator(Heap):
         self.retries = 0
 
     def malloc(self, key: Hashable, size_bytes: int, stream: int = 0) -> int:
-        """Serve a request and return the address of its block; 0 where nothing is asked for.
+        """Serve a request and return the address of its block; 0 for a request of no bytes.
 
         ``key`` names the block until :meth:`free`.
 
@@ -62,24 +64,24 @@ class CachingAllocator(Heap):
         """
         if not size_bytes:
             return 0
-        self._end_of_waits()
-        size = self.settings.rounded(size_bytes)
+        self._free_synchronized_blocks()
+        size = self.settings.round_up_bytes(size_bytes)
         pool = self.small if size <= SMALL_BYTES else self.large
-        block = self._free_block(pool, size, stream)
+        block = self._take_free_block(pool, size, stream)
         if block is None:
-            block = self._segment(pool, size, stream, size_bytes)
-        if self._splits(block, size):
+            block = self._allocate_segment(pool, size, stream, size_bytes)
+        if self._should_split(block, size):
             self.split(block, size)
         block.allocated, block.requested = True, size_bytes
         self.live[key] = block
         self.allocated_bytes += block.size
         self.requested_bytes += size_bytes
         if self.allocated_bytes > self.peak.allocated_bytes or self.requested_bytes > self.peak.requested_bytes:
-            self.note_peak()
+            self.update_peak()
         return block.address
 
     def free(self, key: Hashable) -> None:
-        """Return a block to its pool; one that other streams use still waits for them."""
+        """Return a block to its pool; a block that other streams still use waits for them."""
         block = self.live.pop(key, None)
         if block is None:  # a request of no bytes
             return
@@ -90,35 +92,35 @@ class CachingAllocator(Heap):
             block.waits = True
             self._waiting.append(block)
         else:
-            self._to_pool(block)
+            self._return_to_pool(block)
 
-    def used_by(self, key: Hashable, stream: int) -> None:
+    def record_stream(self, key: Hashable, stream: int) -> None:
         """Note that a stream other than its own uses a block (``Tensor.record_stream``)."""
         block = self.live.get(key)
         if block is not None and stream != block.stream:
             block.users.add(stream)
 
     def stream_synchronized(self, stream: int) -> None:
-        """Let a stream have passed all it was given: blocks that wait for it alone are free at the next request."""
+        """Mark a stream as synchronized; blocks that wait only for it become free at the next request."""
         for block in self._waiting:
             block.users.discard(stream)
         for block in self.live.values():
             block.users.discard(stream)
 
     def empty_cache(self) -> None:
-        """Give back to the driver what is whole and free (``torch.cuda.empty_cache``)."""
+        """Return free segments to the driver (``torch.cuda.empty_cache``)."""
         for block in self._waiting:
             block.users.clear()
-        self._end_of_waits()
+        self._free_synchronized_blocks()
         for pool in (self.large, self.small):
             for block in [pool.blocks[a] for _, _, a in pool.keys]:
                 if block.expandable:
                     self._expandable.release_pages(block)
                 elif not block.is_split:
-                    self.release(block)
+                    self.release_segment(block)
 
     def segments(self) -> Iterator[list[Block]]:
-        """Iterate over the segments by address, each a list of its blocks; parts without memory are left out."""
+        """Iterate over the segments by address, each a list of its mapped blocks."""
         for address in sorted(self.first_blocks):
             block: Block | None = self.first_blocks[address]
             found = []
@@ -131,62 +133,62 @@ class CachingAllocator(Heap):
 
     # Free blocks
 
-    def _free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
+    def _take_free_block(self, pool: Pool, size: int, stream: int) -> Block | None:
         if self._has_fraction and self.settings.gc_threshold:
             pool.calls += 1
-        at = pool.place_of(stream, size)
-        block = pool.at(at, stream)
+        at = pool.best_fit_position(stream, size)
+        block = pool.block_at(at, stream)
         if block is None:
             return None
         if block.expandable:
-            block = least_with_room(pool, at, stream)
+            block = smallest_expandable_block(pool, at, stream)
         limit = self.settings.max_split_bytes
         if limit is not None:
             if size < limit <= block.size:
                 return None
             if size >= limit and block.size >= size + self.settings.large_segment_bytes:
                 return None
-        pool.remove(block)
+        pool.remove_block(block)
         return block
 
-    def _splits(self, block: Block, size: int) -> bool:
+    def _should_split(self, block: Block, size: int) -> bool:
         rest = block.size - size
         if block.pool.is_small or self.settings.expandable_segments:
             return rest >= MIN_BLOCK_BYTES
         limit = self.settings.max_split_bytes
         return (limit is None or size < limit) and rest > SMALL_BYTES
 
-    def _to_pool(self, block: Block) -> None:
-        self.join_neighbours(block)
-        block.pool.add(block)
+    def _return_to_pool(self, block: Block) -> None:
+        self.merge_with_neighbours(block)
+        block.pool.add_block(block)
 
-    def _end_of_waits(self) -> None:
+    def _free_synchronized_blocks(self) -> None:
         if self._waiting:
             done = [b for b in self._waiting if not b.users]
             self._waiting = [b for b in self._waiting if b.users]
             for block in done:  # one after another: a neighbour that comes later is in no pool yet
                 block.waits = False
-                self._to_pool(block)
+                self._return_to_pool(block)
 
     # The driver
 
-    def _segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
-        """Return a block of new memory, releasing what is cached where the driver has none left."""
+    def _allocate_segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
+        """Return a block of a new segment, releasing cached blocks if the driver has no memory left."""
         if self._has_fraction and self.settings.gc_threshold:
-            self._collect()
+            self._collect_garbage()
         asked = self.settings.segment_bytes(size)
-        block = self._ask(pool, size, asked, stream)
+        block = self._request_from_driver(pool, size, asked, stream)
         if block is None and self._release_oversize(pool, size, stream):
-            block = self._ask(pool, size, asked, stream)
+            block = self._request_from_driver(pool, size, asked, stream)
         if block is None:
             self.retries += 1
             self.empty_cache()
-            block = self._ask(pool, size, asked, stream)
+            block = self._request_from_driver(pool, size, asked, stream)
         if block is None:
             raise OutOfDeviceMemoryError(wanted, self.capacity_bytes, self.stats)
         return block
 
-    def _ask(self, pool: Pool, size: int, asked: int, stream: int) -> Block | None:
+    def _request_from_driver(self, pool: Pool, size: int, asked: int, stream: int) -> Block | None:
         if self._has_fraction and self.reserved_bytes + asked > self.capacity_bytes:
             return None
         if self.settings.expandable_segments:
@@ -196,35 +198,35 @@ class CachingAllocator(Heap):
         address = self.place(asked)
         block = Block(pool, address, asked, stream, address)
         self.first_blocks[address] = block
-        self.reserve(asked)
+        self.count_reserved(asked)
         return block
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
-        """Release blocks that are too large to be split, the least that suffice; whether they do."""
+        """Release the fewest blocks above the split limit that suffice, and return whether they do."""
         limit = self.settings.max_split_bytes
         if limit is None:
             return False
         wanted = max(size, limit)
-        at = pool.place_of(stream, wanted)
-        block = pool.at(at, stream)
+        at = pool.best_fit_position(stream, wanted)
+        block = pool.block_at(at, stream)
         if block is not None:
             if block.is_split or block.expandable:
                 return False
-            self.release(block)
+            self.release_segment(block)
             return True
         released = 0
         while released < wanted and at > 0:
             at -= 1
-            block = pool.at(at, stream)
+            block = pool.block_at(at, stream)
             if block is None or block.size < limit:
                 break
             if not block.expandable and not block.is_split:
                 released += block.size
-                self.release(block)
+                self.release_segment(block)
         return released >= wanted
 
-    def _collect(self) -> None:
-        """Release whole large blocks that were not used for long, down to the threshold."""
+    def _collect_garbage(self) -> None:
+        """Release unsplit large blocks that have not been used for long, down to the threshold."""
         target = self.reserved_bytes - self.settings.gc_threshold * self.capacity_bytes
         blocks = [b for b in self.large.blocks.values() if not b.is_split and not b.expandable]
         total = sum(self.large.calls - b.age for b in blocks)
@@ -237,5 +239,5 @@ class CachingAllocator(Heap):
                     kept.append(block)
                     continue
                 goes_on, freed, total = True, freed + block.size, total - age
-                self.release(block)
+                self.release_segment(block)
             blocks = kept

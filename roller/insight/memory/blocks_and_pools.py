@@ -1,4 +1,4 @@
-"""Blocks, pools and segments of the caching allocator: what splits, merges and is counted, whatever serves requests."""
+"""Blocks, pools and segments of the caching allocator: splitting, merging and counting, without a rule for requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from roller.errors import RollerError
 from roller.insight.memory.settings import AllocatorSettings
 
-#: Where simulated segments lie: 2 MiB aligned, each with free addresses behind it, so that none merges with another.
+#: Addresses of simulated segments: 2 MiB aligned, with a gap after each, so that none merges with another.
 _FIRST_ADDRESS, _GAP_BYTES = 1 << 40, 1 << 30
-#: What a device without a limit has.
+#: Memory of a device without a limit.
 _UNLIMITED_BYTES = 1 << 46
 
 
@@ -25,14 +25,14 @@ class MemoryStats:
 
 
 class OutOfDeviceMemoryError(RollerError, MemoryError):
-    """No block, no segment and nothing to release: what PyTorch reports as out of memory.
+    """No block, no segment and nothing to release: PyTorch reports out of memory.
 
     Parameters
     ----------
     wanted_bytes
         Of the request that failed.
     capacity_bytes
-        What the process may reserve.
+        Bytes that the process may reserve.
     stats
         Bytes at that moment.
     """
@@ -41,14 +41,14 @@ class OutOfDeviceMemoryError(RollerError, MemoryError):
         self.wanted_bytes, self.capacity_bytes, self.stats = wanted_bytes, capacity_bytes, stats
         free = stats.reserved_bytes - stats.allocated_bytes
         super().__init__(
-            f"out of memory: tried to allocate {_size(wanted_bytes)}; the device has {_size(capacity_bytes)} for the "
-            f"process, of which {_size(stats.allocated_bytes)} are allocated and {_size(free)} are reserved but "
-            "unallocated. Use a smaller batch, checkpointing or a narrower dtype."
+            f"out of memory: tried to allocate {_size_text(wanted_bytes)}; the device has {_size_text(capacity_bytes)} "
+            f"for the process, of which {_size_text(stats.allocated_bytes)} are allocated and {_size_text(free)} are "
+            "reserved but unallocated. Use a smaller batch, checkpointing or a narrower dtype."
         )
 
 
-def _size(size_bytes: int) -> str:
-    """Write bytes as PyTorch does."""
+def _size_text(size_bytes: int) -> str:
+    """Return bytes as PyTorch formats them."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size_bytes >= scale:
             return f"{size_bytes / scale:.2f} {unit}"
@@ -67,14 +67,14 @@ class Block:
         self.requested = self.age = 0
         self.prev: Block | None = None
         self.next: Block | None = None
-        #: Other streams that used it, which must pass before it is free.
+        #: Other streams that used it, which must be synchronized before it is free.
         self.users: set[int] = set()
-        #: Whether it was freed, and is in no pool yet: streams that used it must pass, or have just passed.
+        #: Whether it was freed but is in no pool yet, since streams that used it were not synchronized.
         self.waits = False
 
     @property
     def is_free(self) -> bool:
-        """Whether it belongs to nobody, and nobody has to pass before it does."""
+        """Whether the block is unallocated and no stream still uses it."""
         return not (self.allocated or self.waits or self.users)
 
     @property
@@ -94,34 +94,34 @@ class Pool:
         self.unmapped: list[tuple[int, int]] = []
         self.without_memory: dict[int, Block] = {}
 
-    def add(self, block: Block) -> None:
-        """Take a free block."""
+    def add_block(self, block: Block) -> None:
+        """Add a free block."""
         block.age = self.calls
         insort(self.keys, (block.stream, block.size, block.address))
         self.blocks[block.address] = block
 
-    def remove(self, block: Block) -> None:
-        """Give a free block out."""
+    def remove_block(self, block: Block) -> None:
+        """Remove a free block, to allocate or release it."""
         del self.keys[bisect_left(self.keys, (block.stream, block.size, block.address))]
         del self.blocks[block.address]
 
-    def place_of(self, stream: int, size: int) -> int:
-        """Return the position of the first block of a stream that holds ``size`` bytes, if it is of that stream."""
+    def best_fit_position(self, stream: int, size: int) -> int:
+        """Return the position of a stream's first block of at least ``size`` bytes, if the stream has one."""
         return bisect_left(self.keys, (stream, size, 0))
 
-    def at(self, position: int, stream: int) -> Block | None:
-        """Return the block at a position, ``None`` where there is none of the stream."""
+    def block_at(self, position: int, stream: int) -> Block | None:
+        """Return the block at a position; ``None`` if it is not of the stream."""
         if position < len(self.keys) and self.keys[position][0] == stream:
             return self.blocks[self.keys[position][2]]
         return None
 
-    def unmap(self, block: Block) -> None:
-        """Take a part of a segment that holds no memory."""
+    def add_unmapped(self, block: Block) -> None:
+        """Add an unmapped block of an expandable segment."""
         insort(self.unmapped, (block.stream, block.address))
         self.without_memory[block.address] = block
 
-    def map(self, block: Block) -> None:
-        """Give such a part out."""
+    def remove_unmapped(self, block: Block) -> None:
+        """Remove an unmapped block, to map it."""
         del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
         del self.without_memory[block.address]
 
@@ -132,11 +132,12 @@ class Heap:
     Parameters
     ----------
     capacity_bytes
-        What the driver can give this process: the device's memory less contexts and other processes. ``None``: all.
+        Bytes that the driver can give this process: the device's memory less contexts and other processes. ``None``: no
+        limit.
     settings
         As ``PYTORCH_ALLOC_CONF`` gives them.
     place
-        Address of a new segment of so many bytes; ``None``: from 2**40 on, apart from each other.
+        Function that returns the address of a new segment of a size in bytes; ``None``: from 2**40 on, with gaps.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Heap:
         self.settings = settings or AllocatorSettings()
         self.device_bytes = _UNLIMITED_BYTES if capacity_bytes is None else capacity_bytes
         self.capacity_bytes = int(self.device_bytes * self.settings.memory_fraction)
-        self.place = place or self._next_place
+        self.place = place or self._next_address
         self._top = _FIRST_ADDRESS
         self.small, self.large = Pool(is_small=True), Pool(is_small=False)
         #: First block of every segment, by the segment's address.
@@ -156,7 +157,7 @@ class Heap:
 
     @property
     def stats(self) -> MemoryStats:
-        """Bytes now."""
+        """Current bytes."""
         return MemoryStats(self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
 
     def split(self, block: Block, size: int) -> None:
@@ -167,46 +168,46 @@ class Heap:
         if block.next is not None:
             block.next.prev = rest
         block.next, block.size = rest, size
-        block.pool.add(rest)
+        block.pool.add_block(rest)
 
-    def join_neighbours(self, block: Block) -> None:
-        """Merge a block with neighbours that are free and alike."""
+    def merge_with_neighbours(self, block: Block) -> None:
+        """Merge a block with its free neighbours, if both are mapped or both are unmapped."""
         before, after = block.prev, block.next
-        if before is not None and self._joins(before, block):
-            self._forget(before)
+        if before is not None and self._can_merge(before, block):
+            self._remove_from_pool(before)
             if self.first_blocks.get(before.address) is before:
                 self.first_blocks[before.address] = block
             block.address, block.size, block.prev = before.address, block.size + before.size, before.prev
             if block.prev is not None:
                 block.prev.next = block
-        if after is not None and self._joins(after, block):
-            self._forget(after)
+        if after is not None and self._can_merge(after, block):
+            self._remove_from_pool(after)
             block.size, block.next = block.size + after.size, after.next
             if block.next is not None:
                 block.next.prev = block
 
     @staticmethod
-    def _joins(other: Block, block: Block) -> bool:
+    def _can_merge(other: Block, block: Block) -> bool:
         return other.is_free and other.mapped == block.mapped
 
     @staticmethod
-    def _forget(block: Block) -> None:
-        (block.pool.remove if block.mapped else block.pool.map)(block)
+    def _remove_from_pool(block: Block) -> None:
+        (block.pool.remove_block if block.mapped else block.pool.remove_unmapped)(block)
 
-    def _next_place(self, size: int) -> int:
+    def _next_address(self, size: int) -> int:
         address = self._top
         self._top += -(-size // _GAP_BYTES) * _GAP_BYTES + _GAP_BYTES
         return address
 
-    def reserve(self, size: int) -> None:
-        """Count memory that the driver gave."""
+    def count_reserved(self, size: int) -> None:
+        """Count a segment from the driver."""
         self.reserved_bytes += size
         self.segment_requests += 1
         if self.reserved_bytes > self.peak.reserved_bytes:
-            self.note_peak()
+            self.update_peak()
 
-    def note_peak(self) -> None:
-        """Keep the largest of every count so far."""
+    def update_peak(self) -> None:
+        """Update the peak of every count."""
         now, peak = self.stats, self.peak
         self.peak = MemoryStats(
             max(now.requested_bytes, peak.requested_bytes),
@@ -214,8 +215,8 @@ class Heap:
             max(now.reserved_bytes, peak.reserved_bytes),
         )
 
-    def release(self, block: Block) -> None:
-        """Give a free block that is a whole segment back to the driver."""
-        block.pool.remove(block)
+    def release_segment(self, block: Block) -> None:
+        """Return a free block that is a whole segment to the driver."""
+        block.pool.remove_block(block)
         del self.first_blocks[block.address]
         self.reserved_bytes -= block.size

@@ -1,4 +1,4 @@
-"""Expandable segments: one range of addresses per pool and stream, given memory in pages where it is needed."""
+"""Expandable segments: one range of addresses per pool and stream, mapped in pages on demand."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ class ExpandableSegments:
         self.heap = heap
 
     def expand(self, pool: Pool, size: int, stream: int) -> Block | None:
-        """Map pages behind, or as, the lowest part of a segment that has room for ``size`` bytes."""
-        block = self._with_room(pool, size, stream)
+        """Map pages in the lowest part of a segment that can hold ``size`` bytes, and return their block."""
+        block = self._find_or_reserve(pool, size, stream)
         if not block.mapped:
-            found = self._map(block, min(block.size, size))
+            found = self._map_pages(block, min(block.size, size))
             if found is None:
                 return None
             block = found
         while block.size < size:
             after = block.next
             assert after is not None
-            found = self._map(after, min(size - block.size, after.size))
+            found = self._map_pages(after, min(size - block.size, after.size))
             if found is None:
                 return None
             block = found
-        pool.remove(block)
+        pool.remove_block(block)
         return block
 
-    def _with_room(self, pool: Pool, size: int, stream: int) -> Block:
+    def _find_or_reserve(self, pool: Pool, size: int, stream: int) -> Block:
         start = bisect_left(pool.unmapped, (stream, 0))
         for owner, address in pool.unmapped[start:]:
             if owner != stream:
@@ -51,17 +51,17 @@ class ExpandableSegments:
         block = Block(pool, address, whole, stream, address)
         block.mapped, block.expandable = False, True
         self.heap.first_blocks[address] = block
-        pool.unmap(block)
+        pool.add_unmapped(block)
         return block
 
-    def _map(self, block: Block, size: int) -> Block | None:
-        """Give the first ``size`` bytes of a part without memory whole pages of it; ``None`` where there are none."""
+    def _map_pages(self, block: Block, size: int) -> Block | None:
+        """Map pages for the first ``size`` bytes of an unmapped block; ``None`` if no memory is left."""
         pool = block.pool
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
         mapped = min(-(-size // page) * page, block.size)
         if self.heap.reserved_bytes + mapped > self.heap.device_bytes:
             return None
-        pool.map(block)
+        pool.remove_unmapped(block)
         block.mapped = True
         if mapped < block.size:
             rest = Block(pool, block.address + mapped, block.size - mapped, block.stream, block.segment)
@@ -70,21 +70,21 @@ class ExpandableSegments:
             if block.next is not None:
                 block.next.prev = rest
             block.next, block.size = rest, mapped
-            pool.unmap(rest)
-        self.heap.join_neighbours(block)
-        pool.add(block)
-        self.heap.reserve(mapped)
+            pool.add_unmapped(rest)
+        self.heap.merge_with_neighbours(block)
+        pool.add_block(block)
+        self.heap.count_reserved(mapped)
         return block
 
     def release_pages(self, block: Block) -> None:
-        """Give the whole pages of a free block back, leaving what lies before and behind them."""
+        """Return the whole pages of a free block to the driver, and keep its partial pages."""
         pool = block.pool
         page = SMALL_SEGMENT_BYTES if pool.is_small else self.heap.settings.large_segment_bytes
         begin = block.segment + -(-(block.address - block.segment) // page) * page
         end = block.segment + (block.address + block.size - block.segment) // page * page
         if end <= begin:
             return
-        pool.remove(block)
+        pool.remove_block(block)
         if begin > block.address:
             before = Block(pool, block.address, begin - block.address, block.stream, block.segment)
             before.expandable, before.prev, before.next = True, block.prev, block
@@ -93,28 +93,28 @@ class ExpandableSegments:
             elif block.address == block.segment:
                 self.heap.first_blocks[block.segment] = before
             block.prev = before
-            pool.add(before)
+            pool.add_block(before)
         if end < block.address + block.size:
             after = Block(pool, end, block.address + block.size - end, block.stream, block.segment)
             after.expandable, after.prev, after.next = True, block, block.next
             if block.next is not None:
                 block.next.prev = after
             block.next = after
-            pool.add(after)
+            pool.add_block(after)
         block.address, block.size, block.mapped = begin, end - begin, False
-        self.heap.join_neighbours(block)
-        pool.unmap(block)
+        self.heap.merge_with_neighbours(block)
+        pool.add_unmapped(block)
         self.heap.reserved_bytes -= end - begin
 
 
-def least_with_room(pool: Pool, at: int, stream: int) -> Block:
-    """Return the free block from ``at`` on whose size, with the part without memory behind it, is the least."""
-    block = pool.at(at, stream)
+def smallest_expandable_block(pool: Pool, at: int, stream: int) -> Block:
+    """Return the free block from ``at`` on that is smallest, counting the unmapped block after it."""
+    block = pool.block_at(at, stream)
     assert block is not None
-    while (after := pool.at(at + 1, stream)) is not None and _room(after) < _room(block):
+    while (after := pool.block_at(at + 1, stream)) is not None and _expandable_bytes(after) < _expandable_bytes(block):
         block, at = after, at + 1
     return block
 
 
-def _room(block: Block) -> int:
+def _expandable_bytes(block: Block) -> int:
     return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)

@@ -1,4 +1,4 @@
-"""The largest batch that fits, by exact search: it fits, and one more does not."""
+"""The largest batch that fits, by exact search: it fits, and one more sample does not."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from roller.arguments import target_of
 from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec, capacity
 from roller.insight.memory import simulate
-from roller.insight.memory.cpu_heap import host_memory
+from roller.insight.memory.cpu_heap import cpu_memory
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Library, Memory
 from roller.insight.trace.trace import AllocEvent, Trace
 
-#: Where a search ends that nothing stops: a device without a limit.
+#: Batch at which a search on a device without a limit ends.
 _MOST = 1 << 24
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch: it fits with ``memory``, and ``batch + 1`` does not, as ``over`` says.
+    """The largest batch: it fits with ``memory``, and ``batch + 1`` does not, with ``over``.
 
-    ``tried`` holds every batch that was asked for, and whether it fits.
+    ``tried`` maps every batch that was tried to whether it fits.
     """
 
     batch: int
@@ -40,11 +40,11 @@ def largest_batch(
     most: int = _MOST,
     guess: Callable[[], int | None] = lambda: None,
 ) -> LargestBatch:
-    """Search the largest batch for which ``memory_of`` says that it fits, at most ``most``.
+    """Return the largest batch, at most ``most``, whose memory fits.
 
-    The first one to try is what ``guess`` says. Then the line through the two largest batches that fit guesses where
-    reserved memory reaches ``capacity_bytes``; where that is no news, what is left is halved. Memory is not monotone
-    below the allocator's granularity, so of a batch that fits the next one is asked for too, until one does not.
+    The result of ``guess`` is tried first. Then the line through the two largest batches that fit predicts where
+    reserved memory reaches ``capacity_bytes``; where that narrows nothing, the range is bisected. Memory is not
+    monotone below the allocator's granularity, so after a batch that fits the next one is tried, until one does not.
 
     Raises
     ------
@@ -53,7 +53,7 @@ def largest_batch(
 
     Examples
     --------
-    A sample takes 10 bytes beside 25 that are always there.
+    A sample takes 10 bytes, in addition to a constant 25.
 
     >>> from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
     >>> def memory_of(batch):
@@ -77,7 +77,7 @@ def largest_batch(
     guessed = guess()
     probes = [] if guessed is None else [guessed + 1, guessed]
     while high - low > 1:
-        probe = probes.pop() if probes else _guess(known, capacity_bytes)
+        probe = probes.pop() if probes else _extrapolate_batch(known, capacity_bytes)
         if not low < probe < high:
             probe = low + 1 if probe == low else (low + min(high, max(16, 4 * low))) // 2
         low, high = (probe, high) if fits(probe) else (low, probe)
@@ -90,30 +90,32 @@ def largest_batch(
     return LargestBatch(low, known[low], known[low + 1], {b: known[b].fits for b in sorted(known)})
 
 
-def memory_on(trace: Trace, device: str | DeviceSpec, settings: AllocatorSettings | None = None) -> Memory:
-    """Return the memory of a trace on a device, with its capacity and what its libraries take."""
+def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: AllocatorSettings | None = None) -> Memory:
+    """Return the memory of a trace on a device, with the device's capacity and the memory of its libraries."""
     spec = target_of(device)[0]
     if not spec.traits.discrete:
-        return host_memory(trace, capacity_of(spec), spec.process_bytes or 0)
+        return cpu_memory(trace, capacity_of(spec), spec.process_bytes or 0)
     return simulate.simulate_memory(trace, capacity_of(spec), settings=settings, library=Library.of(spec))
 
 
 def capacity_of(spec: DeviceSpec) -> int:
-    """Return the bytes of a device's memory: the least that its drivers report, where that is known."""
+    """Return the bytes of a device's memory: the least that its drivers report, if that is known."""
     return capacity.capacity_of(spec).bytes
 
 
-def border(trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None) -> str:
-    """Say that what is not known of a device decides whether a step fits; ``""`` where it does not.
+def fit_uncertainty_note(
+    trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None
+) -> str:
+    """Return a note if an uncertainty of the device decides whether a step fits; else ``""``.
 
-    Not known are the size of the context, and which of several sizes a driver reports.
+    Uncertain are the size of the context, and which of several sizes a driver reports.
 
     Parameters
     ----------
     trace, device, settings
-        As for :func:`memory_on`.
+        As for :func:`memory_on_device`.
     memory
-        What that says.
+        The result of :func:`memory_on_device`.
     """
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
@@ -133,17 +135,17 @@ def border(trace: Trace, device: str | DeviceSpec, memory: Memory, settings: All
     return f"{spec.name}: it does not fit by little; {what}: it may fit."
 
 
-def max_batch(
+def largest_batch_on_device(
     trace_of: Callable[[int], Trace], device: str | DeviceSpec, settings: AllocatorSettings | None = None
 ) -> LargestBatch:
-    """Return the largest batch that fits a device: it and one more are traced, and only the search between is guessed.
+    """Return the largest batch that fits a device; it and the next one are traced, others may be extrapolated.
 
     Parameters
     ----------
     trace_of
         Traces the step at a batch.
     device, settings
-        As for :func:`memory_on`.
+        As for :func:`memory_on_device`.
 
     Raises
     ------
@@ -152,27 +154,31 @@ def max_batch(
     """
     spec = target_of(device)[0]
 
-    def guess() -> int | None:
-        line = Line.through(trace_of(_NEAR), trace_of(2 * _NEAR))
-        return None if line is None else line.last(lambda trace: memory_on(trace, spec, settings).fits)
+    def guess_batch() -> int | None:
+        line = Line.from_two_traces(trace_of(_NEAR), trace_of(2 * _NEAR))
+        return (
+            None
+            if line is None
+            else line.largest_fitting_batch(lambda trace: memory_on_device(trace, spec, settings).fits)
+        )
 
-    return largest_batch(lambda n: memory_on(trace_of(n), spec, settings), capacity_of(spec), guess=guess)
+    return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
 
 
-#: Batches whose traces give the line: beyond what a batch of one sample is spared.
+#: Batch whose trace, with that of twice as many samples, gives the line: a batch of one sample is a special case.
 _NEAR = 4
 
 
 @dataclass(frozen=True)
 class Line:
-    """A step at any batch, guessed from two that run the same operators: every size is linear in the batch.
+    """A step at any batch, extrapolated from two that run the same operators: every size is linear in the batch.
 
     Parameters
     ----------
     trace, batch
-        The first, and its batch.
+        The first trace, and its batch.
     step
-        By how many bytes each event of the first grows with a sample.
+        Bytes per sample by which each event of the first trace grows.
     """
 
     trace: Trace
@@ -180,8 +186,8 @@ class Line:
     step: tuple[float, ...]
 
     @classmethod
-    def through(cls, near: Trace, far: Trace) -> Line | None:
-        """Return the line through two traces; ``None`` where they differ in more than sizes."""
+    def from_two_traces(cls, near: Trace, far: Trace) -> Line | None:
+        """Return the line through two traces; ``None`` if they differ in more than sizes."""
         b1, b2 = (int(t.options.get("batch") or 0) for t in (near, far))
         alike = [[o.name for o in t.operators] for t in (near, far)]
         if b1 == b2 or alike[0] != alike[1] or len(near.events) != len(far.events):
@@ -194,8 +200,8 @@ class Line:
             steps.append(grown / (b2 - b1))
         return cls(near, b1, tuple(steps))
 
-    def at(self, batch: int) -> Trace:
-        """Return the step at a batch, as far as its memory goes."""
+    def trace_at_batch(self, batch: int) -> Trace:
+        """Return the step at a batch, with the sizes of its allocations extrapolated."""
         more = batch - self.batch
         events = tuple(
             replace(e, size_bytes=max(0, e.size_bytes + math.ceil(by * more)))
@@ -205,21 +211,21 @@ class Line:
         )
         return replace(self.trace, events=events)
 
-    def last(self, fits: Callable[[Trace], bool]) -> int | None:
-        """Return the last batch that fits, of those a search goes to; ``None`` where not even one does."""
+    def largest_fitting_batch(self, fits: Callable[[Trace], bool]) -> int | None:
+        """Return the largest batch that fits by bisection; ``None`` if not even one sample does."""
         low, high = 0, 1
-        while fits(self.at(high)):
+        while fits(self.trace_at_batch(high)):
             low, high = high, 2 * high
             if high > _MOST:
                 return low
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(self.at(middle)) else (low, middle)
+            low, high = (middle, high) if fits(self.trace_at_batch(middle)) else (low, middle)
         return low or None
 
 
-def _guess(known: dict[int, Memory], capacity_bytes: int) -> int:
-    """Return where the line through the two largest batches that fit reaches the capacity."""
+def _extrapolate_batch(known: dict[int, Memory], capacity_bytes: int) -> int:
+    """Return the batch at which the line through the two largest batches that fit reaches the capacity."""
     fitting = sorted(b for b, memory in known.items() if memory.fits)
     if len(fitting) < 2:
         return 2 * fitting[-1]

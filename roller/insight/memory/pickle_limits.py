@@ -1,10 +1,10 @@
-"""Sizes that a pickle claims, asked before anything takes memory for them."""
+"""Checks the sizes that a pickle claims before anything allocates memory for them."""
 
 from __future__ import annotations
 
 import pickletools
 
-#: Bytes of the argument behind an opcode; negative where they are counted in it, or end with the line.
+#: Bytes of the argument after an opcode; negative if the argument starts with its count, or ends with the line.
 _ARGUMENTS = {ord(op.code): 0 if op.arg is None else op.arg.n for op in pickletools.opcodes}
 _LINE = pickletools.UP_TO_NEWLINE
 #: Bytes of the count before an argument.
@@ -13,20 +13,20 @@ _COUNTS = {
     pickletools.TAKEN_FROM_ARGUMENT4U: 4, pickletools.TAKEN_FROM_ARGUMENT8U: 8,
 }  # fmt: skip
 _STOP, _PUT, _LONG_BINPUT = b".pr"
-#: Opcodes that name what has code: a class or a function of two lines.
+#: Opcodes that name a class or a function, on two lines.
 _NAMES = b"ci"
 
 
 def check_pickle(data: bytes) -> None:
-    r"""Refuse a pickle that claims more than it holds.
+    r"""Raise an error for a pickle that claims more bytes than it holds.
 
-    Python takes memory for a text as long as it says, and for as many remembered values as the greatest number says:
-    64 GiB for a file of ten bytes.
+    Python allocates memory for a text of the claimed length, and a memo up to the largest index: 64 GiB for a file of
+    ten bytes.
 
     Raises
     ------
     ValueError
-        Where it does, or is cut off.
+        The pickle does, or is truncated.
 
     Examples
     --------
@@ -40,7 +40,7 @@ def check_pickle(data: bytes) -> None:
         size = _ARGUMENTS.get(code)
         if size is None:
             raise ValueError(f"byte {at} is no opcode")
-        if code == _STOP or code in _NAMES:  # whoever reads it refuses the name, and goes no further
+        if code == _STOP or code in _NAMES:  # the reader refuses the name, and reads no further
             return
         first, at = at + 1, at + 1
         if size == _LINE:

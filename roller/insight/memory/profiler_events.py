@@ -1,9 +1,10 @@
-"""Streams of allocations that a profiler recorded on a device: read, and held against the simulator.
+"""Allocations that a profiler recorded on a device: read, and compared with the simulator.
 
-A Kineto trace with memory events says for every allocation of the caching allocator its address and bytes, not what was
-cached when the recording began. That start state is *inferred*: what is touched later and was not held is free; a block
-that begins inside a free range proves that a segment begins there; a better block that was not taken proves that it is
-larger than what was touched of it. Every such fact costs one address, which then counts as known for no check.
+A Kineto trace with memory events has the address and bytes of every allocation of the caching allocator, but not the
+blocks that were cached when the recording began. That initial state is *inferred*: addresses that are allocated later
+and were not held are free; a block that begins inside a free range proves that a segment begins there; a better block
+that was not taken proves that it is larger than the addresses seen of it. Every such fact costs one address, which is
+then excluded from the check.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _CUDA = 1
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """One event of the caching allocator: ``size_bytes`` is negative where memory is returned."""
+    """One event of the caching allocator: ``size_bytes`` is negative for a free."""
 
     address: int
     size_bytes: int
@@ -41,9 +42,9 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AddressCheck:
-    """Addresses of one pool that equal the recorded ones, of those whose start state is known.
+    """Addresses of one pool that equal the recorded ones, of those whose initial state is known.
 
-    ``learnt`` counts the facts about the start state, ``wrong`` holds positions of the events that differ.
+    ``learnt`` counts the facts about the initial state, ``wrong`` holds positions of the events that differ.
     """
 
     known: int
@@ -58,11 +59,11 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
     Raises
     ------
     ArtifactError
-        The file is no trace.
+        The file is not a trace.
     """
     path = Path(path)
     try:
-        read = json.loads(_content(path))
+        read = json.loads(_read_unpacked(path))
         rows = [e for e in (read if isinstance(read, list) else read["traceEvents"]) if e.get("name") == "[memory]"]
         rows = [e for e in rows if e["args"].get("Device Type") == _CUDA]
         rows.sort(key=lambda e: (e["ts"], e["args"].get("Ev Idx", 0)))
@@ -77,8 +78,8 @@ def read_memory_events(path: Path | str) -> list[MemoryEvent]:
         ) from error
 
 
-def _content(path: Path) -> bytes:
-    """Return the content of a file, unpacked; ``ValueError`` where that is more than any trace."""
+def _read_unpacked(path: Path) -> bytes:
+    """Return the decompressed content of a file; ``ValueError`` if it is larger than any trace."""
     with open_file(path) as file:
         if path.suffix != ".gz":
             return file.read()
@@ -91,7 +92,7 @@ def _content(path: Path) -> bytes:
 
 @dataclass
 class _Range:
-    """Free addresses when the recording began: ``end`` as far as touched or proved, never beyond ``limit``."""
+    """Free addresses when the recording began: up to ``end`` as far as seen or proved, at most up to ``limit``."""
 
     begin: int
     end: int
@@ -101,19 +102,19 @@ class _Range:
 
 @dataclass
 class _Start:
-    """The start state as far as it is known."""
+    """The inferred initial state of the allocator."""
 
     ranges: dict[int, _Range]
     learnt: set[int] = field(default_factory=set)
 
-    def allocator(self) -> CachingAllocator:
+    def to_allocator(self) -> CachingAllocator:
         """Return an allocator in this state."""
         found = CachingAllocator()
         for r in self.ranges.values():
             pool = found.small if r.is_small else found.large
             block = Block(pool, r.begin, r.end - r.begin, 0, r.begin)
             found.first_blocks[r.begin] = block
-            pool.add(block)
+            pool.add_block(block)
         return found
 
 
@@ -127,20 +128,22 @@ def check_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, Addres
     ...                  MemoryEvent(there, 512, 0)])[0]
     AddressCheck(known=3, right=3, learnt=0, wrong=())
     """
-    start = _Start({r.begin: r for r in _touched(events)})
-    while (found := _replay(events, start)) is None:
+    start = _Start({r.begin: r for r in _initially_free_ranges(events)})
+    while (found := _replay_events(events, start)) is None:
         pass
-    return _counted(events, found, start.learnt, is_small=True), _counted(events, found, start.learnt, is_small=False)
+    return _count_matches(events, found, start.learnt, is_small=True), _count_matches(
+        events, found, start.learnt, is_small=False
+    )
 
 
-def _counted(events: Sequence[MemoryEvent], wrong: Set[int], learnt: Set[int], *, is_small: bool) -> AddressCheck:
+def _count_matches(events: Sequence[MemoryEvent], wrong: Set[int], learnt: Set[int], *, is_small: bool) -> AddressCheck:
     asked = {n for n, e in enumerate(events) if e.size_bytes > 0 and (e.size_bytes <= SMALL_BYTES) == is_small}
     known, off = asked - learnt, sorted(asked & wrong)
     return AddressCheck(len(known), len(known) - len(off), len(asked & learnt), tuple(off))
 
 
-def _touched(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
-    """Yield the ranges that are allocated at some time and were free before; small segments are 2 MiB apart."""
+def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
+    """Yield the initially free ranges that are allocated later; small segments are 2 MiB apart."""
     grown = [(b.address, b.reserved_bytes - a.reserved_bytes) for a, b in pairwise(events)]
     new = [(address, address + size) for address, size in grown if size > 0]
     asked = [e for e in events if e.size_bytes > 0 and not any(a <= e.address < b for a, b in new)]
@@ -160,9 +163,9 @@ def _touched(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
             yield _Range(begin, end, limit, is_small)
 
 
-def _replay(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
-    """Return the events whose address differs; ``None`` where the start state was learnt better."""
-    allocator, wrong = start.allocator(), set()
+def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
+    """Return the events whose address differs; ``None`` if the initial state was refined."""
+    allocator, wrong = start.to_allocator(), set()
     reserved = events[0].reserved_bytes if events else 0
     for position, e in enumerate(events):
         if e.size_bytes < 0:
@@ -172,26 +175,26 @@ def _replay(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
         if grown > 0:  # the driver's addresses are its own
             allocator.place = lambda _size, here=e.address: here  # type: ignore[misc]
         if allocator.malloc(e.address, e.size_bytes) != e.address:
-            if position not in start.learnt and _learn(start, allocator, e, position):
+            if position not in start.learnt and _refine_initial_state(start, allocator, e, position):
                 return None
             if position not in start.learnt:
                 wrong.add(position)
             allocator.free(e.address)
-            _force(allocator, e)
+            _allocate_recorded_block(allocator, e)
     return wrong
 
 
-def _pool(allocator: CachingAllocator, e: MemoryEvent) -> Pool:
+def _pool_of_event(allocator: CachingAllocator, e: MemoryEvent) -> Pool:
     return allocator.small if e.size_bytes <= SMALL_BYTES else allocator.large
 
 
-def _around(pool: Pool, address: int) -> Block | None:
+def _free_block_containing(pool: Pool, address: int) -> Block | None:
     return next((b for b in pool.blocks.values() if b.address <= address < b.address + b.size), None)
 
 
-def _learn(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
-    """Take from an address that differs what it says of the start state; whether it says anything."""
-    taken, real = allocator.live[e.address], _around(_pool(allocator, e), e.address)
+def _refine_initial_state(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
+    """Refine the initial state by an address that differs, and return whether that was possible."""
+    taken, real = allocator.live[e.address], _free_block_containing(_pool_of_event(allocator, e), e.address)
     if real is None:
         return False
     whole = start.ranges.get(real.segment)
@@ -213,19 +216,19 @@ def _learn(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position:
     return True
 
 
-def _force(allocator: CachingAllocator, e: MemoryEvent) -> None:
-    """Give out the recorded block, so that one difference does not make all that follows differ."""
-    pool = _pool(allocator, e)
-    block = _around(pool, e.address)
+def _allocate_recorded_block(allocator: CachingAllocator, e: MemoryEvent) -> None:
+    """Allocate the recorded block, so that one difference does not make all later addresses differ."""
+    pool = _pool_of_event(allocator, e)
+    block = _free_block_containing(pool, e.address)
     if block is None or block.address + block.size < e.address + e.size_bytes:
         return
-    pool.remove(block)
+    pool.remove_block(block)
     if e.address > block.address:
         allocator.split(block, e.address - block.address)
         rest = block.next
         assert rest is not None
-        pool.remove(rest)
-        pool.add(block)
+        pool.remove_block(rest)
+        pool.add_block(block)
         block = rest
     if block.size > e.size_bytes:
         allocator.split(block, e.size_bytes)

@@ -12,9 +12,10 @@ MIB = 1 << 20
 MIN_BLOCK_BYTES = 512
 #: A rounded request up to this is served by the small pool (``kSmallSize``).
 SMALL_BYTES = MIB
-#: What the small pool asks of the driver (``kSmallBuffer``).
+#: Bytes of a segment of the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
-#: From here on the driver is asked for the request itself (``kMinLargeAlloc``) in multiples of ``ROUND_LARGE_BYTES``.
+#: Requests from this size on get a segment of their own size (``kMinLargeAlloc``), in multiples of
+#: ``ROUND_LARGE_BYTES``.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
 #: Powers of two that have divisions of their own: 1 MiB to 64 GiB, 16 of them.
@@ -22,7 +23,7 @@ _FIRST_POWER, _POWERS = 20, 16
 
 
 class AllocatorSettingsError(RollerError, ValueError):
-    """A setting of the allocator is not one PyTorch accepts."""
+    """PyTorch does not accept a setting of the allocator."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class AllocatorSettings:
     memory_fraction
         Share of the device's memory a process may reserve (``per_process_memory_fraction``).
     large_segment_bytes
-        What a request of more than 1 MiB and less than 10 MiB asks of the driver (``large_segment_size_mb``).
+        Bytes of the segment for a request of more than 1 MiB and less than 10 MiB (``large_segment_size_mb``).
     """
 
     max_split_bytes: int | None = None
@@ -54,14 +55,14 @@ class AllocatorSettings:
     memory_fraction: float = 1.0
     large_segment_bytes: int = 20 * MIB
 
-    def rounded(self, size_bytes: int) -> int:
-        """Return the bytes of the block that a request gets at least.
+    def round_up_bytes(self, size_bytes: int) -> int:
+        """Return the least bytes of the block for a request.
 
         Examples
         --------
-        >>> AllocatorSettings().rounded(1), AllocatorSettings().rounded(513)
+        >>> AllocatorSettings().round_up_bytes(1), AllocatorSettings().round_up_bytes(513)
         (512, 1024)
-        >>> AllocatorSettings.parse("roundup_power2_divisions:4").rounded(1_300_000) / (1 << 20)
+        >>> AllocatorSettings.parse("roundup_power2_divisions:4").round_up_bytes(1_300_000) / (1 << 20)
         1.25
         """
         if size_bytes < MIN_BLOCK_BYTES:
@@ -74,7 +75,7 @@ class AllocatorSettings:
         return -(-size_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES
 
     def segment_bytes(self, rounded_bytes: int) -> int:
-        """Return what the driver is asked for where no free block holds ``rounded_bytes``.
+        """Return the bytes of the segment requested from the driver if no free block holds ``rounded_bytes``.
 
         Examples
         --------
@@ -104,7 +105,7 @@ class AllocatorSettings:
         128
         """
         found: dict[str, object] = {}
-        for name, value in _pairs(text):
+        for name, value in _split_pairs(text):
             if name not in _READERS and not name.startswith(_WITHOUT_EFFECT):
                 raise AllocatorSettingsError(
                     f"allocator settings: expected one of {', '.join(sorted(_READERS))}, got '{name}'. "
@@ -125,7 +126,7 @@ class AllocatorSettings:
 _WITHOUT_EFFECT = ("pinned_", "release_lock", "graph_capture", "throw_on", "expandable_segments_handle")
 
 
-def _pairs(text: str) -> list[tuple[str, str]]:
+def _split_pairs(text: str) -> list[tuple[str, str]]:
     """Split ``name:value,name:[a:1,b:2]``."""
     pairs = [x.strip() for x in re.findall(r"[^,\[]+(?:\[[^\]]*\])?", text) if x.strip()]
     for pair in pairs:
@@ -134,63 +135,67 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return [(name.strip(), value.strip()) for name, _, value in (p.partition(":") for p in pairs)]
 
 
-def _split(text: str) -> int:
+def _read_max_split(text: str) -> int:
     if int(text) * MIB <= 20 * MIB:
         raise ValueError(text)
     return int(text) * MIB
 
 
-def _share(text: str) -> float:
+def _read_fraction_below_1(text: str) -> float:
     if not 0 < float(text) < 1:
         raise ValueError(text)
     return float(text)
 
 
-def _whole_share(text: str) -> float:
+def _read_fraction_up_to_1(text: str) -> float:
     if not 0 < float(text) <= 1:
         raise ValueError(text)
     return float(text)
 
 
-def _power(text: str) -> int:
+def _read_power_of_2(text: str) -> int:
     if int(text) < 1 or int(text) & (int(text) - 1):
         raise ValueError(text)
     return int(text)
 
 
-def _divisions(text: str) -> tuple[int, ...]:
+def _read_power2_divisions(text: str) -> tuple[int, ...]:
     """Read ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; up to the first one, of each one, and beyond the last one."""
     if not text.startswith("["):
-        return (_power(text),) * _POWERS
+        return (_read_power_of_2(text),) * _POWERS
     found, last = [0] * _POWERS, -1
     for key, _, value in (row.partition(":") for row in text.strip("[]").split(",")):
         if key.strip() == ">":
-            found[last + 1 :] = [_power(value)] * (_POWERS - last - 1)
+            found[last + 1 :] = [_read_power_of_2(value)] * (_POWERS - last - 1)
             continue
-        at = min(_power(key).bit_length() - 1, _POWERS - 1)
+        at = min(_read_power_of_2(key).bit_length() - 1, _POWERS - 1)
         if last < 0:
-            found[:at] = [_power(value)] * at
-        found[at], last = _power(value), at
+            found[:at] = [_read_power_of_2(value)] * at
+        found[at], last = _read_power_of_2(value), at
     return tuple(found)
 
 
-def _native(text: str) -> str:
+def _read_backend(text: str) -> str:
     if text != "native":
         raise ValueError(text)
     return text
 
 
-#: Setting -> field, how it is read, what it must be.
+#: Setting -> field, function that reads it, and its valid values.
 _READERS = {
-    "max_split_size_mb": ("max_split_bytes", _split, "more than 20 (MiB)"),
-    "roundup_power2_divisions": ("power2_divisions", _divisions, "a power of two, or [MiB:power of two,...]"),
-    "garbage_collection_threshold": ("gc_threshold", _share, "a share between 0 and 1"),
+    "max_split_size_mb": ("max_split_bytes", _read_max_split, "more than 20 (MiB)"),
+    "roundup_power2_divisions": (
+        "power2_divisions",
+        _read_power2_divisions,
+        "a power of two, or [MiB:power of two,...]",
+    ),
+    "garbage_collection_threshold": ("gc_threshold", _read_fraction_below_1, "a share between 0 and 1"),
     "expandable_segments": ("expandable_segments", {"True": True, "False": False}.__getitem__, "True or False"),
-    "per_process_memory_fraction": ("memory_fraction", _whole_share, "a share above 0 and at most 1"),
+    "per_process_memory_fraction": ("memory_fraction", _read_fraction_up_to_1, "a share above 0 and at most 1"),
     "large_segment_size_mb": (
         "large_segment_bytes",
-        lambda x: _split(x) if x != "20" else 20 * MIB,
+        lambda x: _read_max_split(x) if x != "20" else 20 * MIB,
         "at least 20 (MiB)",
     ),
-    "backend": ("backend", _native, "native, the only one that is simulated"),
+    "backend": ("backend", _read_backend, "native, the only one that is simulated"),
 }

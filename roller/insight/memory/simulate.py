@@ -1,4 +1,4 @@
-"""A trace through the allocator: the bytes at four levels, who holds them at the peak, and whether they fit."""
+"""Runs a trace through the simulated allocator: peaks, the tensors that hold memory at the peak, and out of memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
 
 @dataclass(frozen=True)
 class Library:
-    """What libraries and the driver take besides tensors.
+    """Memory of libraries and the driver, in addition to tensors.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class Library:
         Workspace of a cuBLAS handle: ``cublasCommonArgs`` of PyTorch, 8,519,680 bytes, on ``sm_90`` and ``sm_100``
         33,554,432, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwise.
     context_bytes
-        What the process holds outside of the allocator: its context and the code of libraries.
+        Bytes that the process holds outside of the allocator: its context and the code of libraries.
     context_error_bytes
-        How far the real one may be off.
+        Error of ``context_bytes``.
     """
 
     workspace_bytes: int = 8_519_680
@@ -41,7 +41,7 @@ class Library:
 
     @classmethod
     def of(cls, spec: DeviceSpec) -> Library:
-        """Return what they take on a device: ``process_bytes`` of its specification, half of which may be wrong."""
+        """Return their memory on a device: ``process_bytes`` of its specification, with an error of half of it."""
         arch, context = spec.target.get("arch", ""), spec.process_bytes or 0
         error = context // 2 if spec.sources.get("process_bytes") != "measured" else 0
         return cls(_LARGE_WORKSPACE_BYTES if arch in _LARGE_WORKSPACES else cls.workspace_bytes, context, error)
@@ -49,7 +49,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Holder:
-    """Bytes that are held at the peak by tensors of one kind, module and line."""
+    """Bytes held at the peak by tensors of one kind, module and line."""
 
     kind: str
     module: str
@@ -67,17 +67,17 @@ class Memory:
     peak
         Largest bytes requested, allocated and reserved, each at its own time.
     total_bytes
-        What the vendor's monitor shows: the largest reserved, the context and libraries, in whole pages of 2 MiB.
+        Memory as the vendor's monitor shows it: the largest reserved, the context and libraries, in pages of 2 MiB.
     total_error_bytes
-        How far the context may be off.
+        Error of the context's size.
     peak_operator
-        Index of the operator during which most was allocated.
+        Index of the operator at the peak of allocated bytes.
     holders
-        Who holds the bytes then, most first.
+        Holders of memory at the peak, largest first.
     timeline
-        Per operator the bytes allocated and reserved behind it; empty where none was asked for.
+        Per operator the bytes allocated and reserved after it; empty unless requested.
     segments
-        Segments asked of the driver.
+        Segments requested from the driver.
     retries
         Times everything cached was released for a request.
     oom
@@ -123,29 +123,29 @@ def simulate_memory(
 ) -> Memory:
     """Return the memory of a trace on a device with ``capacity_bytes``; ``None``: without a limit.
 
-    The process may reserve the capacity less the context of ``library``. What is not returned stays until the end.
+    The process may reserve the capacity less the context of ``library``.
     """
     library = library or Library()
     room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
     allocator = CachingAllocator(room, settings)
-    run = _Run(allocator, with_workspaces(trace, library), timeline=timeline)
-    run.all()
+    run = _Run(allocator, add_cublas_workspaces(trace, library), timeline=timeline)
+    run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     return Memory(
-        allocator.peak, total, library.context_error_bytes, run.peak_operator, holders_of(trace, run.held_at_peak()),
-        run.timeline,
+        allocator.peak, total, library.context_error_bytes, run.peak_operator,
+        group_holders(trace, run.allocations_at_peak()), run.timeline,
         allocator.segment_requests, allocator.retries, run.oom, run.oom_operator,
     )  # fmt: skip
 
 
-def with_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return the events of a trace with the workspaces of cuBLAS, which are taken once per thread and kept.
+def add_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+    """Return the events of a trace with the workspaces of cuBLAS, which are allocated once per thread and kept.
 
     Autograd runs backwards in a thread of its own, so a training step has two.
     """
     calls: dict[bool, int] = {}
     for operator in trace.operators:
-        if _is_of_cublas(operator.name):
+        if _calls_cublas(operator.name):
             calls.setdefault(_is_backward(operator.phase), operator.index)
     if not calls or not library.workspace_bytes:
         return list(trace.events)
@@ -160,7 +160,7 @@ def with_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEve
 
 
 @cache
-def _is_of_cublas(name: str) -> bool:
+def _calls_cublas(name: str) -> bool:
     return name.split(".")[1] in _CUBLAS if "." in name else False
 
 
@@ -169,7 +169,7 @@ def _is_backward(phase: Phase) -> bool:
 
 
 class _Run:
-    """The events of a trace through an allocator, as far as they go."""
+    """A run of a trace's events through an allocator, up to the first failure."""
 
     def __init__(
         self, allocator: CachingAllocator, events: Sequence[AllocEvent | FreeEvent], *, timeline: bool
@@ -180,12 +180,12 @@ class _Run:
         self.oom: OutOfDeviceMemoryError | None = None
         self.oom_operator: int | None = None
 
-    def all(self) -> None:
+    def apply_events(self) -> None:
         """Serve every event, or all up to the one that fails."""
         allocator = self.allocator
         for position, event in enumerate(self.events):
             if self._keeps:
-                self._note(event.operator)
+                self._extend_timeline(event.operator)
             if isinstance(event, FreeEvent):
                 allocator.free(event.storage)
                 continue
@@ -198,15 +198,15 @@ class _Run:
                 self.peak_bytes, self.peak_event = allocator.allocated_bytes, position
                 self.peak_operator = event.operator
         if self._keeps and self.events:
-            self._note(self.events[-1].operator + 1)
+            self._extend_timeline(self.events[-1].operator + 1)
 
-    def _note(self, operator: int) -> None:
-        """Write down the bytes behind all operators before this one."""
+    def _extend_timeline(self, operator: int) -> None:
+        """Append the bytes after every operator before this one to the timeline."""
         while len(self.timeline) < operator:
             self.timeline.append((self.allocator.allocated_bytes, self.allocator.reserved_bytes))
 
-    def held_at_peak(self) -> dict[int, AllocEvent]:
-        """Return the allocations that are not returned at the peak."""
+    def allocations_at_peak(self) -> dict[int, AllocEvent]:
+        """Return the allocations that are live at the peak."""
         held: dict[int, AllocEvent] = {}
         for event in self.events[: self.peak_event + 1]:
             if isinstance(event, AllocEvent):
@@ -216,8 +216,8 @@ class _Run:
         return held
 
 
-def holders_of(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder, ...]:
-    """Return who holds bytes: by kind, and by module and line of the operator that made them."""
+def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder, ...]:
+    """Return the holders of memory: by kind, and by module and line of the operator that allocated it."""
     rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
     for number, event in held.items():
         storage = trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))

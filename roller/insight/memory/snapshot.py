@@ -1,7 +1,7 @@
-"""Memory snapshots as PyTorch writes them: out of the simulator, and real ones in.
+"""Memory snapshots in PyTorch's format: written from the simulator, and read from real runs.
 
-The format is that of ``torch.cuda.memory._snapshot``, pickled: what https://pytorch.org/memory_viz and
-``torch.cuda._memory_viz`` draw. A snapshot is read without running anything in it.
+The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
+``torch.cuda._memory_viz`` draw. Reading a snapshot runs no code in it.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from roller.insight.memory.blocks_and_pools import Block
 from roller.insight.memory.pickle_limits import check_pickle
 from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.memory.simulate import Library, with_workspaces
+from roller.insight.memory.simulate import Library, add_cublas_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
 
 
-def snapshot(
+def make_snapshot(
     trace: Trace, *, settings: AllocatorSettings | None = None, library: Library | None = None
 ) -> dict[str, Any]:
     """Return the snapshot of a traced run at its end, with every event before it.
 
-    A frame of an event is the operator's line in the user's project, its name that of the module. Times are the numbers
-    of the operators: what a replay knows of time.
+    A frame of an event is the operator's line in the user's project, with the name of the module. Times are the indices
+    of the operators.
     """
     allocator, entries = CachingAllocator(settings=settings), []
     row: dict[str, Any]
-    for event in with_workspaces(trace, library or Library()):
-        time_us, frames = max(event.operator, 0), _frames(trace, event.operator)
+    for event in add_cublas_workspaces(trace, library or Library()):
+        time_us, frames = max(event.operator, 0), _snapshot_frames(trace, event.operator)
         if isinstance(event, FreeEvent):
             block = allocator.live.get(event.storage)
             if block is not None:
@@ -49,14 +49,14 @@ def snapshot(
             entries.append({"action": "segment_alloc", "size": allocator.reserved_bytes - before, **row})
         entries.append({"action": "alloc", "size": event.size_bytes, **row})
     return {
-        "segments": [_segment(blocks) for blocks in allocator.segments()],
+        "segments": [_segment_record(blocks) for blocks in allocator.segments()],
         "device_traces": [entries],
         "allocator_settings": {"expandable_segments": allocator.settings.expandable_segments},
     }
 
 
 def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
-    """Write a snapshot for PyTorch's viewers; the file appears whole or not at all."""
+    """Write a snapshot for PyTorch's viewers, atomically."""
     with whole_file(Path(path)) as file:
         pickle.dump(dict(made), file)
 
@@ -83,10 +83,10 @@ def read_snapshot(path: Path | str) -> dict[str, Any]:
     return read
 
 
-def events_of(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
+def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
     """Return the allocations and frees of a snapshot, in order."""
     try:
-        return _events(read, device)
+        return _allocation_events(read, device)
     except (*MALFORMED, ValueError) as error:
         raise ArtifactError(
             f"memory snapshot: expected the events of device {device}, got what has none ({error!r}). Write it with "
@@ -94,26 +94,26 @@ def events_of(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
         ) from error
 
 
-def _events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
+def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
     reserved, found = 0, []
     for entry in read["device_traces"][device]:
         sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])
         if sign is not None:
             reserved += sign * entry["size"]
         elif entry["action"] in ("alloc", "free_completed"):
-            size = AllocatorSettings().rounded(entry["size"])
+            size = AllocatorSettings().round_up_bytes(entry["size"])
             found.append(MemoryEvent(entry["addr"], size if entry["action"] == "alloc" else -size, reserved, device))
     return found
 
 
 class _Plain(pickle.Unpickler):
-    """Reads dicts, lists, numbers and text, and nothing that has code."""
+    """Unpickler of dicts, lists, numbers and text, which refuses classes and functions."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
-def _frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
+def _snapshot_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
     if not 0 <= operator < len(trace.operators):
         return []
     made = trace.operators[operator]
@@ -121,7 +121,7 @@ def _frames(trace: Trace, operator: int) -> list[dict[str, Any]]:
     return [frames[0] | {"name": made.module or made.name}, *frames[1:]] if frames else []
 
 
-def _segment(blocks: Sequence[Block]) -> dict[str, Any]:
+def _segment_record(blocks: Sequence[Block]) -> dict[str, Any]:
     first, allocated = blocks[0], [b for b in blocks if b.allocated]
     return {
         "device": 0,

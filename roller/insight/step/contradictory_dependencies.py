@@ -1,4 +1,4 @@
-"""Leaves out dependencies that the times of a profile contradict, where tasks would wait for each other in a circle."""
+"""Drops dependencies that a profile's times contradict, if tasks would otherwise wait for each other in a cycle."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from roller.insight.step.graph import Dependency, Task
 
 
-def consistent(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
-    """Return the dependencies of tasks; only those that go forward in the profile's time where all make a circle.
+def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
+    """Return the dependencies; if they form a cycle, only those that go forward in the profile's time.
 
-    A damaged correlation ties a kernel to a call that came later; numbers are used again, and clocks differ.
+    A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
     """
-    if _is_ordered(len(tasks), dependencies):
+    if _is_acyclic(len(tasks), dependencies):
         return list(dependencies)
 
-    def when(number: int, of_end: bool) -> tuple[float, int, bool]:
+    def event_key(number: int, of_end: bool) -> tuple[float, int, bool]:
         task = tasks[number]
         return (task.measured_end_us if of_end else task.measured_start_us), number, of_end
 
-    return [d for d in dependencies if when(d.source, d.of_end) < when(d.target, d.to_end)]
+    return [d for d in dependencies if event_key(d.source, d.of_end) < event_key(d.target, d.to_end)]
 
 
-def _is_ordered(count: int, dependencies: Sequence[Dependency]) -> bool:
-    """Return whether starts and ends of so many tasks, each end after its start, can happen one after another."""
+def _is_acyclic(count: int, dependencies: Sequence[Dependency]) -> bool:
+    """Return whether the starts and ends of ``count`` tasks have a topological order."""
     waits = [0, 1] * count  # of task n: its start is event 2 n, its end 2 n + 1
     held: list[list[int]] = [[] for _ in range(2 * count)]
     for d in dependencies:

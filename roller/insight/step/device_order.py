@@ -1,6 +1,6 @@
-"""Orders a device's tasks: each waits for the task before it, for its launch, and for tasks of other streams.
+"""Orders a device's tasks: each depends on the previous task of its stream, on its launch, and on other streams.
 
-What a task waited for beyond that is unexplained: it is counted, never kept as a lag.
+A wait beyond these dependencies is unexplained: it is counted, never kept as a lag.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
 
-#: Calls that wait for the device; how long they last says nothing of how slow they are.
+#: Calls that wait for the device, whose duration is therefore not their own cost.
 WAITING = ("Synchronize", "Memcpy", "Free")
-#: How far clocks of calls and of devices disagree, and whole microseconds of older profiles round.
+#: Rounding to whole microseconds in older profiles; differences between the clocks of calls and of devices.
 ROUNDING_US = 0.5
 _TOLERANCE_US, _EARLY_US = 2.0, 5.0
-#: How long before a task another stream's may have ended that it waited for; more where an event says that it did.
+#: Longest time between the end of another stream's task and a task that waited for it; longer if an event marks a wait.
 _NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel whose stream was busy for so long after its launch was queued; a pause longer than a gap is a wait.
+#: A kernel was queued if its stream was busy for this long after its launch; a longer pause than a gap is a wait.
 _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
-#: No launch takes longer than this: a kernel that starts later waited.
+#: Longest latency of a launch: a kernel that starts later waited.
 MOST_LATENCY_US = 100.0
-#: A launch is late where its kernel starts later than so many latencies.
+#: A launch is late if its kernel starts later than this many latencies.
 _LATE = 3.0
-#: Share of a queue's places that must be in sight for it to be full, since some launches are no kernels.
+#: Share of a queue's places that kernels must fill for it to count as full, since some launches are not kernels.
 _FULL = 0.88
-#: Share of a wait in which other streams must have kept the device busy, to be what the task waited for; and how long
-#: before its end a kernel may leave room for another one, as a share of its duration.
+#: Share of a wait in which other streams must keep the device busy to explain it; and the share of a kernel's duration
+#: before its end in which another kernel may start.
 _BUSY, _TAIL = 0.95, 0.1
 _MARKED_WAIT = "WaitEvent"
 
 
 class Lags(NamedTuple):
-    """The latency of launches and the gap between kernels, one number each; and whether the profile tells the first."""
+    """The latency of launches and the gap between kernels, and whether the latency is measured."""
 
     latency_us: float
     gap_us: float
@@ -46,7 +46,7 @@ class Lags(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    """What a launch says of its task: the event that lets it start, and until when a start is no wait."""
+    """The event of a launch that its task depends on, and the latest start without a wait."""
 
     of_end: bool
     lag_us: float
@@ -55,20 +55,20 @@ class _Launched(NamedTuple):
 
 
 class DeviceOrder:
-    """Device tasks of a profile by stream, and what holds each back.
+    """Device tasks of a profile by stream, and the dependencies of each.
 
     Parameters
     ----------
     streams, threads
         Device tasks by stream, and calls by thread, in order.
-    told
-        Waits that the profile tells of.
+    sync_events
+        Synchronization events of the profile.
     """
 
     def __init__(
-        self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], told: SyncEvents
+        self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], sync_events: SyncEvents
     ) -> None:
-        self.streams, self.sync_events = streams, told
+        self.streams, self.sync_events = streams, sync_events
         self.dependencies: list[Dependency] = []
         self.waits = {lane: [c.start for c in own if _MARKED_WAIT in c.name] for lane, own in threads.items()}
         self.by_end = sorted((t for own in streams.values() for t in own), key=lambda t: (t.end, t.id))
@@ -76,34 +76,39 @@ class DeviceOrder:
         self.launches = sorted(t.call.start for t in self.by_end if t.call is not None)
         self.launched = Counter(t.call.id for t in self.by_end if t.call is not None)
         self.issued: dict[str, list[tuple[float, int, TaskDraft]]] = {
-            lane: sorted(((t.call.start, t.id, t) for t in own if t.call is not None), key=lambda row: row[:2])
+            lane: sorted(
+                ((t.call.start, t.id, t) for t in own if t.call is not None),
+                key=lambda row: row[:2],
+            )
             for lane, own in streams.items()
         }
-        self.lags = self._lags()
-        self.busy = {device: _merged(own, _TOLERANCE_US + self.lags.gap_us) for device, own in self._computing()}
-        # what lies between a call's end and its kernel, where the call is as long as most
+        self.lags = self._measure_lags()
+        self.busy = {
+            device: _busy_spans(own, _TOLERANCE_US + self.lags.gap_us) for device, own in self._occupying_tasks()
+        }
+        # the time from the end of a call of median duration to its kernel
         calls = [t.call.end - t.call.start for t in self.by_end if t.call is not None]
         self.behind_us = max(0.0, self.lags.latency_us - (median(calls) if calls else 0.0))
 
-    def _computing(self) -> list[tuple[str, list[TaskDraft]]]:
-        """Return the tasks that fill a device, by device: copies from and to the host do not."""
+    def _occupying_tasks(self) -> list[tuple[str, list[TaskDraft]]]:
+        """Return the tasks that occupy a device, by device: all but copies from and to the host."""
         found: dict[str, list[TaskDraft]] = defaultdict(list)
         for task in self.by_end:
             if task.kind != "copy" or "DtoD" in task.name:
-                found[_device(task)].append(task)
+                found[_device_of_lane(task)].append(task)
         return list(found.items())
 
-    def _lags(self) -> Lags:
-        """Return medians over tasks that waited for nothing else."""
-        # The first task of a stream may wait for work from before the profile, so it counts only where no other does;
-        # and what takes longer than any launch is a wait.
+    def _measure_lags(self) -> Lags:
+        """Return the median latency and gap over tasks that had no other wait."""
+        # The first task of a stream may wait for work from before the profile, so it counts only if there is no other
+        # task; and a time longer than any launch is a wait.
         first: list[float] = []
         latencies: list[float] = []
         gaps: list[float] = []
         for item in (t for own in self.streams.values() for t in own if t.call is not None):
             launch, previous = item.call, item.previous
             assert launch is not None
-            if self._marked_wait(item, launch) is not None:
+            if self._last_wait_event_us(item, launch) is not None:
                 continue
             if previous is None or previous.end < launch.start:
                 late = item.start - launch.start
@@ -114,55 +119,57 @@ class DeviceOrder:
             ):
                 gaps.append(item.start - previous.end)
         found = latencies or first
-        latency = median(found) if found else host().launch_latency_us
+        latency = median(found) if found else load_host_costs().launch_latency_us
         return Lags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
-    def order(self) -> list[Dependency]:
-        """Return the dependencies of all device tasks, and count in each what it waited for nobody knows."""
-        told = self.sync_events.streams()
+    def order_tasks(self) -> list[Dependency]:
+        """Return the dependencies of all device tasks, and store the unexplained wait of each."""
+        waits = self.sync_events.stream_waits()
         tied: list[tuple[TaskDraft, TaskDraft]] = []
         late: list[tuple[TaskDraft, float]] = []
         for item in (t for own in self.streams.values() for t in own):
-            ready, is_late = self._ready(item)
-            others: Sequence[TaskDraft] = told.get(item.id, ())
+            ready, is_late = self._add_stream_and_launch(item)
+            others: Sequence[TaskDraft] = waits.get(item.id, ())
             if is_late and not others and item.call is not None:
-                others = self._awaited(item, item.call, ready)
+                others = self._awaited_task(item, item.call, ready)
             tied += [(other, item) for other in others]
             if is_late:
                 late.append((item, max([ready, *(other.end for other in others)])))
         near = [t.start - o.end for o, t in tied if abs(t.start - o.end) <= _NEAR_EVENT_US]
         lag = max(0.0, median(near)) if near else 0.0
         for other, item in tied:
-            self._add(other, True, item, lag, "event")
+            self._add_dependency(other, True, item, lag, "event")
         waiting = {item.id for _, item in tied}
         for item, ready in late:
             if item.start > ready + (_NEAR_EVENT_US if item.id in waiting else 0.0):
                 item.unexplained = item.start - ready
         return self.dependencies
 
-    def _add(self, source: TaskDraft, of_end: bool, target: TaskDraft, lag: float, because: DependencyKind) -> None:
+    def _add_dependency(
+        self, source: TaskDraft, of_end: bool, target: TaskDraft, lag: float, because: DependencyKind
+    ) -> None:
         self.dependencies.append(Dependency(source.id, of_end, target.id, False, lag, because))
 
-    def _ready(self, item: TaskDraft) -> tuple[float, bool]:
-        """Tie a task to the one before and to its launch; return when they let it start, and if it started later."""
+    def _add_stream_and_launch(self, item: TaskDraft) -> tuple[float, bool]:
+        """Add the stream and launch dependencies; return their time, and whether the task started later."""
         gap, ready, due = self.lags.gap_us, float("-inf"), float("-inf")
         if item.previous is not None:
-            self._add(item.previous, True, item, gap, "stream")
+            self._add_dependency(item.previous, True, item, gap, "stream")
             ready = item.previous.end + gap
         if item.call is not None:
-            launched = self._launched(item, item.call, ready)
-            self._add(item.call, launched.of_end, item, launched.lag_us, "launch")
+            launched = self._launch_dependency(item, item.call, ready)
+            self._add_dependency(item.call, launched.of_end, item, launched.lag_us, "launch")
             ready, due = max(ready, launched.ready_us), launched.due_us
         return ready, ready != float("-inf") and item.start > max(due, ready + _TOLERANCE_US)
 
-    def _launched(self, item: TaskDraft, call: TaskDraft, free: float) -> _Launched:
-        """Return how a call launches a task of a stream that is free from then on."""
-        # A call that lasts is still at work, as one that loads the kernel's module: it launches at its end, or, where
-        # it launches a graph of many kernels, within. How long a call lasts that may wait for the device says nothing.
+    def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _Launched:
+        """Return the dependency of a task on its call, for a stream that is free from ``free`` on."""
+        # A long call does other work, such as loading the kernel's module, and launches at its end, or, for a graph of
+        # many kernels, within. The duration of a call that may wait for the device is not its own.
         latency = self.lags.latency_us
         is_late = item.start > max(free + _TOLERANCE_US, call.start + _LATE * latency)
         lasts = call.end > call.start + _LATE * latency
-        if not (is_late and lasts) or self.may_wait(call):
+        if not (is_late and lasts) or self.may_wait_for_device(call):
             return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
         if item.start >= call.end - max(latency, _EARLY_US):
             return _Launched(True, self.behind_us, call.end + self.behind_us, call.end + _LATE * latency)
@@ -170,20 +177,20 @@ class DeviceOrder:
             return _Launched(False, item.start - call.start, item.start, item.start)
         return _Launched(False, latency, call.start + latency, call.start + _LATE * latency)
 
-    def may_wait(self, call: TaskDraft) -> bool:
-        """Return whether a call may wait for the device, by what it is or since its queue is full."""
+    def may_wait_for_device(self, call: TaskDraft) -> bool:
+        """Return whether a call may wait for the device, by its kind or because its queue is full."""
         return any(part in call.name for part in WAITING) or self.is_queue_full(call)
 
-    def _marked_wait(self, item: TaskDraft, launch: TaskDraft) -> float | None:
-        """Return when the launching thread last made a stream wait for an event, since the stream's launch before."""
+    def _last_wait_event_us(self, item: TaskDraft, launch: TaskDraft) -> float | None:
+        """Return the start of the thread's last ``WaitEvent`` call since the stream's previous launch."""
         waits = self.waits[launch.lane.name]
         before = bisect_right(waits, launch.start) - 1
         since = item.previous.call.start if item.previous is not None and item.previous.call is not None else 0.0
         return waits[before] if before >= 0 and waits[before] >= since else None
 
-    def _awaited(self, item: TaskDraft, launch: TaskDraft, ready: float) -> Sequence[TaskDraft]:
-        """Return the task of another stream that a late task waited for; none where there is none."""
-        marked = self._marked_wait(item, launch)
+    def _awaited_task(self, item: TaskDraft, launch: TaskDraft, ready: float) -> Sequence[TaskDraft]:
+        """Return the task of another stream that a late task waited for, if one is found."""
+        marked = self._last_wait_event_us(item, launch)
         near = _NEAR_EVENT_US if marked is not None else _NEAR_US
         at = bisect_right(self.ends, item.start + _EARLY_US)
         while at > 0 and self.ends[at - 1] >= item.start - near:
@@ -192,13 +199,13 @@ class DeviceOrder:
             launched = other.call is None or other.call.start < launch.start
             if other.lane != item.lane and launched and other.start < item.start:
                 return [other]
-        found = self._issued_before(item, marked, ready) if marked is not None else None
-        full = self._filled(item, ready)
+        found = self._last_task_before_wait_event(item, marked, ready) if marked is not None else None
+        full = self._task_that_freed_device(item, ready)
         both = [other for other in (found, full) if other is not None]
         return [min(both, key=lambda other: (abs(item.start - other.end), other.id))] if both else []
 
-    def _issued_before(self, item: TaskDraft, marked: float, ready: float) -> TaskDraft | None:
-        """Return the last task issued before the host made a stream wait, of the streams that ended within the wait."""
+    def _last_task_before_wait_event(self, item: TaskDraft, marked: float, ready: float) -> TaskDraft | None:
+        """Return the latest-ending task issued before a ``WaitEvent`` call, of other streams that ended in the wait."""
         found = None
         for lane, own in self.issued.items():
             context = bisect_left(own, (marked,))
@@ -208,40 +215,45 @@ class DeviceOrder:
                 found = other
         return found
 
-    def _filled(self, item: TaskDraft, ready: float) -> TaskDraft | None:
-        """Return the task that made room, where other streams kept the device busy while a task waited."""
-        # Blocks of a kernel begin where another's have ended, so one starts where the last blocks of another run.
+    def _task_that_freed_device(self, item: TaskDraft, ready: float) -> TaskDraft | None:
+        """Return the task whose end let a task start, if other streams kept the device busy while it waited."""
+        # Blocks of a kernel start as those of another end, so a kernel may start in another's last wave.
         if item.kind == "copy" and "DtoD" not in item.name:
             return None
-        device = _device(item)
-        if _covered(self.busy.get(device, ([], [])), ready, item.start) < _BUSY * (item.start - ready):
+        device = _device_of_lane(item)
+        if _covered_time(self.busy.get(device, ([], [])), ready, item.start) < _BUSY * (item.start - ready):
             return None
         at, found = bisect_right(self.ends, item.start), None
         for context in range(at, min(at + 64, len(self.by_end))):  # what still runs
             other = self.by_end[context]
             tail = max(_EARLY_US, _TAIL * (other.end - other.start))
-            if self._fills(other, item) and other.kind != "collective" and other.end <= item.start + tail:
+            if self._competes_for_device(other, item) and other.kind != "collective" and other.end <= item.start + tail:
                 found = other
                 break
         for context in range(at - 1, max(at - 65, -1), -1):  # what has ended
             other = self.by_end[context]
             if other.end <= ready:
                 break
-            if self._fills(other, item):
+            if self._competes_for_device(other, item):
                 return other if found is None or item.start - other.end <= found.end - item.start else found
         return found
 
-    def _fills(self, other: TaskDraft, item: TaskDraft) -> bool:
+    def _competes_for_device(self, other: TaskDraft, item: TaskDraft) -> bool:
         is_computing = other.kind != "copy" or "DtoD" in other.name
-        return is_computing and other.lane != item.lane and other.start < item.start and _device(other) == _device(item)
+        return (
+            is_computing
+            and other.lane != item.lane
+            and other.start < item.start
+            and _device_of_lane(other) == _device_of_lane(item)
+        )
 
     def is_queue_full(self, call: TaskDraft) -> bool:
-        """Return whether so much was launched and had not ended that a launch has to wait; else it was only slow."""
+        """Return whether the launch queue was full at a call, so that the call had to wait."""
         launched = bisect_right(self.launches, call.start)
-        return launched - bisect_right(self.ends, call.start) >= _FULL * host().launch_queue_places
+        return launched - bisect_right(self.ends, call.start) >= _FULL * load_host_costs().launch_queue_places
 
-    def last_before(self, call: TaskDraft) -> TaskDraft | None:
-        """Return the device's last task that was launched before a call, or before the profile, and ended within it."""
+    def last_task_before_call(self, call: TaskDraft) -> TaskDraft | None:
+        """Return the device's last task that was launched before a call and ended during it."""
         at = bisect_right(self.ends, call.end + ROUNDING_US)
         while at > 0 and self.ends[at - 1] > call.start:
             other = self.by_end[at - 1]
@@ -251,12 +263,12 @@ class DeviceOrder:
         return None
 
 
-def _device(item: TaskDraft) -> str:
+def _device_of_lane(item: TaskDraft) -> str:
     return item.lane.name.split(",")[0]
 
 
-def _merged(tasks: Sequence[TaskDraft], gap: float) -> tuple[list[float], list[float]]:
-    """Return starts and ends of the times in which one of some tasks ran, those closer than ``gap`` as one."""
+def _busy_spans(tasks: Sequence[TaskDraft], gap: float) -> tuple[list[float], list[float]]:
+    """Return the union of the tasks' time spans as starts and ends, with gaps up to ``gap`` closed."""
     starts: list[float] = []
     ends: list[float] = []
     for start, end in sorted((t.start, t.end) for t in tasks):
@@ -268,8 +280,8 @@ def _merged(tasks: Sequence[TaskDraft], gap: float) -> tuple[list[float], list[f
     return starts, ends
 
 
-def _covered(spans: tuple[list[float], list[float]], since: float, until: float) -> float:
-    """Return how much of a time spans cover."""
+def _covered_time(spans: tuple[list[float], list[float]], since: float, until: float) -> float:
+    """Return the time between ``since`` and ``until`` that the spans cover."""
     starts, ends = spans
     found = 0.0
     for context in range(bisect_right(ends, since), bisect_left(starts, until)):

@@ -1,4 +1,4 @@
-"""Reads the list of events of a Kineto file, one decoded at a time, past what is damaged."""
+"""Reads the list of events of a Kineto file, decoding one at a time and skipping damaged ones."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from roller.insight.step.gzip_reader import Inflated
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-#: Replaces bytes that are no UTF-8.
+#: Replaces bytes that are not UTF-8.
 _REPLACED = "\ufffd"
-#: Damaged events that are passed over: of a file with more, too much is unknown. A share of all, and how many always.
+#: Most damaged events that are skipped, as a share of all events and as a number; a file with more is refused.
 MOST_DAMAGED, _ALWAYS = 0.02, 1
 
 
 class Rows:
-    """The events of a file, which is never held whole; what is wrong with it is known when all were read.
+    """The events of a file, streamed; defects of the file are known once all events are read.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Rows:
         self.path = path
         #: The text before the list.
         self.head = ""
-        #: Why an event was passed over, one sentence each; how many were read.
+        #: Why an event was skipped, one sentence each; the number of events read.
         self.damaged: list[str] = []
         self.count = 0
         self.is_replaced = self.is_altered = False
@@ -48,21 +48,21 @@ class Rows:
         Raises
         ------
         ArtifactError
-            The file cannot be read, is cut off, is no profile, or more of it is damaged than can be passed over.
+            The file cannot be read, is truncated, is not a profile, or has too many damaged events.
         """
         try:
-            with _opened(self.path) as file:
-                yield from self._array(file)
-                self._read_rest(file)
+            with _open_profile(self.path) as file:
+                yield from self._decode_events(file)
+                self._read_to_end(file)
         except (OSError, EOFError, zlib.error) as error:
-            raise wrong(self.path, f"what cannot be read ({error})") from error
+            raise not_a_profile(self.path, f"what cannot be read ({error})") from error
         if len(self.damaged) > max(_ALWAYS, MOST_DAMAGED * self.count):
             said = f"{len(self.damaged)} damaged events of {self.count}, the first: {self.damaged[0]}"
-            raise wrong(self.path, said)
+            raise not_a_profile(self.path, said)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is wrong with the file and does not keep it from being read, a sentence each."""
+        """Defects of the file that do not prevent reading it, a sentence each."""
         count = len(self.damaged)
         found = []
         if count:
@@ -74,21 +74,21 @@ class Rows:
             found.append("The checksum of the gzip file does not match its content: some of it is altered.")
         return tuple(found)
 
-    def _read_rest(self, file: TextIO) -> None:
+    def _read_to_end(self, file: TextIO) -> None:
         """Read what follows the list, so that a gzip file's checksum is compared."""
         while file.read(_CHUNK):
             pass
         source = getattr(file.buffer, "raw", None)
         self.is_altered = isinstance(source, Inflated) and source.is_altered
 
-    def _read(self, file: TextIO) -> str:
+    def _read_chunk(self, file: TextIO) -> str:
         text = file.read(_CHUNK)
         self.is_replaced = self.is_replaced or _REPLACED in text
         return text
 
-    def _array(self, file: TextIO) -> Iterator[Any]:
+    def _decode_events(self, file: TextIO) -> Iterator[Any]:
         """Yield the members of the list, one decoded at a time."""
-        self.head, buffer = self._split(file)
+        self.head, buffer = self._split_head(file)
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""
         while True:
@@ -99,25 +99,25 @@ class Rows:
             try:
                 row, end = decode(buffer, position)
             except RecursionError as error:
-                raise self._broken(error) from error
+                raise self._truncated_error(error) from error
             except ValueError as error:
                 if len(buffer) - position > _MOST_EVENT:
-                    raise wrong(self.path, f"an event of more than {_MOST_EVENT} characters") from error
-                # what fails at one place however much follows is damaged, else it goes on
+                    raise not_a_profile(self.path, f"an event of more than {_MOST_EVENT} characters") from error
+                # an event that fails at the same position after more text is damaged; else it was incomplete
                 same = f"{error.msg} {error.pos - position}" if isinstance(error, json.JSONDecodeError) else ""
-                text = self._read(file) if not same or same != failed or "Unterminated" in same else ""
+                text = self._read_chunk(file) if not same or same != failed or "Unterminated" in same else ""
                 if text:
                     failed, buffer, position = same, buffer[position:] + text, 0
                     continue
-                following = _next_event(buffer, position + 1)
+                following = _find_next_event(buffer, position + 1)
                 if following is None:
-                    text = self._read(file)
-                    if not text and _ends(buffer, position, is_list=not self.head):
+                    text = self._read_chunk(file)
+                    if not text and _is_complete(buffer, position, is_list=not self.head):
                         self.damaged.append(f"event {self.count}: {error}")
                         self.count += 1
                         return
                     if not text:
-                        raise self._broken(error) from error
+                        raise self._truncated_error(error) from error
                     failed, buffer, position = same, buffer[position:] + text, 0
                     continue
                 self.damaged.append(f"event {self.count}: {error}")
@@ -127,32 +127,34 @@ class Rows:
             yield row
             position = end
 
-    def _broken(self, error: Exception) -> ArtifactError:
-        return wrong(self.path, f"a list of events that is cut off or broken after event {self.count} ({error})")
+    def _truncated_error(self, error: Exception) -> ArtifactError:
+        return not_a_profile(
+            self.path, f"a list of events that is cut off or broken after event {self.count} ({error})"
+        )
 
-    def _split(self, file: TextIO) -> tuple[str, str]:
+    def _split_head(self, file: TextIO) -> tuple[str, str]:
         """Return the text before the list of events, and the text read after its bracket."""
-        buffer = self._read(file)
+        buffer = self._read_chunk(file)
         if buffer.lstrip().startswith("["):
             return "", buffer.lstrip()[1:]  # a list alone
         if not buffer.lstrip().startswith("{"):
-            raise wrong(self.path, "what is no JSON object or list")
+            raise not_a_profile(self.path, "what is no JSON object or list")
         while (found := _EVENTS.search(buffer)) is None:
-            text = self._read(file)
+            text = self._read_chunk(file)
             if not text:
-                raise wrong(self.path, "no traceEvents in it")
+                raise not_a_profile(self.path, "no traceEvents in it")
             buffer = buffer[-64:] + text if len(buffer) > 64 * _CHUNK else buffer + text
         return buffer[: found.start()], buffer[found.end() :]
 
 
-#: Where an event may begin, in a list that is damaged before it; those of Kineto, and no others, have a phase.
+#: Start of an event after a damaged one; events of Kineto, and no other objects, have a phase.
 _BEGIN = re.compile(r'\{\s*"')
 #: Brackets after a damaged event that are tried as the list's end.
 _MOST_BRACKETS = 256
 
 
-def _next_event(buffer: str, position: int) -> int | None:
-    """Return where the next event begins that can be decoded whole; ``None`` where none is in sight."""
+def _find_next_event(buffer: str, position: int) -> int | None:
+    """Return the start of the next event that can be decoded; ``None`` if the buffer has none."""
     decode = json.JSONDecoder().raw_decode
     for found in _BEGIN.finditer(buffer, position):
         try:
@@ -164,8 +166,8 @@ def _next_event(buffer: str, position: int) -> int | None:
     return None
 
 
-def _ends(buffer: str, position: int, *, is_list: bool) -> bool:
-    """Return whether a file has its end, though the last event before it is damaged."""
+def _is_complete(buffer: str, position: int, *, is_list: bool) -> bool:
+    """Return whether the file is complete, though its last event is damaged."""
     brackets = [found.start() for found in re.finditer(r"\]", buffer[position:])][-_MOST_BRACKETS:]
     for at in brackets:
         try:
@@ -176,7 +178,7 @@ def _ends(buffer: str, position: int, *, is_list: bool) -> bool:
     return False
 
 
-def _opened(path: Path) -> TextIO:
+def _open_profile(path: Path) -> TextIO:
     with open_file(path) as file:
         zipped = file.read(2) == b"\x1f\x8b"
     if zipped:
@@ -184,8 +186,8 @@ def _opened(path: Path) -> TextIO:
     return path.open(encoding="utf-8", errors="replace")
 
 
-def wrong(path: str | Path, got: str) -> ArtifactError:
-    """Return the error of a file that is no profile."""
+def not_a_profile(path: str | Path, got: str) -> ArtifactError:
+    """Return the error for a file that is not a profile."""
     return ArtifactError(
         f"{path}: expected a profile of PyTorch, got {got}. Write it with torch.profiler's export_chrome_trace."
     )

@@ -1,4 +1,4 @@
-"""The graph of a traced step on a device that is not here: of the same type as a profile's, so every what-if works."""
+"""The graph of a traced step on a device: of the same type as a profile's graph, so every what-if applies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
-from roller.insight.cost.host_copies import host_notes
+from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.operators import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGraph, Task, TaskContext
@@ -15,7 +15,7 @@ from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import Gradient, gradients_of
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an operator that only makes a view. Assumed, as that of one that launches.
+#: Host time of an operator that only makes a view. Assumed, as is the time of one that launches.
 HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 
@@ -26,8 +26,8 @@ def from_trace(
 ) -> StepGraph:
     """Return the graph of the last, steady step of a trace: one thread that launches, one stream that computes.
 
-    Run unchanged it takes what :func:`roller.insight.forecast.forecast` says, to the last digit. All its times are
-    predicted, or assumed.
+    Its simulation gives the time of :func:`roller.insight.forecast.forecast`, to the last digit. All its times are
+    predicted or assumed.
 
     Parameters
     ----------
@@ -56,42 +56,42 @@ def from_trace(
     """
     from roller.arguments import target_of
 
-    graph = graph_of(price_step(trace, target_of(device)[0], policy), host_op_s)
+    graph = graph_of_priced_step(price_step(trace, target_of(device)[0], policy), host_op_s)
     run = simulate(graph)
     tasks = [replace(t, measured_start_us=run.start_us[t.id], measured_end_us=run.end_us[t.id]) for t in graph.tasks]
     spec, several = graph.device, len(trace.unlike())
-    far = host_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
+    far = host_copy_notes(trace.steady(), run.makespan_us / 1e6) if spec is not None and spec.traits.discrete else ()
     last = (f"what-ifs are asked of the last of {several} steps that differ.",) if several > 1 else ()
     return replace(graph, tasks=tasks, notes=(*trace.warnings, *far, *last))
 
 
 @held_back()
-def graph_of(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
-    """Return the graph of a priced step; nothing of it is measured yet.
+def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
+    """Return the graph of a priced step, without measured times.
 
     The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
-    one before has ended. A CPU computes an operator before it issues the next.
+    previous one has ended. A CPU computes an operator before it issues the next.
 
     Parameters
     ----------
     step
-        On a device.
+        Priced operators of a step on a device.
     host_op_s
         Host time of one operator that launches, and of the launch of each of its kernels.
     """
     steps = _Steps(host_op_s, step.spec.traits.discrete)
     for operator, price in step.operators:
-        steps.add(operator, price)
-    steps.end()
+        steps.add_operator(operator, price)
+    steps.add_host_time()
     return StepGraph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
-        f"step on {step.spec.name}", _gradients(step.trace, steps), steps.operators, step.spec,
+        f"step on {step.spec.name}", _gradients_by_task(step.trace, steps), steps.operators, step.spec,
     )  # fmt: skip
 
 
 @dataclass
 class _Steps:
-    """Tasks while they grow."""
+    """Builds the tasks and dependencies of a step."""
 
     host_op_s: float
     has_device: bool = True
@@ -102,31 +102,31 @@ class _Steps:
     behind_s: float = 0.0
     last: dict[Lane, int] = field(default_factory=dict)
 
-    def add(self, operator: Operator, price: Price) -> None:
-        """Add an operator: views only take the host's time, which lies between calls."""
+    def add_operator(self, operator: Operator, price: Price) -> None:
+        """Add an operator; a view only takes host time between calls."""
         if not price.kernels:
             self.behind_s += min(self.host_op_s, HOST_VIEW_S)
         else:
-            context = _place(operator)
+            context = _context_of_operator(operator)
             if not self.has_device:  # the thread issues it, and computes it before the next
                 self.behind_s += self.host_op_s
             if not self.tasks:
-                self.end()
+                self.add_host_time()
             if self.has_device:
                 took_us = 1e6 * self.host_op_s * price.kernels
-                launch = self._task(_THREAD, "launch", "launch", took_us, context)
-                task = self._task(_STREAM, operator.name, "kernel", 1e6 * price.seconds, context, price.resource)
+                launch = self._add_task(_THREAD, "launch", "launch", took_us, context)
+                task = self._add_task(_STREAM, operator.name, "kernel", 1e6 * price.seconds, context, price.resource)
                 self.dependencies.append(Dependency(launch, False, task, False, took_us, "launch"))
             else:
-                task = self._task(_THREAD, operator.name, "cpu", 1e6 * price.seconds, context, price.resource)
+                task = self._add_task(_THREAD, operator.name, "cpu", 1e6 * price.seconds, context, price.resource)
             self.operators[task] = operator
         self.kernel_of.append(self.last.get(_STREAM if self.has_device else _THREAD))
         if price.waits and _STREAM in self.last:
-            sync = self._task(_THREAD, "wait", "sync", 0.0, _place(operator), price.resource)
+            sync = self._add_task(_THREAD, "wait", "sync", 0.0, _context_of_operator(operator), price.resource)
             self.dependencies.append(Dependency(self.last[_STREAM], True, sync, True, 0.0, "synchronisation"))
 
-    def end(self) -> None:
-        """Let the host's time that stands behind no call, or ahead of none, be a task."""
+    def add_host_time(self) -> None:
+        """Add a task for the host time before the first or after the last call."""
         if self.behind_s:
             number, took = len(self.tasks), 1e6 * self.behind_s
             self.tasks.append(Task(number, "views", "cpu", _THREAD, took, 0.0, 0.0, provenance="assumed"))
@@ -134,7 +134,9 @@ class _Steps:
                 self.dependencies.append(Dependency(self.last[_THREAD], True, number, False, 0.0, "thread"))
             self.last[_THREAD], self.behind_s = number, 0.0
 
-    def _task(self, lane: Lane, name: str, kind: Kind, took_us: float, context: TaskContext, resource: str = "") -> int:
+    def _add_task(
+        self, lane: Lane, name: str, kind: Kind, took_us: float, context: TaskContext, resource: str = ""
+    ) -> int:
         number, on_device, before = len(self.tasks), lane is _STREAM, self.last.get(lane)
         source: Provenance = "assumed" if kind == "launch" else "predicted"
         self.tasks.append(
@@ -150,15 +152,15 @@ class _Steps:
         return number
 
 
-def _place(operator: Operator) -> TaskContext:
+def _context_of_operator(operator: Operator) -> TaskContext:
     return TaskContext(
         0, operator.phase, operator.module, operator.name, operator.input_shapes,
         operator.input_dtypes, operator.stack,
     )  # fmt: skip
 
 
-def _gradients(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
-    """Return the gradients of parameters, each behind the last kernel of the backward that writes it."""
+def _gradients_by_task(trace: Trace, steps: _Steps) -> tuple[Gradient, ...]:
+    """Return the gradients of parameters, each ready after the last backward kernel that writes it."""
     work = sorted(steps.operators)
     found = []
     for gradient in gradients_of(trace):

@@ -1,7 +1,7 @@
-"""Tasks on lanes, and what holds each back: a profile that can be simulated, and changed before it is.
+"""Tasks on lanes and their dependencies: a step that can be changed and simulated.
 
-Times are microseconds, as profiles have them. Start and end of a task are separate events: a call that waits for a
-kernel it launched holds back its own end, and would be a cycle were it one event.
+Times are microseconds, as in profiles. Start and end of a task are separate events: a call that waits for a kernel it
+launched delays its own end, which would be a cycle if the task were one event.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from roller.insight.renamed import deprecated
+from roller.insight.renamed import replacement_of_method
 from roller.insight.trace.gradient_buckets import Gradient
 from roller.insight.trace.trace import Operator, Phase, Stack
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
 
-#: What a task is.
+#: Kind of a task.
 Kind = Literal["cpu", "launch", "sync", "kernel", "copy", "set", "collective", "send", "receive", "data"]
-#: What created a dependency.
+#: Origin of a dependency.
 DependencyKind = Literal[
     "thread", "stream", "launch", "synchronisation", "event", "hand-over", "collective", "communication", "queue"
 ]
-#: Where a duration is from.
+#: Origin of a duration.
 Provenance = Literal["measured", "predicted", "assumed", "calibrated"]
 #: Kinds that run on a device.
 DEVICE_KINDS = frozenset({"kernel", "copy", "set", "collective"})
@@ -32,7 +32,7 @@ NETWORK_KINDS = frozenset({"collective", "send", "receive"})
 
 
 class Lane(NamedTuple):
-    """What runs its tasks one after another.
+    """A resource that runs its tasks one after another.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Lane(NamedTuple):
 
 
 class TaskContext(NamedTuple):
-    """Where in a training step a task belongs: what stood around its call on the thread.
+    """The position of a task in a training step: the marks and operators around its call on the thread.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class TaskContext(NamedTuple):
     stack: Stack = ()
 
 
-#: Of a task that nothing is known of.
+#: Context of a task without any marks.
 NO_CONTEXT = TaskContext()
 
 
@@ -92,26 +92,26 @@ class Task:
     name
         Of the call or kernel.
     kind, lane
-        What it is, and where it runs.
+        Kind of the task, and the lane that runs it.
     duration_us
-        Without what it waits for: of a call that waits, what it takes to return.
+        Without waits: for a call that waits, the time it takes to return.
     measured_start_us, measured_end_us
         In the profile, from its first task on; the end of a call includes its wait.
     unexplained_us
-        By how much a device task started later than all that is known to hold it back, or a call that only waits went
-        on when all that it is known to wait for had ended.
+        Delay of a device task after all its known dependencies, or of a call that only waits after all tasks that it is
+        known to wait for.
     provenance
-        Where the duration is from: the profile, a price, or an assumption.
+        Origin of the duration: the profile, a price, or an assumption.
     is_removed
-        Whether a change took it out: it stays as an event of no duration, through which others keep their order.
-    place
-        Where in the step it belongs; a device task belongs where its call does.
+        Whether a change removed it: it stays as an event without duration, which keeps the order of other tasks.
+    context
+        Position in the step; that of its call for a device task.
     size_bytes
-        What a copy, a set or a collective moves; 0 where the profile does not say.
+        Bytes that a copy, a set or a collective moves; 0 if the profile does not give them.
     resource
-        What limits it, as its price says: ``"compute"``, ``"dram"``, ...; ``""`` where it has none.
+        Resource that bounds it by its price: ``"compute"``, ``"dram"``, ...; ``""`` without a price.
     priority
-        Of tasks that could start on a lane at the same time the one of the highest goes first.
+        Among tasks that could start on a lane at the same time, the one with the highest priority goes first.
     """
 
     id: int
@@ -131,24 +131,24 @@ class Task:
 
     @property
     def on_device(self) -> bool:
-        """Whether a device runs it."""
+        """Whether a device runs the task."""
         return self.kind in DEVICE_KINDS
 
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """One event of a task holds back one of another, by ``lag_us`` more.
+    """An event of the target task happens at least ``lag_us`` after an event of the source task.
 
     Parameters
     ----------
     source, of_end
-        The task that goes first, and whether its end counts, or its start.
+        The earlier task, and whether its end, or its start, is the event.
     target, to_end
-        The task that is held back, and whether its end is, or its start.
+        The later task, and whether its end, or its start, is the event.
     lag_us
         Between the two events.
     kind
-        What created it.
+        Origin of the dependency.
     """
 
     source: int
@@ -170,42 +170,41 @@ class StepGraph:
     dependencies
         In the order they were found.
     starts_us
-        When a task may start at the earliest, of those that nothing else holds back.
+        Earliest start of each task that has no dependencies.
     latency_us, gap_us
-        Between a launch and its kernel on an idle stream, and between kernels that were queued long before: one number
-        each for a device.
+        Between a launch and its kernel on an idle stream, and between queued kernels of a stream: one number each.
     name
-        What it was made of, and what was changed.
+        Name of the profile or trace, and of the changes.
     gradients
-        Of every step, in the order in which they appear; none where the profile does not tell their sizes.
+        Of every step, in the order in which they become ready; none if the profile does not give their sizes.
     operators
-        What a task computes, of tasks that a trace tells it of.
+        Operators of tasks, by id, for a traced step.
     device
-        What the profile was made on, where that was said: changed kernels are priced by its model.
+        Device of the profile, if it was named: changed kernels are priced by its model.
     measured_kernels_us
-        Microseconds of kernels that were measured, by name: they come before every prediction.
+        Measured microseconds of kernels, by name: they take precedence over predictions.
     assumptions
-        What changes took for granted, a sentence each.
+        Assumptions of the changes, a sentence each.
     overhead_us
-        What recording took, of tasks on threads: within the task, and in the host's code behind it. Empty where that is
-        not known, or was taken out.
+        Overhead of recording, for tasks on threads: within the task, and in the host's code after it. Empty if it is
+        unknown, or was removed.
     policy
-        Of tasks that could start on a lane at the same time the one of the smallest goes first; ``None`` goes by their
-        priority.
+        Key by which, among tasks that could start on a lane at the same time, the smallest goes first; ``None`` goes by
+        their priority.
     is_latency_measured
-        Whether the profile tells ``latency_us``; else it is assumed.
+        Whether ``latency_us`` is measured; else it is assumed.
     optimizers
-        Classes of the optimizers whose steps it marks.
+        Classes of the optimizers whose steps the profile marks.
     captured_share
-        Share of its device tasks that calls launched which launch several at once, as captured graphs do.
+        Share of device tasks whose call launched several tasks at once, as captured graphs do.
     world_size
-        Processes of its job, where the profile says so; else 0.
+        Processes of the job, if the profile gives them; else 0.
     in_place
-        Changes that were asked for and were in place already, a sentence each.
+        Requested changes that the profile had already, a sentence each.
     notes
-        What of the profile was left off or is wrong with its file, a sentence each.
+        Parts of the profile that were left out, and defects of its file, a sentence each.
     incomplete
-        Why no change can be asked, as it lacks what its device did; ``""`` where it does not.
+        Why no change can be predicted, if device events are missing; else ``""``.
     """
 
     tasks: Sequence[Task] = field(repr=False)
@@ -237,25 +236,27 @@ class StepGraph:
 
     @property
     def unexplained_share(self) -> float:
-        """Share of the profile's time that device tasks and calls waited for nobody knows what."""
+        """Share of the profile's time in unexplained waits of device tasks and calls."""
         lanes = {t.lane.rank for t in self.tasks} or {0}
         waited = sum(t.unexplained_us for t in self.tasks)
         return waited / len(lanes) / self.measured_us if self.measured_us else 0.0
 
     @property
     def has_device(self) -> bool:
-        """Whether a device ran anything; else threads did all the work."""
+        """Whether a device ran any task; else threads computed everything."""
         return any(t.on_device for t in self.tasks)
 
     @property
     def iterations(self) -> tuple[int, ...]:
-        """Steps it holds, in order."""
+        """Steps of the graph, in order."""
         return tuple(sorted({t.context.iteration for t in self.tasks if t.context.iteration >= 0}))
 
     def what_if(self, *changes: Any, force: bool = False) -> Any:
-        """Return what :func:`roller.insight.whatif.predict.what_if` does: deprecated."""
-        return deprecated("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(self, *changes, force=force)
+        """Return the result of :func:`roller.insight.whatif.predict.what_if`: deprecated."""
+        return replacement_of_method("StepGraph.what_if", "roller.insight.whatif.predict", "what_if")(
+            self, *changes, force=force
+        )
 
     def replay(self) -> Any:
-        """Return what :func:`roller.insight.step.replay.replay` does: deprecated."""
-        return deprecated("StepGraph.replay", "roller.insight.step.replay", "replay")(self)
+        """Return the result of :func:`roller.insight.step.replay.replay`: deprecated."""
+        return replacement_of_method("StepGraph.replay", "roller.insight.step.replay", "replay")(self)

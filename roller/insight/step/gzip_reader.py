@@ -1,4 +1,4 @@
-"""Reads gzip files, also those whose content does not match their checksum: one altered byte loses no profile."""
+"""Reads gzip files, also those whose content does not match their checksum, so that one altered byte is not fatal."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-#: Compressed bytes at once, which may be a thousand times as many.
+#: Compressed bytes per read, which may decompress to a thousand times as many.
 _BLOCK = 1 << 14
-#: What a gzip file ends with: its checksum and its size.
+#: Bytes at the end of a gzip file: its checksum and its size.
 _TRAILER = 8
 
 
 class Inflated(io.RawIOBase):
-    """What a gzip file holds, as a stream of bytes.
+    """The decompressed content of a gzip file, as a stream of bytes.
 
-    Reading raises ``EOFError`` where the file is cut off, ``zlib.error`` where it cannot be unpacked further.
+    Reading raises ``EOFError`` if the file is truncated, ``zlib.error`` if it cannot be decompressed further.
     """
 
     def __init__(self, path: Path) -> None:
@@ -24,11 +24,11 @@ class Inflated(io.RawIOBase):
         self.file = path.open("rb")
         self.decoder = zlib.decompressobj(31)
         self.held = self.ready = b""
-        #: Whether its checksum is another one, known at its end.
+        #: Whether the checksum differs, known at the end of the file.
         self.is_altered = False
 
     def readable(self) -> bool:
-        """Return that it is."""
+        """Return that the stream can be read."""
         return True
 
     def close(self) -> None:
@@ -41,27 +41,27 @@ class Inflated(io.RawIOBase):
         while not self.ready:
             block = self.file.read(_BLOCK)
             if not block:
-                return self._end()
-            # The checksum is held back: once it has been read, nothing is returned that does not match it.
+                return self._check_end_of_file()
+            # The checksum is held back, since zlib returns no data after a checksum that does not match.
             block = self.held + block
             self.held = block[-_TRAILER:]
-            self._feed(block[:-_TRAILER])
+            self._decompress(block[:-_TRAILER])
         count = min(len(buffer), len(self.ready))
         buffer[:count], self.ready = self.ready[:count], self.ready[count:]
         return count
 
-    def _feed(self, block: bytes) -> None:
+    def _decompress(self, block: bytes) -> None:
         while block:
             if self.decoder.eof:
                 self.decoder = zlib.decompressobj(31)  # files may be joined
             self.ready += self.decoder.decompress(block)
             block = self.decoder.unused_data
 
-    def _end(self) -> int:
+    def _check_end_of_file(self) -> int:
         held, self.held = self.held, b""
         if held:
             try:
-                self._feed(held)
+                self._decompress(held)
             except zlib.error as error:
                 self.is_altered = "check" in str(error)
                 if not self.is_altered:

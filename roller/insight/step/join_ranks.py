@@ -1,4 +1,4 @@
-"""Joins the graphs of the ranks of one job: clocks are set by the collectives that the ranks share."""
+"""Joins the graphs of the ranks of one job: clocks are aligned by the collectives that the ranks share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from roller.insight.step.graph import Dependency, StepGraph, Task
 from roller.insight.trace.gradient_buckets import Gradient
 
 
-def join(graphs: Sequence[StepGraph]) -> StepGraph:
-    """Return the graphs of several ranks as one: a collective ends its transfer's time after the last rank came to it.
+def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
+    """Return one graph of several ranks: a collective ends its transfer time after the last rank reaches it.
 
-    Clocks of ranks are set by the ends of the collectives they share. What a collective takes without waiting is the
-    shortest time of all ranks.
+    Clocks of ranks are aligned by the ends of the collectives they share. The duration of a collective without waiting
+    is the shortest of all ranks.
     """
     tasks: list[Task] = []
     dependencies: list[Dependency] = []
@@ -23,7 +23,7 @@ def join(graphs: Sequence[StepGraph]) -> StepGraph:
     members: dict[tuple[str, int], list[int]] = defaultdict(list)
     reduced: list[Gradient] = []
     overhead: dict[int, tuple[float, float]] = {}
-    shifts = _shifts(graphs)
+    shifts = _clock_offsets(graphs)
     for rank, (graph, shift) in enumerate(zip(graphs, shifts, strict=True)):
         base = len(tasks)
         seen: dict[str, int] = defaultdict(int)
@@ -39,7 +39,7 @@ def join(graphs: Sequence[StepGraph]) -> StepGraph:
             )  # fmt: skip
         dependencies += [replace(d, source=d.source + base, target=d.target + base) for d in graph.dependencies]
         starts |= {base + n: at + shift for n, at in graph.starts_us.items()}
-        reduced += [g.moved(base) for g in graph.gradients]
+        reduced += [g.shift_ids(base) for g in graph.gradients]
         overhead |= {base + n: took for n, took in graph.overhead_us.items()}
     for group in members.values():
         if len(group) < 2:
@@ -56,10 +56,10 @@ def join(graphs: Sequence[StepGraph]) -> StepGraph:
                  incomplete=" ".join(lacks))  # fmt: skip
 
 
-def _shifts(graphs: Sequence[StepGraph]) -> list[float]:
-    """Return what to add to each rank's times, so that the collectives of all end together."""
+def _clock_offsets(graphs: Sequence[StepGraph]) -> list[float]:
+    """Return the offset of each rank's clock, so that the collectives of all ranks end together."""
 
-    def ends(graph: StepGraph) -> dict[tuple[str, int], float]:
+    def collective_ends(graph: StepGraph) -> dict[tuple[str, int], float]:
         seen: dict[str, int] = defaultdict(int)
         found = {}
         for task in graph.tasks:
@@ -68,9 +68,9 @@ def _shifts(graphs: Sequence[StepGraph]) -> list[float]:
                 seen[task.name] += 1
         return found
 
-    first, shifts = ends(graphs[0]), [0.0]
+    first, shifts = collective_ends(graphs[0]), [0.0]
     for graph in graphs[1:]:
-        own = ends(graph)
+        own = collective_ends(graph)
         both = [first[key] - own[key] for key in first.keys() & own.keys()]
         shifts.append(median(both) if both else 0.0)
     return [s - min(shifts) for s in shifts]

@@ -1,4 +1,4 @@
-"""Reads profiles of PyTorch (Kineto's Chrome JSON), of every spelling, an event at a time."""
+"""Reads profiles of PyTorch (Kineto's Chrome JSON) of all its versions, an event at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from roller.insight.step.event_rows import Rows, wrong
+from roller.insight.step.event_rows import Rows, not_a_profile
 from roller.insight.step.graph import Kind
 
 #: Categories, in lower case: old and new spellings, CUDA and ROCm.
@@ -20,21 +20,21 @@ _OPERATORS = frozenset({"cpu_op", "operator"})
 _MARKS = frozenset({"user_annotation", "python_function"})
 #: Marks that older profiles list among the operators.
 _MARKED = re.compile(r"ProfilerStep|enumerate\(|Optimizer\.|## ")
-#: What a recorded profile says of itself: microseconds that recording took, an event.
+#: Key of a recorded profile: microseconds of overhead per recorded event.
 OVERHEAD = "roller_overhead_us"
-#: What the frames of modules begin with; other frames of Python are no marks.
+#: Prefix of the frames of modules; other Python frames are not marks.
 MODULE = "nn.Module: "
 _SYNC = "cuda_sync"
-#: A day: nothing of a profile takes longer, and a damaged number often does.
+#: A day: no event of a profile is longer, but a damaged number often is.
 _LONGEST_US = 86_400e6
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
-#: What a profile says ahead of its events of the machine's GPUs, and of the library that a job communicates by.
+#: Head of a profile: the machine's GPUs, the size of the job, and its communication library.
 _PROPERTIES = re.compile(r'"deviceProperties"\s*:\s*\[\s*\{')
 _WORLD = re.compile(r'"world_size"\s*:\s*(\d{1,9})\b')
 _BACKEND = re.compile(r'"backend"\s*:\s*"[^"]*?(nccl|rccl)')
-#: Operators and marks of what only runs on GPUs, and what PyTorch calls a GPU.
+#: Operators and marks that only run on GPUs, and PyTorch's names of GPUs.
 _ON_DEVICE = re.compile(
     r"(nccl|rccl):|fbgemm_gpu|aten::(_?(cudnn|miopen|cuda|cublas)|_(flash|efficient)_attention|_pin_memory|record_stream)"
 )
@@ -42,22 +42,22 @@ _DEVICE_NAME = re.compile(r"(cuda|hip|xpu)(:\d+)?$")
 
 
 class Event(NamedTuple):
-    """An event with a duration that matters: a call, a device's task, an operator, or a mark around others.
+    """An event of a profile: a call, a device's task, an operator, or a mark around others.
 
     Parameters
     ----------
     name, kind
         ``kind`` is ``"call"``, ``"operator"``, ``"mark"`` (a named region of code, or a module's run), ``"wait"``
-        (what a call or stream waited for) or a device task's.
+        (the record of a synchronization) or the kind of a device task.
     start_us, duration_us
-        As the profile has them.
+        As in the profile.
     lane
         Process and thread, or device and stream.
     correlation
-        Number that a call shares with what it launched; ``None`` where it has none.
+        Number that a call shares with the tasks it launched; ``None`` if it has none.
     arguments
-        What a wait says of its event; of an operator its shapes, dtypes and the sequence number that its backward
-        shares; of a device task the bytes it moves. Empty otherwise.
+        Of a wait, its event; of an operator, its shapes, dtypes and the sequence number that it shares with its
+        backward operator; of a device task, the bytes it moves. Empty otherwise.
     """
 
     name: str
@@ -70,27 +70,27 @@ class Event(NamedTuple):
 
     @property
     def end_us(self) -> float:
-        """When it ends."""
+        """End of the event."""
         return self.start_us + self.duration_us
 
 
 class Profile(NamedTuple):
-    """What a file of Kineto says.
+    """The content of a Kineto file.
 
     Parameters
     ----------
     events
-        Those a graph is made of.
+        Events from which a graph is built.
     overhead_us
-        Microseconds that recording took an event; ``None`` where the profile does not say.
+        Microseconds of recording per event; ``None`` if the profile does not give them.
     device_signs
-        What shows that a GPU was at work, beside its own tasks; ``""`` where nothing does.
+        Evidence of GPU use other than device tasks; ``""`` if there is none.
     has_properties
-        Whether it describes a GPU of the machine, which need not have been at work.
+        Whether it describes a GPU of the machine, which need not have been used.
     world_size
-        Processes of the job, where the profile says so; else 0.
+        Processes of the job, if the profile gives them; else 0.
     notes
-        What is wrong with the file and does not keep it from being read, a sentence each.
+        Defects of the file that do not prevent reading it, a sentence each.
     """
 
     events: list[Event]
@@ -102,14 +102,14 @@ class Profile(NamedTuple):
 
 
 def read_events(path: str | Path) -> list[Event]:
-    """Return the events of a profile that a graph is made of: those of :func:`read_profile`."""
+    """Return the events of :func:`read_profile`."""
     return read_profile(path).events
 
 
 def read_profile(path: str | Path) -> Profile:
     """Read a profile.
 
-    Damaged events are passed over, and said; bytes that are no UTF-8 are replaced.
+    Damaged events are skipped and noted; bytes that are not UTF-8 are replaced.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def read_profile(path: str | Path) -> Profile:
     Raises
     ------
     ArtifactError
-        It cannot be read, is cut off, too much of it is damaged, or it is no profile.
+        The file cannot be read, is truncated, has too many damaged events, or is not a profile.
     """
     found: list[Event] = []
     shared: dict[str, Any] = {}
@@ -128,29 +128,29 @@ def read_profile(path: str | Path) -> Profile:
         if not isinstance(row, dict):
             rows.damaged.append(f"event {rows.count - 1}: no object")
             continue
-        signs = signs or _device_sign(row)
+        signs = signs or _gpu_evidence(row)
         if row.get("ph") != "X":
             continue
         category = str(row.get("cat") or "").lower()
         if category not in _KNOWN:
-            category = _meant(row)
+            category = _guess_category(row)
         if not category or (category == "python_function" and not str(row.get("name")).startswith(MODULE)):
             continue
         try:
-            found.append(_event(category, row, shared))
+            found.append(_parse_event(category, row, shared))
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             rows.damaged.append(f"event {rows.count - 1}: without a usable name, time and lane ({error!r})")
     if all(event.kind == "mark" for event in found):
         first = f", and {rows.damaged[0]}" if rows.damaged else ""
-        raise wrong(path, f"no calls, kernels or operators in it{first}")
+        raise not_a_profile(path, f"no calls, kernels or operators in it{first}")
     size = _WORLD.search(rows.head)
     return Profile(
-        found, _overhead(rows.head), signs or _backend_sign(rows.head),
+        found, _recording_overhead(rows.head), signs or _gpu_backend(rows.head),
         _PROPERTIES.search(rows.head) is not None, 0 if size is None else int(size[1]), rows.notes,
     )  # fmt: skip
 
 
-def _overhead(head: str) -> float | None:
+def _recording_overhead(head: str) -> float | None:
     said = _SAID.search(head)
     try:
         each_us = float(said[1]) if said is not None else math.nan
@@ -159,14 +159,14 @@ def _overhead(head: str) -> float | None:
     return each_us if 0.0 <= each_us < math.inf else None
 
 
-def _device_sign(row: Mapping[str, Any]) -> str:
-    """Return what an event that is no device's task tells of a GPU at work; ``""`` where it tells nothing.
+def _gpu_evidence(row: Mapping[str, Any]) -> str:
+    """Return the evidence of GPU use in an event that is not a device task; ``""`` if there is none.
 
     Examples
     --------
-    >>> _device_sign({"cat": "user_annotation", "name": "nccl:all_to_all"})
+    >>> _gpu_evidence({"cat": "user_annotation", "name": "nccl:all_to_all"})
     'nccl:all_to_all'
-    >>> _device_sign({"cat": "cpu_op", "name": "aten::mm", "args": {"Concrete Inputs": ["", "cpu"]}})
+    >>> _gpu_evidence({"cat": "cpu_op", "name": "aten::mm", "args": {"Concrete Inputs": ["", "cpu"]}})
     ''
     """
     category, name, given = str(row.get("cat") or "").lower(), str(row.get("name")), row.get("args")
@@ -180,21 +180,21 @@ def _device_sign(row: Mapping[str, Any]) -> str:
     return f"{name} on {devices[0]}" if devices else ""
 
 
-def _backend_sign(head: str) -> str:
+def _gpu_backend(head: str) -> str:
     found = _BACKEND.search(head)
     return "" if found is None else f"a job over {found[1]}"
 
 
-def _meant(row: Mapping[str, Any]) -> str:
-    """Return the category of an event whose own is new, by what it carries; ``""`` where it is none of ours.
+def _guess_category(row: Mapping[str, Any]) -> str:
+    """Return the category of an event of an unknown category, by its arguments; ``""`` if it is irrelevant.
 
-    A device's task has a stream and the number of its call; a call has the number alone, and stands on a thread.
+    A device task has a stream and a correlation number; a call only has a correlation number.
 
     Examples
     --------
-    >>> _meant({"cat": "mtia_op", "name": "matmul", "args": {"stream": 3, "correlation": 7}})
+    >>> _guess_category({"cat": "mtia_op", "name": "matmul", "args": {"stream": 3, "correlation": 7}})
     'kernel'
-    >>> _meant({"cat": "mtia_runtime", "name": "launch", "args": {"correlation": 7}})
+    >>> _guess_category({"cat": "mtia_runtime", "name": "launch", "args": {"correlation": 7}})
     'runtime'
     """
     carried = row.get("args")
@@ -206,7 +206,7 @@ def _meant(row: Mapping[str, Any]) -> str:
     return _SYNC if "cuda_sync_kind" in carried else next((w for w in ("memcpy", "memset") if w in name), "kernel")
 
 
-def _event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) -> Event:
+def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) -> Event:
     given = row.get("args")
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {}
     correlation = arguments.get("correlation")
@@ -224,17 +224,17 @@ def _event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) -> Eve
         if category in _MARKS or (kind == "operator" and _MARKED.match(str(row["name"]))):
             kind = "mark"
     number = None if correlation is None else int(correlation)
-    return Event(str(row["name"]), kind, start, duration, lane, number, _kept(kind, arguments, shared))
+    return Event(str(row["name"]), kind, start, duration, lane, number, _used_arguments(kind, arguments, shared))
 
 
-def _kept(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
-    """Return what is read of an event's arguments: large profiles have many that nobody reads, and shapes repeat."""
+def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
+    """Return the arguments of an event that are used, with equal shapes interned."""
     if kind == "wait":
         return arguments
     if kind == "operator":
         kept = {
-            "shapes": _shared(_list(arguments.get("Input Dims") or arguments.get("Input dims")), shared),
-            "dtypes": _shared(_list(arguments.get("Input type")), shared),
+            "shapes": _interned(_list_or_none(arguments.get("Input Dims") or arguments.get("Input dims")), shared),
+            "dtypes": _interned(_list_or_none(arguments.get("Input type")), shared),
             "sequence": arguments.get("Sequence number"),
         }
     elif kind in ("copy", "set"):
@@ -246,20 +246,20 @@ def _kept(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Ma
     return {name: value for name, value in kept.items() if value not in (None, [], "")} or _NOTHING
 
 
-def _list(value: Any) -> Any:
-    """Return a list; nothing of what is none, as in a damaged profile."""
+def _list_or_none(value: Any) -> Any:
+    """Return a list; ``None`` for any other value, as in a damaged profile."""
     return value if isinstance(value, list) else None
 
 
-def _shared(value: Any, known: dict[str, Any]) -> Any:
-    """Return nested lists as tuples; equal ones are one."""
+def _interned(value: Any, known: dict[str, Any]) -> Any:
+    """Return nested lists as interned tuples."""
     if not value:
         return None
     key = repr(value)
     if key not in known:
-        known[key] = _frozen(value)
+        known[key] = _to_tuple(value)
     return known[key]
 
 
-def _frozen(value: Any) -> Any:
-    return tuple(_frozen(x) for x in value) if isinstance(value, list) else value
+def _to_tuple(value: Any) -> Any:
+    return tuple(_to_tuple(x) for x in value) if isinstance(value, list) else value

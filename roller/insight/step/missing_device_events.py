@@ -1,4 +1,4 @@
-"""Whether a profile of a GPU lacks the GPU's own events: what the host did is then no run on a processor."""
+"""Detects profiles of GPUs without the device's events, which must not be taken for runs on a processor."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Sequence
 from roller.insight.step.graph import DEVICE_KINDS
 from roller.insight.step.kineto_reader import Event, Profile
 
-#: Share of launches whose kernel may be missing: buffers overflow, and events at a profile's ends are lost.
+#: Largest share of launches without a kernel: buffers overflow, and events at a profile's ends are lost.
 MOST_MISSING = 0.1
 _REMEDY = "Record it with ProfilerActivity.CUDA beside CPU, or with roller record."
 
 
-def missing(profile: Profile) -> str:
-    """Return why a profile tells too little of its device for any question; ``""`` where it does not.
+def missing_device_events(profile: Profile) -> str:
+    """Return why a profile has too few device events for a prediction; ``""`` if it has enough.
 
     Examples
     --------
     >>> launch = Event("cudaLaunchKernel", "call", 0.0, 4.0, "process 1, thread 1", 1, {})
-    >>> missing(Profile([launch]))[13:62]
+    >>> missing_device_events(Profile([launch]))[13:62]
     'events are missing, though a GPU was at work (cud'
     """
     calls = [e for e in profile.events if e.kind == "call"]
@@ -28,18 +28,18 @@ def missing(profile: Profile) -> str:
         sign = calls[0].name if calls else profile.device_signs
         said = f"The device's events are missing, though a GPU was at work ({sign})"
         return f"{said}: only the host's time is in the profile. {_REMEDY}" if sign else ""
-    launches, without = _launches(profile)
+    launches, without = _count_launches(profile)
     if without <= MOST_MISSING * launches:
         return ""
     return f"Of {launches} launches {without} have no kernel in the profile: device events are missing. {_REMEDY}"
 
 
-def note(profile: Profile) -> tuple[str, ...]:
-    """Return what is to be said of a profile that is answered though some, or all, of its device's events may lack."""
-    if missing(profile):
+def missing_events_notes(profile: Profile) -> tuple[str, ...]:
+    """Return notes on a profile that is used although some, or all, of its device events may be missing."""
+    if missing_device_events(profile):
         return ()
     if any(e.kind in DEVICE_KINDS for e in profile.events):
-        launches, without = _launches(profile)
+        launches, without = _count_launches(profile)
         have = "has" if without == 1 else "have"
         said = f"{without} of {launches} launches {have} no kernel in the profile: its time is not in any answer."
         return (said,) if without else ()
@@ -48,18 +48,18 @@ def note(profile: Profile) -> tuple[str, ...]:
     return ("The machine has a GPU, but nothing in the profile ran on it: it is taken for a run on the processor.",)
 
 
-def _launches(profile: Profile) -> tuple[int, int]:
-    """Return how many calls launch kernels, captured ones left out, and how many have none in the profile."""
+def _count_launches(profile: Profile) -> tuple[int, int]:
+    """Return the number of calls that launch kernels, without captured ones, and of those whose kernel is missing."""
     launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
     kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
     calls = [e for e in profile.events if e.kind == "call"]
-    names, captures = {e.name for e in calls if e.correlation in kernels}, _captures(calls)
+    names, captures = {e.name for e in calls if e.correlation in kernels}, _capture_times(calls)
     launches = [e for e in calls if e.name in names and not _is_captured(e, captures)]
     return len(launches), sum(e.correlation not in launched for e in launches)
 
 
-def _captures(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:
-    """Return by thread when it captured graphs: what is launched then is recorded, not run."""
+def _capture_times(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:
+    """Return the times at which each thread begins and ends capturing graphs; captured launches do not run."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for call in sorted(calls, key=lambda e: e.start_us):
         begins, ends = found[call.lane]

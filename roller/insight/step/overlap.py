@@ -1,4 +1,4 @@
-"""How long CPU and device run alone and together in a simulated step."""
+"""Time of CPU only, device only and both in a simulated step."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class Overlap:
-    """How long the CPU and the device run alone and together: the three sum to the whole.
+    """Time of CPU only, device only and both; the three add up to the total.
 
     Parameters
     ----------
     cpu_only_us
-        Nothing runs on a device.
+        No device runs a task.
     device_only_us
-        A device runs, and every thread waits, or has nothing to do.
+        A device runs a task, and every thread waits or has finished.
     both_us
-        Both.
+        A device runs a task while a thread works.
     """
 
     cpu_only_us: float
@@ -29,19 +29,19 @@ class Overlap:
 
     @property
     def total_us(self) -> float:
-        """The whole."""
+        """Total time."""
         return self.cpu_only_us + self.device_only_us + self.both_us
 
 
 def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
-    """Return how long devices, processors and both work: a gap behind a call is work, a wait within one is none."""
-    device = _union((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
+    """Return the overlap of CPU and device: a gap between calls is CPU work, a wait within a call is not."""
+    device = _union_of_spans((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
     waits = {
         t.id: (timeline.start_us[t.id], max(timeline.start_us[t.id], timeline.end_us[t.id] - t.duration_us))
         for t in graph.tasks if t.kind == "sync"
     }  # fmt: skip
     begin, end = min(timeline.start_us, default=0.0), max(timeline.end_us, default=0.0)
-    # Behind its last call a thread has nothing to do; a process works while any thread does.
+    # After its last call a thread has finished; a process works while any thread does.
     works: list[tuple[float, float]] = []
     of_lane: dict[Lane, list[int]] = {}
     for task in graph.tasks:
@@ -49,14 +49,14 @@ def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
             of_lane.setdefault(task.lane, []).append(task.id)
     for own in of_lane.values():
         first, last = min(timeline.start_us[n] for n in own), max(timeline.end_us[n] for n in own)
-        works += _less((first, last), _union(waits[n] for n in own if n in waits))
-    busy = _union(works)
-    on_device, on_both = _length(device), _length(_meet(device, busy))
+        works += _subtract_spans((first, last), _union_of_spans(waits[n] for n in own if n in waits))
+    busy = _union_of_spans(works)
+    on_device, on_both = _total_length(device), _total_length(_intersect_spans(device, busy))
     whole = end - begin
     return Overlap(whole - on_device, on_device - on_both, on_both)
 
 
-def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def _union_of_spans(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
         if end <= start:
@@ -68,7 +68,7 @@ def _union(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     return found
 
 
-def _less(span: tuple[float, float], holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _subtract_spans(span: tuple[float, float], holes: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     found, at = [], span[0]
     for start, end in holes:
         if start > at:
@@ -77,7 +77,9 @@ def _less(span: tuple[float, float], holes: Sequence[tuple[float, float]]) -> li
     return [*found, (at, span[1])] if at < span[1] else found
 
 
-def _meet(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def _intersect_spans(
+    one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]
+) -> list[tuple[float, float]]:
     found, i, j = [], 0, 0
     while i < len(one) and j < len(other):
         start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
@@ -90,5 +92,5 @@ def _meet(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float
     return found
 
 
-def _length(spans: Iterable[tuple[float, float]]) -> float:
+def _total_length(spans: Iterable[tuple[float, float]]) -> float:
     return sum(end - start for start, end in spans)

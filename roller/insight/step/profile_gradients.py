@@ -1,4 +1,4 @@
-"""Gradients of a profile: how large each is, and behind which task it is there."""
+"""Gradients of a profile: their sizes, and the tasks after which they are ready."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from roller.insight.step.profile_dtypes import element_bytes
 from roller.insight.step.task_drafts import TaskDraft
 from roller.insight.trace.gradient_buckets import Gradient
 
-#: What a backward pass ends with for every parameter that has a gradient.
+#: Operator that ends the backward pass of every parameter that has a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
-#: Bytes of an element where a profile, an older one, says no type: it means float.
+#: Bytes of an element in older profiles, which have no dtypes: those of float32.
 _UNSAID_BYTES = 4
 
 
-def gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
-    """Return the gradients in the order in which they appear; none of a profile without shapes.
+def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
+    """Return the gradients in the order in which they become ready; none for a profile without shapes.
 
     Parameters
     ----------
     events
-        Of the profile.
+        Events of the profile.
     threads
-        Calls by thread, in order, whose device tasks know them.
+        Calls by thread, in order.
     """
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}

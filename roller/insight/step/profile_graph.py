@@ -1,4 +1,4 @@
-"""Makes a graph of a profile: one latency and one gap for a device, and every wait tied to what it waited for."""
+"""Builds the graph of a profile: one launch latency and one gap per device, and a dependency for every wait."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from roller.insight.cost.host_costs import host
-from roller.insight.step.contradictory_dependencies import consistent
+from roller.insight.cost.host_costs import load_host_costs
+from roller.insight.step.contradictory_dependencies import drop_contradictory
 from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
 from roller.insight.step.graph import Dependency, DependencyKind, Kind, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_gradients import gradients
+from roller.insight.step.profile_gradients import profile_gradients
 from roller.insight.step.sync_events import SyncEvents
-from roller.insight.step.task_context import is_loading, places
+from roller.insight.step.task_context import contexts_of_calls, is_batch_loading
 from roller.insight.step.task_drafts import TaskDraft
 
-#: A launch that lasts longer has waited, where the queue of launches is full; shorter ones, and those where it is not,
-#: are only slow.
+#: A longer launch has waited if the launch queue is full; other launches are only slow.
 LONG_CALL_US = 20.0
-#: Calls that only wait, and what one takes to return: the median of 23 public profiles (1 to 68).
+#: Calls that only wait, and the time for one to return: the median of 23 public profiles (1 to 68).
 _SYNCHRONISES, _RETURN_US = "Synchronize", 6.0
-#: What PyTorch marks the step of an optimizer with.
+#: PyTorch's mark of an optimizer's step.
 _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
 #: A pause of a thread that another thread may have ended.
 PAUSE_US = 200.0
 
 
-def build(
+def build_graph(
     events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None
 ) -> StepGraph:
     """Return the graph of one process's profile.
@@ -44,18 +43,22 @@ def build(
     name
         Of the profile.
     overhead_us
-        What recording took for every event of a thread, where that is known.
+        Overhead of recording per event of a thread, if it is known.
     """
     rows = list(events)
     builder = _Builder(rows, rank)
-    graph = builder.graph(name)
-    return graph if not overhead_us else replace(graph, overhead_us=_overheads(rows, builder.threads, overhead_us))
+    graph = builder.build(name)
+    return (
+        graph
+        if not overhead_us
+        else replace(graph, overhead_us=_recording_overheads(rows, builder.threads, overhead_us))
+    )
 
 
-def _overheads(
+def _recording_overheads(
     events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]], each_us: float
 ) -> dict[int, tuple[float, float]]:
-    """Return what recording took within every call and behind it: so much for each event that began there."""
+    """Return the overhead of recording within and after every call: ``each_us`` per event that begins there."""
     begins: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.kind in ("operator", "mark", "call"):
@@ -82,26 +85,29 @@ class _Builder:
         calls = [e for e in events if e.kind == "call"]
         busy = {e.lane for e in calls if e.correlation in launched}
         if device and busy:
-            # Threads that launch nothing watch others: they poll events, and hold nobody back.
+            # Threads that launch nothing only poll events, and no task depends on them.
             calls = [e for e in calls if e.lane in busy]
         elif not device:
             calls = [e for e in events if e.kind == "operator"] or calls
-        calls += _loading(events, calls)
-        where = places(calls, events)
+        calls += _loading_events(events, calls)
+        where = contexts_of_calls(calls, events)
         self.call_of: dict[int, TaskDraft] = {}
-        self.threads = self._threads(calls, where)
-        self.streams = self._streams(device)
-        items = [*(t for own in self.threads.values() for t in own), *(t for own in self.streams.values() for t in own)]
+        self.threads = self._calls_by_thread(calls, where)
+        self.streams = self._tasks_by_stream(device)
+        items = [
+            *(t for own in self.threads.values() for t in own),
+            *(t for own in self.streams.values() for t in own),
+        ]
         self.items = sorted(items, key=lambda t: (t.start, t.end, t.lane.kind, t.lane.name))
         for number, item in enumerate(self.items):
             item.id = number
         named = (_OPTIMIZER.match(e.name) for e in events if e.kind == "mark")
         self.optimizers = tuple(sorted({found[1] for found in named if found is not None}))
-        self.gradients = gradients([e for e in events if e.kind == "operator"], self.threads)
+        self.gradients = profile_gradients([e for e in events if e.kind == "operator"], self.threads)
         self.sync_events = SyncEvents([e for e in events if e.kind == "wait"], self.streams, self.call_of)
 
-    def _threads(self, calls: Sequence[Event], where: Sequence[TaskContext]) -> Mapping[str, list[TaskDraft]]:
-        """Return the calls by thread; one within another is part of it, with what it launched."""
+    def _calls_by_thread(self, calls: Sequence[Event], where: Sequence[TaskContext]) -> Mapping[str, list[TaskDraft]]:
+        """Return the calls by thread; a nested call, with its launches, is part of the outer one."""
         threads: dict[str, list[TaskDraft]] = defaultdict(list)
         ordered = sorted(range(len(calls)), key=lambda n: (calls[n].start_us, -calls[n].duration_us, calls[n].name))
         for event, context in ((calls[n], where[n]) for n in ordered):
@@ -111,14 +117,14 @@ class _Builder:
                 item = TaskDraft(event, _KINDS.get(event.kind, "cpu"), Lane(self.rank, "thread", event.lane))
                 item.context = context
                 if last is not None:
-                    item.after(last)
+                    item.follow_task(last)
                 own.append(item)
                 last = item
             if event.correlation is not None:
                 self.call_of[event.correlation] = last
         return threads
 
-    def _streams(self, device: Sequence[Event]) -> Mapping[str, list[TaskDraft]]:
+    def _tasks_by_stream(self, device: Sequence[Event]) -> Mapping[str, list[TaskDraft]]:
         streams: dict[str, list[TaskDraft]] = defaultdict(list)
         for event in sorted(device, key=lambda e: (e.start_us, e.duration_us, e.name)):
             own = streams[event.lane]
@@ -128,30 +134,30 @@ class _Builder:
             if item.call is not None:
                 item.context = item.call.context
                 item.call.last = item
-            elif own:  # a lost launch stood behind that of the task before
+            elif own:  # a lost launch followed that of the previous task
                 item.context = own[-1].context._replace(operator="", shapes=(), dtypes=())
-            else:  # it was under way when the profile began
+            else:  # it was running when the profile began
                 item.context = _BEFORE
             if own:
-                item.after(own[-1])
+                item.follow_task(own[-1])
             own.append(item)
         return streams
 
-    def graph(self, name: str) -> StepGraph:
+    def build(self, name: str) -> StepGraph:
         """Return the graph."""
         order = DeviceOrder(self.streams, self.threads, self.sync_events)
         latency, gap, is_measured = order.lags
-        self.dependencies += order.order()
-        self._order_waits(order)
-        self._order_queues()
-        self._order_threads()
+        self.dependencies += order.order_tasks()
+        self._add_synchronisations(order)
+        self._add_queue_dependencies()
+        self._add_thread_order()
         origin = min((t.start for t in self.items), default=0.0)
         tasks = [
             Task(t.id, t.name, t.kind, t.lane, t.own, t.start - origin, t.end - origin, t.unexplained,
                  context=t.context, size_bytes=t.size_bytes)
             for t in self.items
         ]  # fmt: skip
-        dependencies = consistent(tasks, self.dependencies)
+        dependencies = drop_contradictory(tasks, self.dependencies)
         left_out = len(self.dependencies) - len(dependencies)
         said = f"Its times contradict {left_out} of its dependencies, which are left out."
         held = {d.target for d in dependencies if not d.to_end}
@@ -162,13 +168,13 @@ class _Builder:
             optimizers=self.optimizers, captured_share=_captured_share(order.by_end),
         )  # fmt: skip
 
-    def _add(
+    def _add_dependency(
         self, source: TaskDraft, of_end: bool, target: TaskDraft, to_end: bool, lag: float, because: DependencyKind
     ) -> None:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
-    def _order_waits(self, order: DeviceOrder) -> None:
-        """Tie the end of every call that waited to what it waited for, and leave it the way back as its own time."""
+    def _add_synchronisations(self, order: DeviceOrder) -> None:
+        """Make the end of every waiting call depend on its tasks; its duration is the time to return from the wait."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:
             if item.call is not None and item.kind in ("copy", "set"):
@@ -178,33 +184,33 @@ class _Builder:
             if not waits and not (call.own > LONG_CALL_US and order.is_queue_full(call)):
                 continue
             own = [t for t in copies[call.id] if t.end <= call.end + ROUNDING_US]
-            others = own[-1:] or self.sync_events.call(call, call.end + ROUNDING_US)
-            if not others and (last := order.last_before(call)) is not None:
+            others = own[-1:] or self.sync_events.tasks_awaited_by_call(call, call.end + ROUNDING_US)
+            if not others and (last := order.last_task_before_call(call)) is not None:
                 others = [last]
             since = max([call.start, *(other.end for other in others)])
             if others:
                 for other in others:
-                    self._add(other, True, call, True, 0.0, "synchronisation")
+                    self._add_dependency(other, True, call, True, 0.0, "synchronisation")
                 call.own, call.kind = max(0.0, call.end - since), "sync"
             if _SYNCHRONISES in call.name and call.own > MOST_LATENCY_US:
-                # nothing that is known ended so late: it is not the call's own time
+                # no known task ended so late: the wait is not the call's own time
                 call.unexplained, call.own = call.own - _RETURN_US, _RETURN_US
 
-    def _order_queues(self) -> None:
-        """Let a launch wait for the task that was launched so long before that the queue has no place else.
+    def _add_queue_dependencies(self) -> None:
+        """Make a launch depend on the earlier task of its stream whose end frees a place in the launch queue.
 
-        Where the profile shows that it did not wait, the queue is longer.
+        If the profile shows that the launch did not wait, the queue is longer.
         """
         for own in self.streams.values():
-            for task, later in zip(own, own[host().launch_queue_places :], strict=False):
+            for task, later in zip(own, own[load_host_costs().launch_queue_places :], strict=False):
                 if later.call is not None and task.end <= later.call.end:
-                    self._add(task, True, later.call, True, 0.0, "queue")
+                    self._add_dependency(task, True, later.call, True, 0.0, "queue")
 
-    def _order_threads(self) -> None:
+    def _add_thread_order(self) -> None:
         calls = sorted((c for own in self.threads.values() for c in own), key=lambda c: (c.end, c.id))
         ends = [c.end for c in calls]
 
-        def last_of_others(item: TaskDraft, since: float) -> TaskDraft | None:
+        def last_call_of_other_threads(item: TaskDraft, since: float) -> TaskDraft | None:
             at = bisect_right(ends, item.start)
             while at > 0 and ends[at - 1] > since:
                 if calls[at - 1].lane != item.lane and calls[at - 1].id != item.id:
@@ -213,36 +219,36 @@ class _Builder:
             return None
 
         for own in self.threads.values():
-            first = last_of_others(own[0], float("-inf"))
+            first = last_call_of_other_threads(own[0], float("-inf"))
             if first is not None:
-                self._add(first, True, own[0], False, own[0].start - first.end, "hand-over")
+                self._add_dependency(first, True, own[0], False, own[0].start - first.end, "hand-over")
             for one, then in pairwise(own):
                 pause = then.start - one.end
-                other = last_of_others(then, one.end) if pause > PAUSE_US else None
-                self._add(one, True, then, False, 0.0 if other is not None else pause, "thread")
+                other = last_call_of_other_threads(then, one.end) if pause > PAUSE_US else None
+                self._add_dependency(one, True, then, False, 0.0 if other is not None else pause, "thread")
                 if other is not None:
-                    self._add(other, True, then, False, then.start - other.end, "hand-over")
+                    self._add_dependency(other, True, then, False, then.start - other.end, "hand-over")
 
 
 def _captured_share(device: Sequence[TaskDraft]) -> float:
-    """Return the share of device tasks whose calls launched several of them."""
+    """Return the share of device tasks whose call launched several."""
     launched = Counter(t.call.id for t in device if t.call is not None)
     return sum(n for n in launched.values() if n > 1) / len(device) if device else 0.0
 
 
-#: What an event on a thread becomes.
+#: Kind of the task of an event on a thread.
 _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
 
-def _loading(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
-    """Return the loading of batches on the threads of the calls: a task, not a gap of the call before.
+def _loading_events(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
+    """Return the marks of batch loading on the threads of the calls, which become tasks.
 
-    Where calls to the device are made meanwhile they stay, and the loading is only their place.
+    A mark that contains calls to the device is left out: it is only the context of these calls.
     """
     starts: dict[str, list[float]] = {}
     for call in sorted(calls, key=lambda e: e.start_us):
         starts.setdefault(call.lane, [])
         if call.kind == "call":
             starts[call.lane].append(call.start_us)
-    found = [e for e in events if is_loading(e) and e.lane in starts]
+    found = [e for e in events if is_batch_loading(e) and e.lane in starts]
     return [e for e in found if bisect_right(starts[e.lane], e.end_us) == bisect_right(starts[e.lane], e.start_us)]

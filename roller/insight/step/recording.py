@@ -1,7 +1,7 @@
-"""Records an ordinary profile of a few training steps, with what a what-if wants to know: steps, layers, shapes.
+"""Records a profile of a few training steps, with the marks that what-ifs need: steps, layers, shapes.
 
-The loop runs some steps to warm up, some that are only timed, and some under the profiler of PyTorch. The difference
-says what recording costs, and is kept in the profile, so that it can be taken out again.
+The loop runs some steps to warm up, some that are only timed, and some under PyTorch's profiler. The difference is the
+overhead of recording, which the profile contains, so that it can be subtracted.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from roller.core.files import whole_file
 from roller.errors import RollerError, shown
 from roller.insight.step.kineto_reader import MODULE, OVERHEAD
 
-#: Events of threads, which are what recording costs something for.
+#: Events of threads, whose recording has overhead.
 _RECORDED = re.compile(r'"cat":\s*"(cpu_op|user_annotation|cuda_runtime|cuda_driver)"')
 
 
 class Recorder:
-    """What :func:`record` gives: it counts steps, and says when it has seen enough.
+    """Recorder of a profile, returned by :func:`record`: it counts steps, and stops after enough of them.
 
     Parameters
     ----------
     path
-        Where the profile goes: ``.json`` or ``.json.gz``.
+        File of the profile: ``.json`` or ``.json.gz``.
     warmup, timed, steps
-        Steps that are left alone, timed, and recorded.
+        Steps to warm up, to time, and to record.
     """
 
     def __init__(self, path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3) -> None:
@@ -54,12 +54,12 @@ class Recorder:
         self._removes: list[Callable[[], None]] = []
         self._began = time.perf_counter()
         self._by_hand = False
-        #: Is called when all is recorded and written.
+        #: Called when the profile is written.
         self.when_done: Callable[[], None] | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether all steps were recorded: what runs further is left alone."""
+        """Whether all steps were recorded; later steps are ignored."""
         return self.seen >= self.warmup + self.timed + self.steps
 
     def __enter__(self) -> Recorder:
@@ -74,19 +74,19 @@ class Recorder:
             ) from error
 
         self._torch = torch
-        handle = register_optimizer_step_post_hook(lambda *_: None if self._by_hand else self._ended())
+        handle = register_optimizer_step_post_hook(lambda *_: None if self._by_hand else self._end_step())
         self._removes.append(handle.remove)
         self._began = time.perf_counter()
         if self.warmup + self.timed == 0:
-            self._start()
+            self._start_profiler()
         return self
 
     def step(self) -> None:
-        """End a step by hand, where no optimizer does; optimizers count no more from then on."""
+        """End a step explicitly; from then on, steps of optimizers are not counted."""
         self._by_hand = True
-        self._ended()
+        self._end_step()
 
-    def _ended(self) -> None:
+    def _end_step(self) -> None:
         if self.is_done:
             return
         if self._torch.cuda.is_available():
@@ -99,15 +99,15 @@ class Recorder:
         elif self.seen > self.warmup:
             self.plain_s.append(took)
         if self.seen == self.warmup + self.timed:
-            self._start()
+            self._start_profiler()
         if self.is_done:
-            self._stop()
+            self._stop_profiler()
             if self.when_done is not None:
                 self.when_done()
         self._began = time.perf_counter()
 
-    def _start(self) -> None:
-        """Start the profiler, and mark modules from now on."""
+    def _start_profiler(self) -> None:
+        """Start the profiler, and begin to mark modules."""
         from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
         activities = [ProfilerActivity.CPU]
@@ -116,10 +116,10 @@ class Recorder:
         self._profiler = profile(
             activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD, acc_events=True
         )
-        self._removes += list(_marked_modules(self._torch))
+        self._removes += list(_mark_modules(self._torch))
         self._profiler.start()
 
-    def _stop(self) -> None:
+    def _stop_profiler(self) -> None:
         for remove in self._removes[1:]:
             remove()
         del self._removes[1:]
@@ -127,15 +127,15 @@ class Recorder:
         with TemporaryDirectory() as folder:
             plain = Path(folder) / "profile.json"
             self._profiler.export_chrome_trace(str(plain))
-            self._write(plain)
+            self._write_with_overhead(plain)
 
-    def _write(self, plain: Path) -> None:
-        """Write the profile with what recording took, which is not known before it is over."""
+    def _write_with_overhead(self, plain: Path) -> None:
+        """Write the profile with the overhead of recording, which is only known at the end."""
         text = plain.read_text(encoding="utf-8")
         said = ""
         if self.plain_s:
             count = len(_RECORDED.findall(text))
-            # what else runs on the machine only adds, so the shortest steps tell what recording does
+            # other load on the machine only adds time, so the shortest steps give the overhead
             spent = min(self.recorded_s) - min(self.plain_s)
             each = max(0.0, 1e6 * spent * len(self.recorded_s) / max(1, count))
             said = f'"{OVERHEAD}": {each!r},'
@@ -146,7 +146,7 @@ class Recorder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop; what was seen too little of is an error, unless the loop itself failed."""
+        """Stop; too few steps are an error, unless the loop itself failed."""
         started, done = self._profiler is not None, self.is_done
         if started and not done:
             for remove in self._removes[1:]:
@@ -168,21 +168,21 @@ def record(path: str | Path, *, warmup: int = 2, timed: int = 3, steps: int = 3)
     Parameters
     ----------
     path
-        Where the profile goes: ``.json`` or ``.json.gz``.
+        File of the profile: ``.json`` or ``.json.gz``.
     warmup, timed, steps
-        Steps that are left alone, only timed, and recorded. The loop runs at least as many; an optimizer's ``step``
-        ends one, or the recorder's own ``step()``.
+        Steps to warm up, to time, and to record. The loop must run at least as many; an optimizer's ``step``, or the
+        recorder's own ``step()``, ends one.
 
     Raises
     ------
     RollerError
-        PyTorch is missing, the path is none, or the loop ended too soon.
+        PyTorch is missing, the path is invalid, or the loop ended too soon.
     """
     return Recorder(path, warmup=warmup, timed=timed, steps=steps)
 
 
-def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
-    """Mark every module's run with its path, and yield what takes the hooks away again.
+def _mark_modules(torch: Any) -> Iterator[Callable[[], None]]:
+    """Mark every module's run with its path, and yield the functions that remove the hooks.
 
     A module that runs outside of all others is the root of those in it; its path is empty, as in ``named_modules``.
     """
@@ -191,7 +191,7 @@ def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
     open_marks: list[Any] = []
     paths: dict[int, str] = {}
 
-    def before(module: Any, _: Any) -> None:
+    def begin_mark(module: Any, _: Any) -> None:
         if not open_marks:
             for name, inner in module.named_modules():
                 paths.setdefault(id(inner), name)
@@ -199,17 +199,17 @@ def _marked_modules(torch: Any) -> Iterator[Callable[[], None]]:
         mark.__enter__()
         open_marks.append(mark)
 
-    def behind(*_: Any) -> None:
+    def end_mark(*_: Any) -> None:
         if open_marks:
             open_marks.pop().__exit__(None, None, None)
 
-    yield register_module_forward_pre_hook(before).remove
-    yield register_module_forward_hook(behind, always_call=True).remove
+    yield register_module_forward_pre_hook(begin_mark).remove
+    yield register_module_forward_hook(end_mark, always_call=True).remove
 
 
 @contextmanager
-def arguments_of(script: str, given: list[str]) -> Iterator[None]:
-    """Let a script see its own arguments, and its own folder first on the path, as if it had been started alone."""
+def script_arguments(script: str, given: list[str]) -> Iterator[None]:
+    """Set ``sys.argv`` and ``sys.path`` as if a script had been started by itself."""
     import sys
 
     before, path = sys.argv, list(sys.path)

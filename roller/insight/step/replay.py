@@ -1,4 +1,4 @@
-"""Replays a profile: whether its graph, with one latency and one gap, takes as long as the profile did."""
+"""Replays a profile: simulates its graph, and compares the time with that of the profile."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from typing import Any
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.renamed import warn
+from roller.insight.renamed import warn_renamed
 from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
-from roller.insight.step.join_ranks import join
+from roller.insight.step.join_ranks import join_ranks
 from roller.insight.step.kineto_reader import read_profile
-from roller.insight.step.missing_device_events import missing, note
+from roller.insight.step.missing_device_events import missing_device_events, missing_events_notes
 from roller.insight.step.overlap import Overlap, overlap
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.step.steady_step import steps_us
-from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, strays, waits
+from roller.insight.step.steady_step import step_times_us
+from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, is_replay_off, unexplained_waits
 
-#: Unexplained waits that data lists, the longest.
+#: Number of the longest unexplained waits in the JSON data.
 _MOST_WAITS = 20
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A profile, run again as a graph.
+    """The simulation of a profile's graph.
 
     Parameters
     ----------
     name
         Of the profile.
     graph, timeline
-        What was run, and when every task ran.
+        The graph, and its simulated timeline.
     measured_us, replayed_us
-        First start to last end, in the profile and in the graph.
+        First start to last end, in the profile and in the simulation.
     unexplained_share
-        Share of the profile that device tasks waited for nobody knows what; the replay leaves it out.
+        Share of the profile's time in unexplained waits, which the replay leaves out.
     overlap
         Of CPU and device in the replay.
     lanes
@@ -64,29 +64,31 @@ class Replay:
 
     @property
     def is_explained(self) -> bool:
-        """Whether a change of this profile can be predicted at all."""
+        """Whether changes of this profile can be predicted."""
         is_known = self.unexplained_share <= MOST_UNEXPLAINED and not self.graph.incomplete
-        return is_known and not strays(self.graph, self.replayed_us)
+        return is_known and not is_replay_off(self.graph, self.replayed_us)
 
     @property
     def measured_iteration_us(self) -> float:
-        """Time of a steady step in the profile: the median of those it has."""
+        """Time of a steady step in the profile: the median of its steps."""
         tasks = self.graph.tasks
-        return median(steps_us(self.graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks]))
+        return median(
+            step_times_us(self.graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
+        )
 
     @property
     def iteration_us(self) -> float:
         """Time of a steady step of the replay."""
-        return median(steps_us(self.graph, self.timeline.start_us, self.timeline.end_us))
+        return median(step_times_us(self.graph, self.timeline.start_us, self.timeline.end_us))
 
     @cached_property
     def phases(self) -> tuple[BreakdownRow, ...]:
-        """What every phase of the step takes, the most of the critical path first."""
+        """Cost of every phase of the step, in order of the critical path."""
         return breakdown(self.graph, self.timeline, "phase")
 
     @cached_property
     def layers(self) -> tuple[BreakdownRow, ...]:
-        """What every layer takes, the most of the critical path first."""
+        """Cost of every layer, in order of the critical path."""
         return breakdown(self.graph, self.timeline, "module")
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Replay:
             "iteration_us": self.iteration_us, "measured_iteration_us": self.measured_iteration_us,
             "unexplained": [
                 {"lane": x.lane.name, "rank": x.lane.rank, "start_us": x.start_us, "end_us": x.end_us, "task": x.task}
-                for x in waits(self.graph)[:_MOST_WAITS]
+                for x in unexplained_waits(self.graph)[:_MOST_WAITS]
             ],
             "notes": list(self.graph.notes), "incomplete": self.graph.incomplete,
             "phases": [asdict(x) for x in self.phases], "layers": [asdict(x) for x in self.layers],
@@ -121,40 +123,40 @@ def from_kineto(
     measured_us: Mapping[str, float] | None = None,
     prices: Mapping[str, float] | None = None,
 ) -> StepGraph:
-    """Return the graph of a profile, or of those of several ranks together.
+    """Return the graph of a profile, or the joint graph of the profiles of several ranks.
 
     Parameters
     ----------
     paths
         Kineto's JSON, plain or gzipped; of a job of several processes one file each, in the order of ranks.
     device
-        What it was made on: new and changed kernels are priced by its model.
+        Device of the profile: new and changed kernels are priced by its model.
     measured_us
-        Microseconds of kernels that were measured elsewhere, by the name that what-ifs give them: they come before
-        what a model says.
+        Microseconds of kernels that were measured elsewhere, by the name that what-ifs give them: they take precedence
+        over predictions.
     prices
         Former name of ``measured_us``.
 
     Raises
     ------
     ArtifactError
-        A file is no profile.
+        A file is not a profile.
     RollerError
-        No file is named, ranks share no collective, there is no such device, or it is none the profile was made on.
+        No file is named, ranks share no collective, there is no such device, or its kind is not the profile's.
     """
     from roller.arguments import target_of
 
     if prices is not None:
-        warn("from_kineto: prices", "measured_us", 4)
+        warn_renamed("from_kineto: prices", "measured_us", 4)
         measured_us = prices
     files = [paths] if isinstance(paths, (str, Path)) else list(paths)
     if not files:
         raise RollerError("profiles: expected at least one file, got none. Name one, or one for each rank.")
-    graphs = [_read(file, n) for n, file in enumerate(files)]
+    graphs = [_read_graph(file, n) for n, file in enumerate(files)]
     spec = None if device is None else target_of(device)[0]
     if spec is not None:
         for graph in graphs:
-            _check_kind(graph, spec)
+            _check_device_kind(graph, spec)
     if len(graphs) == 1:
         return replace(explained_part(graphs[0]), device=spec, measured_kernels_us=dict(measured_us or {}))
     for file, graph in zip(files, graphs, strict=True):
@@ -163,19 +165,19 @@ def from_kineto(
                 f"{file}: expected a rank of a job, got a profile without collectives. Replay it alone, or name the "
                 f"ranks of one job."
             )
-    return replace(explained_part(join(graphs)), device=spec, measured_kernels_us=dict(measured_us or {}))
+    return replace(explained_part(join_ranks(graphs)), device=spec, measured_kernels_us=dict(measured_us or {}))
 
 
-def _read(file: str | Path, rank: int) -> StepGraph:
-    """Return the graph of a file, which says what is wrong with it and what it lacks."""
+def _read_graph(file: str | Path, rank: int) -> StepGraph:
+    """Return the graph of a file, with notes on its defects and missing events."""
     profile = read_profile(file)
-    made = build(profile.events, rank=rank, name=Path(file).name, overhead_us=profile.overhead_us)
-    notes = (*profile.notes, *note(profile), *made.notes)
-    return replace(made, notes=notes, incomplete=missing(profile), world_size=profile.world_size)
+    made = build_graph(profile.events, rank=rank, name=Path(file).name, overhead_us=profile.overhead_us)
+    notes = (*profile.notes, *missing_events_notes(profile), *made.notes)
+    return replace(made, notes=notes, incomplete=missing_device_events(profile), world_size=profile.world_size)
 
 
-def _check_kind(graph: StepGraph, spec: DeviceSpec) -> None:
-    """Refuse a GPU as what a profile was made on that has no task of one, and a processor where it has."""
+def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
+    """Raise an error for a GPU if the profile has no GPU tasks, and for a processor if it has some."""
     if (graph.has_device or bool(graph.incomplete)) != spec.traits.blocks:
         gpu = "a GPU, whose kernels it has" if graph.has_device else "a GPU, whose events are missing"
         own = "a processor: no task of it ran on a GPU" if spec.traits.blocks else gpu
@@ -186,20 +188,20 @@ def _check_kind(graph: StepGraph, spec: DeviceSpec) -> None:
 
 
 def replay(graph: StepGraph) -> Replay:
-    """Run a graph, and hold it to its profile.
+    """Simulate a graph, and compare it with its profile.
 
     Examples
     --------
     A call launches a kernel, waits for it, and takes a microsecond to return.
 
-    >>> from roller.insight.step.profile_graph import build
+    >>> from roller.insight.step.profile_graph import build_graph
     >>> from roller.insight.step.kineto_reader import Event
     >>> events = [
     ...     Event("cudaLaunchKernel", "call", 0.0, 5.0, "thread 1", 1, {}),
     ...     Event("gemm", "kernel", 8.0, 90.0, "stream 7", 1, {}),
     ...     Event("cudaDeviceSynchronize", "call", 10.0, 89.0, "thread 1", 2, {}),
     ... ]
-    >>> found = replay(build(events))
+    >>> found = replay(build_graph(events))
     >>> found.replayed_us, found.overlap.device_only_us, found.graph.latency_us
     (99.0, 88.0, 8.0)
     """

@@ -1,4 +1,4 @@
-"""Runs a graph: every task starts when its lane is free and all that holds it back has happened."""
+"""Simulates a graph: every task starts when its lane is free and its dependencies are met."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run of a graph.
+    """The simulated times of a graph.
 
     Parameters
     ----------
@@ -33,28 +33,28 @@ class Timeline:
 
 @held_back()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
-    """Run a graph; the same graph always runs the same way.
+    """Simulate a graph, deterministically.
 
-    Of tasks that could start on a lane at the same time, the one of the smallest ``policy`` does, then of the smallest
-    id; without a policy the graph's own counts, or the tasks' priority. A task whose end waits for another keeps its
-    lane until then.
+    Among tasks that could start on a lane at the same time, the one with the smallest ``policy``, then with the
+    smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
+    for another occupies its lane until then.
 
     Raises
     ------
     RollerError
-        Tasks wait for each other in a circle, which is named.
+        Tasks wait for each other in a cycle, which the error names.
 
     Notes
     -----
-    start = max(end of the lane's task before, all starts' events + lags); end = max(start, all ends' events + lags) +
-    duration.
+    start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events of
+    dependencies to the end + lags) + duration.
     """
     chosen = policy or graph.policy
-    return (None if chosen else _in_order(graph)) or _Run(graph, chosen or _by_priority).timeline()
+    return (None if chosen else _simulate_in_id_order(graph)) or _Run(graph, chosen or _priority_policy).run()
 
 
-def _in_order(graph: StepGraph) -> Timeline | None:
-    """Run a graph whose ids are an order that every lane is tied to: nothing has to be chosen, each task is next."""
+def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
+    """Simulate a graph whose ids are a topological order and the order of every lane; ``None`` for other graphs."""
     follows: set[tuple[int, int]] = set()
     of: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:
@@ -83,7 +83,7 @@ def _in_order(graph: StepGraph) -> Timeline | None:
     return Timeline(starts, ends)
 
 
-def _by_priority(task: Task) -> int:
+def _priority_policy(task: Task) -> int:
     return -task.priority
 
 
@@ -107,65 +107,65 @@ class _Run:
         self.ready: list[tuple[float, Any, int]] = []
         self.done = [False] * count
 
-    def timeline(self) -> Timeline:
-        """Run until nothing is ready."""
+    def run(self) -> Timeline:
+        """Simulate until no task is ready."""
         for task in self.graph.tasks:
             if not self.waits_start[task.id]:
-                self._push(task.id)
+                self._push_ready(task.id)
         while self.ready:
             at, _, number = heapq.heappop(self.ready)
             lane = self.graph.tasks[number].lane
             if lane in self.held:
                 self.queued.setdefault(lane, []).append(number)
-            elif at < self.free.get(lane, at):  # the lane went on since: others may be ready by then, too
-                self._push(number)
+            elif at < self.free.get(lane, at):  # the lane was occupied since: others may be ready by then, too
+                self._push_ready(number)
             else:
-                self._begin(number, at)
+                self._start_task(number, at)
         if not all(self.done):
             raise RollerError(
-                f"{self.graph.name}: expected tasks in an order, got a circle: {self._circle()}. Mend it."
+                f"{self.graph.name}: expected tasks in an order, got a circle: {self._find_cycle()}. Mend it."
             )
         return Timeline(self.start, self.end)
 
-    def _push(self, number: int) -> None:
+    def _push_ready(self, number: int) -> None:
         task = self.graph.tasks[number]
         at = max(self.earliest[number], self.free.get(task.lane, self.earliest[number]))
         heapq.heappush(self.ready, (at, self.policy(task), number))
 
-    def _begin(self, number: int, at: float) -> None:
+    def _start_task(self, number: int, at: float) -> None:
         self.start[number] = at
         lane = self.graph.tasks[number].lane
         self.held[lane] = number
-        self._release(self.of_start[number], at)
+        self._release_dependencies(self.of_start[number], at)
         if not self.waits_end[number] and not self.done[number]:
-            self._finish(number)
+            self._finish_task(number)
 
-    def _finish(self, number: int) -> None:
+    def _finish_task(self, number: int) -> None:
         task = self.graph.tasks[number]
         end = self.end[number] = max(self.start[number], self.floor[number]) + task.duration_us
         self.done[number] = True
         self.free[task.lane] = end
         del self.held[task.lane]
         for waiting in self.queued.pop(task.lane, ()):
-            self._push(waiting)
-        self._release(self.of_end[number], end)
+            self._push_ready(waiting)
+        self._release_dependencies(self.of_end[number], end)
 
-    def _release(self, dependencies: Sequence[Dependency], at: float) -> None:
+    def _release_dependencies(self, dependencies: Sequence[Dependency], at: float) -> None:
         for d in dependencies:
             when = at + d.lag_us
             if d.to_end:
                 self.floor[d.target] = max(self.floor[d.target], when)
                 self.waits_end[d.target] -= 1
                 if not self.waits_end[d.target] and self.held.get(self.graph.tasks[d.target].lane) == d.target:
-                    self._finish(d.target)
+                    self._finish_task(d.target)
             else:
                 self.earliest[d.target] = max(self.earliest[d.target], when)
                 self.waits_start[d.target] -= 1
                 if not self.waits_start[d.target]:
-                    self._push(d.target)
+                    self._push_ready(d.target)
 
-    def _circle(self) -> str:
-        """Return the names of tasks that wait for each other."""
+    def _find_cycle(self) -> str:
+        """Return the names of the tasks in a dependency cycle."""
         before: dict[int, int] = {}
         for d in self.graph.dependencies:
             if not self.done[d.source] and not self.done[d.target]:

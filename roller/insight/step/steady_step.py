@@ -1,4 +1,4 @@
-"""How long a steady step takes: not the whole profile, whose ends are drained and filled."""
+"""The time of a steady step, without the start and end of a profile, in which the pipeline fills and drains."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from statistics import median
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import Timeline
 
-#: Devices that take longer by this share than the calls for them fall behind; less is how their last steps end.
+#: Relative excess of device time over call time from which on devices fall behind.
 _BEHIND = 0.05
 
 
-def steps_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float]) -> tuple[float, ...]:
+def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float]) -> tuple[float, ...]:
     """Return the distances between the first calls of consecutive steps; of a single step, its whole time.
 
     Parameters
     ----------
     graph
-        Its tasks say which step they belong to.
+        Graph whose tasks know their step.
     start_us, end_us
-        Of every task, as measured or as simulated. Of several ranks the last one to begin counts, as it keeps
-        the others waiting.
+        Of every task, as measured or as simulated. Of several ranks the last one to begin counts, since the others
+        wait for it.
 
     Examples
     --------
     >>> from roller.insight.step.graph import StepGraph, Lane, TaskContext, Task
     >>> lane = Lane(0, "thread", "1")
     >>> tasks = [Task(n, "op", "cpu", lane, 5.0, 10.0 * n, 10.0 * n + 5.0, context=TaskContext(n)) for n in range(3)]
-    >>> steps_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 10.0, 21.0], [5.0, 15.0, 26.0])
+    >>> step_times_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 10.0, 21.0], [5.0, 15.0, 26.0])
     (10.0, 11.0)
     """
     begins: dict[int, dict[int, float]] = {}
     on_device = {t.on_device for t in graph.tasks if t.context.iteration >= 0}
     for t in graph.tasks:
-        # kernels of a step may start behind the next step's first call, so calls tell where a step begins
+        # kernels of a step may start after the next step's first call, so calls mark the start of a step
         if t.context.iteration < 0 or (t.on_device and False in on_device):
             continue
         ranks = begins.setdefault(t.context.iteration, {})
@@ -46,17 +46,17 @@ def steps_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float
     return tuple(b - a for a, b in pairwise(times))
 
 
-def steady_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return the time of a steady step of a run: the median distance between steps, of calls or of devices.
+def steady_step_us(graph: StepGraph, timeline: Timeline) -> float:
+    """Return the time of a steady step: the median distance between steps, of calls or of devices.
 
-    Calls run ahead of a device that is the bottleneck until they have to wait for it, and a profile of few steps may
-    end before: where devices fall behind from step to step, their distance is what a long run takes.
+    Calls run ahead of a device that is the bottleneck until the launch queue is full, and a profile of few steps may
+    end before: if devices fall behind from step to step, the distance between their steps is that of a long run.
     """
     ends: dict[int, float] = {}
     for t in graph.tasks:
         if t.on_device and t.context.iteration >= 0 and not t.is_removed:
             ends[t.context.iteration] = max(ends.get(t.context.iteration, 0.0), timeline.end_us[t.id])
     between = [b - a for (_, a), (_, b) in pairwise(sorted(ends.items()))]
-    calls = steps_us(graph, timeline.start_us, timeline.end_us)
+    calls = step_times_us(graph, timeline.start_us, timeline.end_us)
     falls_behind = len(between) == len(calls) and sum(between) > (1.0 + _BEHIND) * sum(calls)
     return median(between if falls_behind else calls)

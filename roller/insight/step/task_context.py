@@ -1,7 +1,7 @@
-"""Where in the step each call belongs: the marks and operators that stand around it on its thread.
+"""The position of each call in the step: the marks and operators around it on its thread.
 
-Nothing is synchronised to find it out. A backward operator shares a sequence number with its forward one, and so the
-layer; gradients that are summed up follow the operator before them; a device task belongs where its call does.
+A backward operator shares a sequence number, and so the layer, with its forward operator; the accumulation of gradients
+has the layer of the previous operator; a device task has the context of its call.
 """
 
 from __future__ import annotations
@@ -25,38 +25,39 @@ _PHASES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
     ("optimizer", re.compile(r"Optimizer\.|(## )?(optim(izer)?|update)( ##)?$")),
     ("forward", re.compile(r"(.*\.|## )?forward( ##)?$")),
 )
-#: Marks that libraries set around what they send: no layers.
+#: Marks that libraries set around communication, which are not layers.
 _LIBRARY = re.compile(r"(nccl|gloo|ucc|mpi):")
 _SUMS = "AccumulateGrad"
 _MARK, _OPERATOR, _CALL = range(3)
 
 
-def is_loading(event: Event) -> bool:
-    """Return whether an event is the loading of a batch.
+def is_batch_loading(event: Event) -> bool:
+    """Return whether an event marks the loading of a batch.
 
     Examples
     --------
-    >>> is_loading(Event("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", "mark", 0, 9, "1", None, {}))
+    >>> name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    >>> is_batch_loading(Event(name, "mark", 0, 9, "1", None, {}))
     True
     """
     return event.kind == "mark" and _LOADING.match(event.name) is not None
 
 
-def places(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
-    """Return the place of every call.
+def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
+    """Return the context of every call.
 
     Parameters
     ----------
     calls
-        What is done on threads.
+        Calls on threads.
     events
-        All of the profile; operators and marks of it are read.
+        All events of the profile, of which operators and marks are used.
     """
     return _Places(calls, [e for e in events if e.kind in ("mark", "operator")]).found
 
 
 class _Places:
-    """What is open on the thread at hand, and which layer a forward's sequence number belongs to."""
+    """Finds the open marks of each thread, and the layer of each forward sequence number."""
 
     def __init__(self, calls: Sequence[Event], around: Sequence[Event]) -> None:
         self.calls, self.around = calls, around
@@ -71,45 +72,45 @@ class _Places:
             threads[e.lane].append((e.start_us, -e.duration_us, kind, e.name, n))
         for n, e in enumerate(calls):
             threads[e.lane].append((e.start_us, -e.duration_us, _CALL, e.name, n))
-        # a thread that begins sooner runs the forward, whose sequence numbers another's backward looks up
+        # the thread that begins first runs the forward, whose sequence numbers the backward of others looks up
         for lane in sorted(threads, key=lambda x: (min(threads[x]), x)):
-            self._sweep(sorted(threads[lane]))
+            self._sweep_thread(sorted(threads[lane]))
 
-    def _sweep(self, items: list[tuple[float, float, int, str, int]]) -> None:
+    def _sweep_thread(self, items: list[tuple[float, float, int, str, int]]) -> None:
         stack: list[tuple[float, TaskContext]] = []
         self.last_layer = ""
         for start, minus_duration, kind, name, n in items:
             while stack and stack[-1][0] <= start:
                 stack.pop()
-            # a step may begin before the optimizer's mark has ended, in which a hook told that one is over
-            outer = stack[-1][1] if stack and not _STEP.match(name) else self._outside(start)
+            # a step may begin within the optimizer's mark, if a hook of the optimizer ends the step
+            outer = stack[-1][1] if stack and not _STEP.match(name) else self._context_outside_marks(start)
             if kind != _CALL:
-                stack.append((start - minus_duration, self._within(self.around[n], outer)))
-            elif is_loading(self.calls[n]):
+                stack.append((start - minus_duration, self._context_within(self.around[n], outer)))
+            elif is_batch_loading(self.calls[n]):
                 self.found[n] = outer._replace(phase="data")
             else:
                 own = self.calls[n].kind == "operator"
-                self.found[n] = self._within(self.calls[n], outer) if own else outer
+                self.found[n] = self._context_within(self.calls[n], outer) if own else outer
 
-    def _outside(self, start: float) -> TaskContext:
-        """Return the place of what no mark stands around: on the thread that trains, that is the forward."""
+    def _context_outside_marks(self, start: float) -> TaskContext:
+        """Return the context of a call outside of all marks: on the training thread, the forward."""
         if not self.starts:
             return TaskContext(0, "forward")
         step = bisect_right(self.starts, start) - 1
         return TaskContext(step, "forward" if step >= 0 and start <= self.ends[step] else "other")
 
-    def _within(self, event: Event, outer: TaskContext) -> TaskContext:
-        named = "data" if is_loading(event) else _phase_of(event.name)
+    def _context_within(self, event: Event, outer: TaskContext) -> TaskContext:
+        named = "data" if is_batch_loading(event) else _phase_of_mark(event.name)
         phase = named or outer.phase
         if event.kind == "mark":
             is_layer = named is None and not _STEP.match(event.name) and not _LIBRARY.match(event.name)
             return outer._replace(phase=phase, module=event.name.removeprefix(MODULE) if is_layer else outer.module)
         said = event.arguments
-        layer = self._layer(event.name, said.get("sequence"), phase, outer.module)
+        layer = self._layer_of_operator(event.name, said.get("sequence"), phase, outer.module)
         shapes, dtypes = said.get("shapes", outer.shapes), said.get("dtypes", outer.dtypes)
         return TaskContext(outer.iteration, phase, layer, event.name, shapes, dtypes)
 
-    def _layer(self, name: str, sequence: Any, phase: Phase, outer: str) -> str:
+    def _layer_of_operator(self, name: str, sequence: Any, phase: Phase, outer: str) -> str:
         if phase != "backward":
             if isinstance(sequence, int) and sequence >= 0 and outer:
                 self.layers[sequence] = outer
@@ -123,8 +124,8 @@ class _Places:
 
 
 @lru_cache(maxsize=4096)
-def _phase_of(name: str) -> Phase | None:
-    """Return the phase that a mark or an operator begins; a module's name says nothing."""
+def _phase_of_mark(name: str) -> Phase | None:
+    """Return the phase that a mark or an operator begins; ``None`` for a module."""
     if name.startswith(MODULE):
         return None
     return next((phase for phase, pattern in _PHASES if pattern.match(name)), None)

@@ -1,4 +1,4 @@
-"""A task while a graph is made of a profile."""
+"""A mutable task, used while a graph is built from a profile."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from roller.insight.step.graph import NO_CONTEXT, Kind, Lane
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_dtypes import element_bytes
 
-#: Bytes of an element where a collective says no type, or one nobody knows: most are of float32.
+#: Bytes of an element of a collective with no or an unknown dtype: most are of float32.
 _UNSAID_BYTES = 4
-#: No event moves as much.
+#: More bytes or elements than any event moves.
 _MOST_COUNT = 1 << 60
 
 
 class TaskDraft:
-    """A task while it is made."""
+    """A mutable task."""
 
     __slots__ = (
         "call",
@@ -38,28 +38,28 @@ class TaskDraft:
         self.name, self.kind, self.lane, self.correlation = event.name, kind, lane, event.correlation
         self.start, self.end, self.own = event.start_us, event.end_us, event.duration_us
         self.unexplained, self.id = 0.0, -1
-        self.size_bytes, self.context = _size_bytes(event), NO_CONTEXT
+        self.size_bytes, self.context = _moved_bytes(event), NO_CONTEXT
         self.call: TaskDraft | None = None
         self.previous: TaskDraft | None = None
         self.last: TaskDraft | None = None  # of a call, the last device task it launched
 
-    def after(self, previous: TaskDraft) -> None:
-        """Start no sooner than the one before ends: older profiles have whole microseconds."""
+    def follow_task(self, previous: TaskDraft) -> None:
+        """Clip the start to the end of the previous task: older profiles have whole microseconds."""
         self.previous = previous
         if self.start < previous.end:
             self.start, self.end = previous.end, max(self.end, previous.end)
             self.own = self.end - self.start
 
 
-def _size_bytes(event: Event) -> int:
+def _moved_bytes(event: Event) -> int:
     said = event.arguments
     if event.kind == "collective":
-        return _count(said.get("elements")) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)
-    return _count(said.get("bytes")) if event.kind in ("copy", "set") else 0
+        return _parse_count(said.get("elements")) * element_bytes(str(said.get("dtype", "")), _UNSAID_BYTES)
+    return _parse_count(said.get("bytes")) if event.kind in ("copy", "set") else 0
 
 
-def _count(value: Any) -> int:
-    """Return a number that a profile says, which may be text; 0 of what is none."""
+def _parse_count(value: Any) -> int:
+    """Return a number of a profile, which may be text; 0 if it is invalid."""
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError):

@@ -1,7 +1,7 @@
-"""Where a profile waits for what it does not show; and the part of it that is answered where the rest is not explained.
+"""Waits of a profile without a known cause, and the part of a profile that is explained.
 
-A profile is cut only at its beginning, where the device still did what had been queued before the first record or
-before the first marked step: such work is not in the profile, so what waits for it cannot be explained.
+A profile is cut only at its beginning, where the device still ran work that was queued before the first record or the
+first marked step: such work is not in the profile, so waits for it cannot be explained.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from itertools import accumulate
 
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
-#: Of a profile with a larger share that nobody can explain, no change is to be predicted.
+#: Largest share of unexplained waiting of a profile whose changes are predicted.
 MOST_UNEXPLAINED = 0.05
 
 
-#: A replay that is off by more, beyond what is unexplained, is of a graph that is not the profile's.
+#: Largest relative error of a replay, in addition to unexplained waits; a larger one means that the graph is wrong.
 MOST_ERROR = 0.05
 
 
-def strays(graph: StepGraph, replayed_us: float) -> bool:
-    """Return whether a replay takes another time than the profile, less what is unexplained."""
+def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
+    """Return whether the time of a replay differs from that of the profile, less unexplained waits."""
     measured, unexplained = graph.measured_us, graph.unexplained_share
     error = replayed_us / measured - 1.0 if measured else 0.0
     return replayed_us > 0.0 and (error > MOST_ERROR or error < -unexplained - MOST_ERROR)
@@ -30,7 +30,7 @@ def strays(graph: StepGraph, replayed_us: float) -> bool:
 
 @dataclass(frozen=True)
 class Wait:
-    """A time in which a stream, or a thread, waited for what the profile does not show.
+    """A time span in which a stream, or a thread, waited without a known cause.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Wait:
     start_us, end_us
         From the profile's first task on.
     task
-        What ran then, or the call that waited.
+        The task after the wait, or the call that waited.
     """
 
     lane: Lane
@@ -48,85 +48,85 @@ class Wait:
     task: str
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the wait in words."""
         rank = f"rank {self.lane.rank}: " if self.lane.rank else ""
         name = self.task if len(self.task) <= _LONGEST else f"{self.task[: _LONGEST - 3]}..."
         before = "before" if self.lane.kind == "stream" else "in"
         return f"{rank}{self.lane.name} from {self.start_us / 1e3:.3f} to {self.end_us / 1e3:.3f} ms ({before} {name})"
 
 
-#: Share of a profile's device time that may have been done when a wait for work from before the profile ends.
+#: Largest share of a profile's device time before the end of a wait for work from before the profile.
 _DONE = 0.05
-#: Characters of a kernel's name that are said.
+#: Most characters of a kernel's name in a message.
 _LONGEST = 48
 
 
-def waits(graph: StepGraph) -> tuple[Wait, ...]:
+def unexplained_waits(graph: StepGraph) -> tuple[Wait, ...]:
     """Return the unexplained waits of a graph, the longest first."""
     late = sorted((t for t in graph.tasks if t.unexplained_us > 0.0), key=lambda t: (-t.unexplained_us, t.id))
-    return tuple(_wait(t) for t in late)
+    return tuple(_wait_of_task(t) for t in late)
 
 
-def _wait(task: Task) -> Wait:
+def _wait_of_task(task: Task) -> Wait:
     until = task.measured_start_us if task.on_device else task.measured_end_us
     return Wait(task.lane, until - task.unexplained_us, until, task.name)
 
 
-def where(graph: StepGraph, most: int = 3) -> str:
+def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
     """Return the longest unexplained waits in words: stream, time span, and the task that waited."""
-    found = waits(graph)
+    found = unexplained_waits(graph)
     said = "; ".join(str(wait) for wait in found[:most])
     return said + (f"; and {len(found) - most} shorter ones" if len(found) > most else "")
 
 
 def explained_part(graph: StepGraph) -> StepGraph:
-    """Return a profile without its beginning, where that is what keeps it from being explained, and says so.
+    """Return a profile without its beginning, and with a note, if only that makes it explained.
 
-    What is explained as a whole is returned as it is; so is what would not be explained without its beginning either.
+    A profile that is explained as a whole, or not even without its beginning, is returned unchanged.
     """
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
-    for since, first_step, why in sorted(_cuts(graph), key=lambda cut: cut[0]):
-        made = without_start(graph, since, first_step)
+    for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
+        made = drop_start(graph, since, first_step)
         if made.tasks and made.unexplained_share <= MOST_UNEXPLAINED:
             return replace(made, notes=(*graph.notes, why))
     return graph
 
 
-def _cuts(graph: StepGraph) -> Iterator[tuple[float, int, str]]:
-    """Yield times at which a profile may begin, the first step from then on, and why what was before is left off."""
+def _possible_cuts(graph: StepGraph) -> Iterator[tuple[float, int, str]]:
+    """Yield possible cuts: the time, the first step from then on, and why the beginning is left out."""
     steps: dict[int, float] = {}
     for t in graph.tasks:
         if t.context.iteration >= 0 and not (graph.has_device and t.on_device):
             steps[t.context.iteration] = min(steps.get(t.context.iteration, t.measured_start_us), t.measured_start_us)
-    held = _held(graph)
+    held = _wait_for_earlier_work(graph)
     if held is not None:
         why = f"until then {held.lane.name} was held, as by work that was queued before the profile began"
-        yield _cut(steps, held.end_us, why)
-    late = [w for t in graph.tasks if t.unexplained_us > 0.0 and t.context.iteration < 0 for w in (_wait(t),)]
+        yield _cut_at_step(steps, held.end_us, why)
+    late = [w for t in graph.tasks if t.unexplained_us > 0.0 and t.context.iteration < 0 for w in (_wait_of_task(t),)]
     if steps and late:
         why = "what was queued before the first marked step waited for what the profile does not show"
         for since in {min(steps.values()), max(w.end_us for w in late)}:
-            if since > max(steps.values()) and _end(graph) - since < MOST_UNEXPLAINED * graph.measured_us:
-                continue  # kernels that belong to no step at all: hardly anything is behind them
-            yield _cut(steps, since, f"{why}: {where(graph, 1)}")
+            if since > max(steps.values()) and _end_of_profile(graph) - since < MOST_UNEXPLAINED * graph.measured_us:
+                continue  # these kernels belong to no step, and hardly anything follows them
+            yield _cut_at_step(steps, since, f"{why}: {describe_longest_waits(graph, 1)}")
 
 
-def _end(graph: StepGraph) -> float:
+def _end_of_profile(graph: StepGraph) -> float:
     return max(t.measured_end_us for t in graph.tasks)
 
 
-def _cut(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
-    """Return a cut at the next step's beginning, or within the last step where no other follows."""
+def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
+    """Return a cut at the next step's beginning, or within the last step if no other follows."""
     later = [(at, step) for step, at in steps.items() if at >= since]
     at, step = min(later) if later else (since, max(steps, default=0))
     until = f", up to the profile's step {step}," if later and len(steps) > 1 else ""
     return at, step, f"The first {at / 1e3:.3f} ms{until} are left off: {why}."
 
 
-def _held(graph: StepGraph) -> Wait | None:
+def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
     """Return the last wait for work from before the profile: of a stream's first task, or of a call before it."""
-    # The device had done next to nothing of the profile's work when the wait ended.
+    # The device had done almost none of the profile's work when the wait ended.
     found: Wait | None = None
     device = [t for t in graph.tasks if t.on_device]
     firsts: dict[Lane, Task] = {}
@@ -135,7 +135,7 @@ def _held(graph: StepGraph) -> Wait | None:
     ends = sorted((t.measured_end_us, t.duration_us) for t in device)
     done = list(accumulate((took for _, took in ends), initial=0.0))
     for late in (t for t in graph.tasks if t.unexplained_us > 0.0):
-        wait = _wait(late)
+        wait = _wait_of_task(late)
         is_first = firsts.get(late.lane) is late or not late.on_device
         is_before = done[bisect_right(ends, (wait.end_us, float("inf")))] <= _DONE * done[-1]
         if is_first and is_before and (found is None or wait.end_us > found.end_us):
@@ -143,15 +143,15 @@ def _held(graph: StepGraph) -> Wait | None:
     return found
 
 
-def without_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
-    """Return a profile from a time on: what ended before is gone, what was under way began then.
+def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
+    """Return a profile from a time on: earlier tasks are dropped, running ones are clipped.
 
     Parameters
     ----------
     since_us
         From the profile's first task on.
     first_step
-        Tasks of steps before it belong to none.
+        First step; tasks of earlier steps belong to no step.
     """
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]
     new = {t.id: n for n, t in enumerate(kept)}
@@ -172,7 +172,7 @@ def without_start(graph: StepGraph, since_us: float, first_step: int = 0) -> Ste
         if new[t.id] not in held:
             starts.setdefault(new[t.id], max(t.measured_start_us, since_us))
     return replace(
-        graph, tasks=[_since(t, new[t.id], since_us, first_step) for t in kept], dependencies=dependencies,
+        graph, tasks=[_clip_task(t, new[t.id], since_us, first_step) for t in kept], dependencies=dependencies,
         starts_us=starts, overhead_us={new[n]: took for n, took in graph.overhead_us.items() if n in new},
         gradients=[g._replace(ready=new[g.ready], update=None if g.update is None else new.get(g.update))
                    for g in graph.gradients if g.ready in new and g.iteration >= first_step],
@@ -180,7 +180,7 @@ def without_start(graph: StepGraph, since_us: float, first_step: int = 0) -> Ste
     )  # fmt: skip
 
 
-def _since(task: Task, number: int, since_us: float, first_step: int) -> Task:
+def _clip_task(task: Task, number: int, since_us: float, first_step: int) -> Task:
     context = task.context if task.context.iteration >= first_step else task.context._replace(iteration=-1)
     begin = max(task.measured_start_us, since_us)
     waited = (begin if task.on_device else task.measured_end_us) - since_us

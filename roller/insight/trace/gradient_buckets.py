@@ -43,7 +43,7 @@ class Gradient(NamedTuple):
     update: int | None = None
     name: str = ""
 
-    def moved(self, tasks: int, iterations: int = 0) -> Gradient:
+    def shift_ids(self, tasks: int, iterations: int = 0) -> Gradient:
         """Return the gradient in a graph that has so many tasks, and steps, ahead of these."""
         update = None if self.update is None else self.update + tasks
         return self._replace(ready=self.ready + tasks, iteration=self.iteration + iterations, update=update)
@@ -88,7 +88,7 @@ def gradients_of(trace: Trace) -> list[Gradient]:
     for index in range(len(step) - 2, -1, -1):
         after_backward[index] = after_backward[index + 1] if step[index + 1].phase == "backward" else index + 1
 
-    def end(storage: int) -> None:
+    def append_gradient(storage: int) -> None:
         index, module = written.pop(storage)
         size_bytes = trace.allocations[storage].size_bytes
         name = trace.storages[storage].name
@@ -97,14 +97,14 @@ def gradients_of(trace: Trace) -> list[Gradient]:
     for index, operator in enumerate(step):
         if operator.phase != "backward":
             for storage in {t.storage for t in (*operator.inputs, *operator.outputs)} & written.keys():
-                end(storage)
+                append_gradient(storage)
             continue
         for tensor in operator.outputs:
             held = trace.storages.get(tensor.storage)
             if held is not None and held.kind == "gradient" and held.name:
                 written[tensor.storage] = (index, operator.module)
     for storage in list(written):
-        end(storage)
+        append_gradient(storage)
     return sorted(found, key=lambda r: (r.ready, -r.size_bytes))
 
 
@@ -127,10 +127,10 @@ def buckets(
             "devices: expected a step that leaves gradients of the model's parameters, which devices reduce, got one "
             "whose backward pass leaves none. Ask for one device, or leave gradients at the parameters with backward()."
         )
-    return tuple(in_buckets(whole, first_bytes, cap_bytes))
+    return tuple(group_into_buckets(whole, first_bytes, cap_bytes))
 
 
-def in_buckets(
+def group_into_buckets(
     gradients: Sequence[Gradient], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> list[Bucket]:
     """Return the buckets that gradients fill in order; those of other steps, or that others need, never share one."""
@@ -139,16 +139,18 @@ def in_buckets(
         groups.setdefault((gradient.iteration, gradient.update), []).append(gradient)
     return [
         Bucket(tuple(own[part]))
-        for own in groups.values() for part in filled([g.size_bytes for g in own], first_bytes, cap_bytes)
+        for own in groups.values() for part in bucket_slices([g.size_bytes for g in own], first_bytes, cap_bytes)
     ]  # fmt: skip
 
 
-def filled(sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES) -> list[slice]:
+def bucket_slices(
+    sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
+) -> list[slice]:
     """Return the buckets that gradients of so many bytes fill in order: one is full as soon as it holds its capacity.
 
     Examples
     --------
-    >>> filled([3, 5, 2, 2, 9, 1], first_bytes=4, cap_bytes=4)
+    >>> bucket_slices([3, 5, 2, 2, 9, 1], first_bytes=4, cap_bytes=4)
     [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None), slice(5, 6, None)]
     """
     found: list[slice] = []
@@ -161,7 +163,7 @@ def filled(sizes: Sequence[int], first_bytes: int = FIRST_BUCKET_BYTES, cap_byte
     return found
 
 
-def with_buckets(trace: Trace, found: Sequence[Bucket]) -> Trace:
+def add_bucket_storages(trace: Trace, found: Sequence[Bucket]) -> Trace:
     """Return a trace that holds the buckets from its begin, beside the gradients, as PyTorch does by default.
 
     Buckets whose gradients were reduced before in the same step are the same memory.

@@ -1,4 +1,4 @@
-"""Options of a trace: batch, device, precision and checkpointing, and what a device means for the choice of kernels."""
+"""Options of a trace: batch, device, precision and checkpointing, and the compute capability of a device."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from roller.hardware import DeviceSpec, load_spec
 PRECISIONS = {
     "fp32": None, "float32": None, "none": None, "fp16": "fp16", "float16": "fp16", "bf16": "bf16", "bfloat16": "bf16"
 }  # fmt: skip
-#: In the place of a compute capability: the device is the CPU that also runs PyTorch's own code.
+#: Stands for the compute capability of a CPU, which also runs PyTorch's own code.
 HOST = (0, 0)
 
 
 class DeviceRules(NamedTuple):
-    """All that a trace needs of a device, for a process that does not have its specification."""
+    """The properties of a device that a trace needs, for a process without its specification."""
 
     name: str
     capability: tuple[int, int]
@@ -26,7 +26,7 @@ class DeviceRules(NamedTuple):
 
 @dataclass(frozen=True)
 class TraceOptions:
-    """What a step is traced under; ``None`` leaves each as the step was first described.
+    """Options under which a step is traced; ``None`` keeps an option of the first trace.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class TraceOptions:
     checkpoint: bool | str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no step can have."""
+        """Check the batch and the precision."""
         if self.batch is not None and (
             isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1
         ):
@@ -58,13 +58,13 @@ class TraceOptions:
             )
 
 
-def capability_of(device: str | DeviceSpec | DeviceRules | None) -> tuple[int, int]:
-    """Return the compute capability of a device, (8, 0) of none, :data:`HOST` of a CPU.
+def compute_capability_of(device: str | DeviceSpec | DeviceRules | None) -> tuple[int, int]:
+    """Return the compute capability of a device: (8, 0) for ``None``, :data:`HOST` for a CPU.
 
     Raises
     ------
     ModelError
-        The device is neither of CUDA nor a CPU.
+        The device is neither a CUDA device nor a CPU.
     """
     if device is None:
         return (8, 0)

@@ -1,4 +1,4 @@
-"""Traces a step again under other options, and keeps the latest traces."""
+"""Traces a step under other options, and caches the latest traces."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from roller.errors import ModelError, shown
-from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions, capability_of
+from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions, compute_capability_of
 from roller.insight.trace.trace import Trace
 
 T = TypeVar("T")
-#: Traces that are kept; one of a large model holds some ten thousand operators.
+#: Traces in the cache; a trace of a large model has some ten thousand operators.
 _KEPT = 16
 
 
 class Retracer(Generic[T]):
-    """Trace one step again under other options; the latest traces are kept.
+    """Traces one step under other options; the latest traces are cached.
 
     Parameters
     ----------
     make
         Traces the step under complete options.
     first
-        Options of the first trace: those that a later call leaves out are taken from here.
+        Options of the first trace, which are the defaults of later ones.
     wrap
-        Makes the result of a trace and this object.
+        Function from a trace and this object to the result.
     """
 
     def __init__(
@@ -35,15 +35,15 @@ class Retracer(Generic[T]):
         self._kept: OrderedDict[object, T] = OrderedDict()
 
     def __call__(self, options: TraceOptions) -> T:
-        """Return the trace under other options; devices for which PyTorch chooses the same kernels share it.
+        """Return the trace under other options; devices for which PyTorch chooses the same kernels share a trace.
 
         Raises
         ------
         ModelError
-            The step does not run so.
+            The step fails under these options.
         """
-        whole = self._completed(options)
-        capability = capability_of(whole.device)
+        whole = self._complete_options(options)
+        capability = compute_capability_of(whole.device)
         key = (whole.batch, PRECISIONS[whole.amp or "fp32"], str(whole.checkpoint or False))
         if capability == HOST and key[1] is not None:
             raise ModelError(
@@ -61,7 +61,7 @@ class Retracer(Generic[T]):
                 self._kept.popitem(last=False)
         return found
 
-    def _completed(self, options: TraceOptions) -> TraceOptions:
+    def _complete_options(self, options: TraceOptions) -> TraceOptions:
         first = self._first
         return TraceOptions(
             first.batch if options.batch is None else options.batch,

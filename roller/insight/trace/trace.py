@@ -1,8 +1,8 @@
-"""What a trace holds: operators with shapes, phases and places, and every allocation and free, in order.
+"""The data of a trace: operators with shapes, phases and origins, and every allocation and free, in order.
 
-A trace is plain data. It is made without a device, or read from a profile of a real run; prices, the simulator of the
-allocator and reports read it and know nothing of PyTorch. Names of operators and dtypes are those of PyTorch
-(``"aten.addmm.default"``, ``"float32"``), sizes are in elements, and bytes say so.
+A trace is plain data, made without a device; prices, the simulator of the allocator and reports read it without
+PyTorch. Names of operators and dtypes are those of PyTorch (``"aten.addmm.default"``, ``"float32"``); sizes are in
+elements unless their name has a unit.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 
 from roller.errors import ArtifactError
 
-#: Version of the JSON of a trace that is written; every version from 1 on is read.
+#: Version of a trace's JSON that is written; every version from 1 on can be read.
 TRACE_VERSION = 2
 
-#: What a storage is for.
+#: Purpose of a storage.
 Kind = Literal[
     "parameter", "gradient", "optimizer_state", "buffer", "input", "activation", "temporary", "workspace", "unknown"
 ]
-#: Where in a step an operator or a task runs: ``data`` loads batches, ``other`` is outside of all, as set-up is.
+#: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
 
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
     line
         From 1.
     function
-        Qualified name of the function that contains it; ``""`` where a trace of version 1 does not tell.
+        Qualified name of the function that contains it; ``""`` in a trace of version 1.
     module
         Path of the module instance whose ``forward`` runs it; ``""`` of the root module, and outside of all.
     """
@@ -53,14 +53,14 @@ Stack = tuple[Frame, ...]
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A tensor an operator reads or writes.
+    """A tensor that an operator reads or writes.
 
     Parameters
     ----------
     shape, stride
         In elements, outermost axis first.
     dtype
-        As PyTorch writes it, without ``torch.``.
+        PyTorch's name, without ``torch.``.
     storage
         Number of the storage; views share it.
     offset
@@ -119,7 +119,7 @@ class Operator:
 
     @property
     def source(self) -> tuple[str, int] | None:
-        """File and line of the innermost frame; ``None`` where no frame is the project's."""
+        """File and line of the innermost frame; ``None`` if no frame is the project's."""
         return self.stack[-1][:2] if self.stack else None
 
     @cached_property
@@ -127,13 +127,13 @@ class Operator:
         """Name, layouts, dtypes, aliases, arguments other than floats: operators of one signature cost the same."""
         places: dict[int, int] = {}
 
-        def tensors(records: Sequence[TensorRecord]) -> tuple[Any, ...]:
+        def layouts(records: Sequence[TensorRecord]) -> tuple[Any, ...]:
             return tuple(
                 (t.shape, t.stride, t.dtype, t.offset, places.setdefault(t.storage, len(places))) for t in records
             )
 
-        arguments = tuple((k, _frozen(v)) for k, v in self.arguments.items() if not isinstance(v, float))
-        return self.name, tensors(self.inputs), tensors(self.outputs), arguments
+        arguments = tuple((k, _hashable(v)) for k, v in self.arguments.items() if not isinstance(v, float))
+        return self.name, layouts(self.inputs), layouts(self.outputs), arguments
 
     @cached_property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -146,11 +146,11 @@ class Operator:
         return tuple(t.dtype for t in self.inputs)
 
 
-def _frozen(value: Any) -> Any:
-    """Return an argument as something that can be looked up."""
+def _hashable(value: Any) -> Any:
+    """Return a hashable copy of an argument."""
     if isinstance(value, dict):
-        return tuple((k, _frozen(v)) for k, v in value.items())
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+        return tuple((k, _hashable(v)) for k, v in value.items())
+    return tuple(map(_hashable, value)) if isinstance(value, (list, tuple)) else value
 
 
 @dataclass(frozen=True)
@@ -193,12 +193,12 @@ class FreeEvent:
 
 @dataclass(frozen=True)
 class Storage:
-    """What is known of a storage.
+    """A storage: the memory of a tensor and its views.
 
     Parameters
     ----------
     kind
-        What it is for.
+        Purpose of the storage.
     name
         Of parameters, buffers, their gradients and optimizer states: the parameter's name in the model; else ``""``.
     size_bytes
@@ -225,7 +225,7 @@ class Trace:
     iterations
         For each step, index of its first operator; a last number is the count of operators.
     options
-        What the trace was made under (batch, AMP, checkpointing ...), plain values.
+        Options of the trace (batch, AMP, checkpointing ...), plain values.
     warnings
         Sentences for the report: declared defaults, values that were read.
     registered
@@ -246,15 +246,15 @@ class Trace:
 
     @property
     def samples(self) -> float:
-        """Samples of one training step: its batch, as often as gradients are accumulated; 0 where it is not known."""
+        """Samples of one training step: the batch times the accumulation of gradients; 0 if it is unknown."""
         return float(self.options.get("batch") or 0) * float(self.options.get("accumulate") or 1)
 
     def unlike(self) -> tuple[Trace, ...]:
         """Return the trace up to each of the last steps that differ from one another, last first; mostly one."""
         count = min(int(self.options.get("unlike_steps") or 1), len(self.iterations) - 1)
-        return (self, *(self._until(len(self.iterations) - n) for n in range(1, count)))
+        return (self, *(self._up_to_step(len(self.iterations) - n) for n in range(1, count)))
 
-    def _until(self, marks: int) -> Trace:
+    def _up_to_step(self, marks: int) -> Trace:
         end = self.iterations[marks - 1]
         events = tuple(event for event in self.events if event.operator < end)
         return replace(self, operators=self.operators[:end], events=events, iterations=self.iterations[:marks])
@@ -267,7 +267,7 @@ class Trace:
     def to_json(self) -> str:
         """Return the trace as JSON text of version :data:`TRACE_VERSION`; :meth:`from_json` reads it back equal."""
         stacks: dict[Stack, int] = {}
-        operators = [_row(operator, stacks) for operator in self.operators]
+        operators = [_operator_row(operator, stacks) for operator in self.operators]
         registered = {name: stacks.setdefault(stack, len(stacks)) for name, stack in self.registered.items()}
         return json.dumps(
             {
@@ -276,7 +276,7 @@ class Trace:
                 "operators": operators,
                 "registered": registered,
                 "stacks": list(stacks),
-                "events": list(_rows(self.events)),
+                "events": list(_event_rows(self.events)),
                 "storages": {str(number): asdict(storage) for number, storage in self.storages.items()},
                 "iterations": self.iterations,
                 "options": dict(self.options),
@@ -300,15 +300,15 @@ class Trace:
                     f"{where}: expected a trace of version 1 to {TRACE_VERSION}, got {data['format']} of version "
                     f"{data['version']}. Trace the model again."
                 )
-            stacks = [tuple(_frame(*row) for row in stack) for stack in data.get("stacks", ())]
+            stacks = [tuple(_read_frame(*row) for row in stack) for stack in data.get("stacks", ())]
             found = cls(
-                tuple(_operator(row, stacks) for row in data["operators"]),
-                tuple(_event(row) for row in data["events"]),
+                tuple(_read_operator(row, stacks) for row in data["operators"]),
+                tuple(_read_event(row) for row in data["events"]),
                 {int(number): Storage(**storage) for number, storage in data["storages"].items()},
                 tuple(data["iterations"]),
                 data["options"],
                 tuple(data["warnings"]),
-                {name: _one_of(stacks, number) for name, number in data.get("registered", {}).items()},
+                {name: _stack_by_index(stacks, number) for name, number in data.get("registered", {}).items()},
             )
             _check(found)
             return found
@@ -318,7 +318,7 @@ class Trace:
             ) from error
 
 
-def _rows(events: Sequence[AllocEvent | FreeEvent]) -> Iterator[list[Any]]:
+def _event_rows(events: Sequence[AllocEvent | FreeEvent]) -> Iterator[list[Any]]:
     for event in events:
         if isinstance(event, AllocEvent):
             yield ["alloc", event.storage, event.size_bytes, event.operator, event.stream]
@@ -326,7 +326,7 @@ def _rows(events: Sequence[AllocEvent | FreeEvent]) -> Iterator[list[Any]]:
             yield ["free", event.storage, event.operator]
 
 
-def _event(row: Sequence[Any]) -> AllocEvent | FreeEvent:
+def _read_event(row: Sequence[Any]) -> AllocEvent | FreeEvent:
     if row[0] == "alloc":
         return AllocEvent(*row[1:])
     if row[0] == "free":
@@ -334,24 +334,24 @@ def _event(row: Sequence[Any]) -> AllocEvent | FreeEvent:
     raise ValueError(f"event {row[0]!r}")
 
 
-def _tensor(row: Mapping[str, Any]) -> TensorRecord:
+def _read_tensor(row: Mapping[str, Any]) -> TensorRecord:
     return TensorRecord(tuple(row["shape"]), tuple(row["stride"]), row["dtype"], row["storage"], row["offset"])
 
 
-def _frame(file: str, line: int, function: str, module: str) -> Frame:
+def _read_frame(file: str, line: int, function: str, module: str) -> Frame:
     if not (isinstance(line, int) and all(isinstance(text, str) for text in (file, function, module))):
         raise TypeError(f"a frame of {file!r}, {line!r}, {function!r} and {module!r}")
     return Frame(file, line, function, module)
 
 
-def _one_of(stacks: Sequence[Stack], number: int) -> Stack:
+def _stack_by_index(stacks: Sequence[Stack], number: int) -> Stack:
     if number not in range(len(stacks)):
         raise IndexError(f"stack {number!r} of {len(stacks)}")
     return stacks[number]
 
 
-def _row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
-    """Return an operator as JSON has it; its stack is a number in the list of them."""
+def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
+    """Return an operator as JSON data; its stack is an index in the list of stacks."""
     whole = {one.name: getattr(operator, one.name) for one in fields(Operator)}
     return whole | {
         "inputs": [vars(t) for t in operator.inputs],
@@ -360,15 +360,19 @@ def _row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
     }
 
 
-def _operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
+def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
     given = dict(row)
     if "source" in given:  # version 1 has the innermost line alone
         source = given.pop("source")
-        given["stack"] = () if source is None else (_frame(source[0], source[1], "", ""),)
+        given["stack"] = () if source is None else (_read_frame(source[0], source[1], "", ""),)
     else:
-        given["stack"] = _one_of(stacks, given["stack"])
+        given["stack"] = _stack_by_index(stacks, given["stack"])
     return Operator(
-        **{**given, "inputs": tuple(map(_tensor, row["inputs"])), "outputs": tuple(map(_tensor, row["outputs"]))}
+        **{
+            **given,
+            "inputs": tuple(map(_read_tensor, row["inputs"])),
+            "outputs": tuple(map(_read_tensor, row["outputs"])),
+        }
     )
 
 

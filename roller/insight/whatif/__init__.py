@@ -1,1 +1,1 @@
-"""What an optimisation would change: a profile as a graph of tasks, simulated."""
+"""Predicts the effect of optimisations by changing and simulating the graph of a step."""

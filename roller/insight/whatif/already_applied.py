@@ -1,6 +1,6 @@
-"""Changes that a profile has already: asked for again they change nothing, and why is said.
+"""Detects changes that a profile has already, which a what-if therefore leaves out.
 
-Each function returns why, and ``""`` where the change is not in place.
+Each function returns the reason, and ``""`` if the change is not in place.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from roller.errors import RollerError
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.optimizer_bytes import UNFUSED, kinds_of
-from roller.insight.whatif.select import by_iteration, total_us, transfers, work
-from roller.insight.whatif.task_prices import TaskPrices, is_16_bits
+from roller.insight.whatif.optimizer_bytes import UNFUSED, possible_optimizers
+from roller.insight.whatif.select import compute_tasks, network_tasks, tasks_by_step, total_duration_us
+from roller.insight.whatif.task_prices import TaskPrices, uses_16_bit_floats
 
-#: Share of a profile's work that has a change already, from which on the change is in place.
+#: Least share of a profile's work that has a change, for the change to count as in place.
 MOSTLY = 0.5
 #: Operators and kernels that update many parameters at once, in several passes and in one.
 _GROUPED, _FUSED = (
@@ -25,56 +25,56 @@ _GROUPED, _FUSED = (
 )
 #: The iterator of PyTorch's loader that takes batches from worker processes.
 _FROM_WORKERS = "MultiProcessing"
-#: A batch that takes so many times as long as one that is ready was waited for.
+#: Ratio to the time of fetching a ready batch from which on a batch was waited for.
 _WAITED = 2.0
-#: What kernels of PyTorch's compiler are called, which fuses chains.
+#: Prefix of kernels of PyTorch's compiler, which fuses chains.
 COMPILED = "triton_"
-#: Reductions of communication libraries, by what they call them.
+#: Names of reductions in communication libraries.
 _REDUCES = re.compile(r"all_?reduce|reduce_?scatter", re.I)
 
 
-def captured(graph: StepGraph) -> str:
-    """Return why a captured graph is in place: most tasks are launched by calls that launch several."""
+def captured_graph_reason(graph: StepGraph) -> str:
+    """Return the reason if most tasks are launched by captured graphs: by calls that launch several."""
     share = graph.captured_share
     return f"{100 * share:.0f} % of the device's tasks are launched by captured graphs." if share >= MOSTLY else ""
 
 
-def fused_update(graph: StepGraph) -> str:
-    """Return why a fused optimizer is in place: by its name, or as the update has no more kernels than one has."""
+def fused_optimizer_reason(graph: StepGraph) -> str:
+    """Return the reason if the optimizer is fused: by its name, or by the number of the update's kernels."""
     named = [name for name in graph.optimizers if name.startswith("Fused")]
-    if named or _share(graph, _FUSED) >= MOSTLY:
+    if named or _share_of_update(graph, _FUSED) >= MOSTLY:
         return f"The update runs {named[0] if named else 'fused kernels'}."
-    steps = by_iteration(graph, work(graph, "optimizer"))
-    is_adam = kinds_of(graph)[:1] in (("adam",), ("adamw",))
-    least = UNFUSED[kinds_of(graph)[0]][0] if is_adam else 2
+    steps = tasks_by_step(graph, compute_tasks(graph, "optimizer"))
+    is_adam = possible_optimizers(graph)[:1] in (("adam",), ("adamw",))
+    least = UNFUSED[possible_optimizers(graph)[0]][0] if is_adam else 2
     most = max((len(own) for own in steps.values()), default=0)
     if not 0 < most < least:
         return ""
     return f"The update of a step has {most} kernel{'s' if most > 1 else ''}, no more than a fused one."
 
 
-def grouped_update(graph: StepGraph) -> str:
-    """Return why an optimizer that groups parameters is in place."""
-    return "The update works on many parameters at once." if _share(graph, _GROUPED) >= MOSTLY else ""
+def foreach_optimizer_reason(graph: StepGraph) -> str:
+    """Return the reason if the optimizer groups parameters."""
+    return "The update works on many parameters at once." if _share_of_update(graph, _GROUPED) >= MOSTLY else ""
 
 
-def _share(graph: StepGraph, pattern: re.Pattern[str]) -> float:
-    """Return the share of the update in tasks whose name, or operator's name, matches."""
-    update = work(graph, "optimizer")
+def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
+    """Return the time share of the update in tasks whose name, or operator's name, matches."""
+    update = compute_tasks(graph, "optimizer")
     found = [n for n in update if pattern.search(f"{graph.tasks[n].context.operator} {graph.tasks[n].name}")]
-    whole = total_us(graph, update)
-    return total_us(graph, found) / whole if whole else 0.0
+    whole = total_duration_us(graph, update)
+    return total_duration_us(graph, found) / whole if whole else 0.0
 
 
-def optimizer(graph: StepGraph, to: str, of: str) -> str:
-    """Return why another optimizer is the one of the profile.
+def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
+    """Return the reason if the profile's optimizer is ``to``.
 
     Raises
     ------
     RollerError
         The profile marks the steps of another optimizer than ``of``.
     """
-    known = kinds_of(graph)
+    known = possible_optimizers(graph)
     if to in known or (to == of and not known):
         return f"The profile's optimizer is {', '.join(graph.optimizers) or of}."
     if known and of not in known:
@@ -85,35 +85,36 @@ def optimizer(graph: StepGraph, to: str, of: str) -> str:
     return ""
 
 
-def half_precision(graph: StepGraph) -> str:
-    """Return why mixed precision is in place: most time of products, or of all where none counts, is in 16 bits."""
+def mixed_precision_reason(graph: StepGraph) -> str:
+    """Return the reason if most time of products, or of all kernels if there are none, is in 16 bits."""
     prices = TaskPrices(graph)
-    every = [graph.tasks[n] for n in work(graph, "forward", "backward")]
-    products = [t for t in every if prices.bound(t) == "compute"] or every
-    whole, short = total_us(graph, [t.id for t in products]), [t.id for t in products if is_16_bits(t)]
-    if not whole or total_us(graph, short) < MOSTLY * whole:
+    every = [graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")]
+    products = [t for t in every if prices.bound_by(t) == "compute"] or every
+    whole, short = total_duration_us(graph, [t.id for t in products]), [t.id for t in products if uses_16_bit_floats(t)]
+    if not whole or total_duration_us(graph, short) < MOSTLY * whole:
         return ""
-    return f"{100 * total_us(graph, short) / whole:.0f} % of the time of what is computed is in 16 bits."
+    return f"{100 * total_duration_us(graph, short) / whole:.0f} % of the time of what is computed is in 16 bits."
 
 
-def compiled(graph: StepGraph) -> str:
-    """Return why fused chains are in place: a compiler made most of what is bound by memory."""
+def fused_pointwise_reason(graph: StepGraph) -> str:
+    """Return the reason if a compiler generated most of the memory-bound kernels."""
     prices = TaskPrices(graph)
-    bound = [n for n in work(graph, "forward", "backward") if prices.bound(graph.tasks[n]) == "memory"]
-    fused, whole = [n for n in bound if COMPILED in graph.tasks[n].name], total_us(graph, bound)
-    if not fused or total_us(graph, fused) < MOSTLY * whole:
+    bound = [n for n in compute_tasks(graph, "forward", "backward") if prices.bound_by(graph.tasks[n]) == "memory"]
+    fused, whole = [n for n in bound if COMPILED in graph.tasks[n].name], total_duration_us(graph, bound)
+    if not fused or total_duration_us(graph, fused) < MOSTLY * whole:
         return ""
-    return f"{100 * total_us(graph, fused) / whole:.0f} % of the time of what is bound by memory is in fused kernels."
+    share = total_duration_us(graph, fused) / whole
+    return f"{100 * share:.0f} % of the time of what is bound by memory is in fused kernels."
 
 
-def workers(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
-    """Return why loader workers are in place, where more bring nothing or the profile's number is not named.
+def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
+    """Return the reason if loader workers are in place, and more would not help or the profile's number is unknown.
 
     Raises
     ------
     RollerError
-        The profile shows no loading; ``of`` is named where no workers load; or fewer are asked for than it had, and
-        what one takes is unknown.
+        The profile shows no loading; ``of`` is given but no workers load; or fewer workers are requested than it had,
+        and the time of one for a batch is unknown.
     """
     if not loads:
         raise RollerError(
@@ -131,7 +132,7 @@ def workers(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) 
         return "Batches come from workers. The profile does not say from how many: name them with of= to ask for more."
     if of == asked:
         return f"Batches come from {of} worker{'s' if of > 1 else ''}."
-    if total_us(graph, loads) > _WAITED * host().fetch_us * len(loads):
+    if total_duration_us(graph, loads) > _WAITED * load_host_costs().fetch_us * len(loads):
         return ""
     if asked > of:
         return "The training does not wait for its workers."
@@ -144,19 +145,19 @@ def workers(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) 
 class _Parallel(Protocol):
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """Number of devices."""
         ...
 
 
-def reduced(change: _Parallel, graph: StepGraph) -> str:
-    """Return why data parallelism is in place: the profile is of one rank of as many.
+def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:
+    """Return the reason if the profile is of one rank of as many devices.
 
     Raises
     ------
     RollerError
         The profile's gradients are reduced already, over another number of devices or an unknown one.
     """
-    found: Collection[int] = [n for n in transfers(graph) if _REDUCES.search(graph.tasks[n].name)
+    found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip
     if not found:
         return ""

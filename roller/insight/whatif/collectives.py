@@ -1,4 +1,4 @@
-"""What a network takes: formulae of collectives, and gradients in buckets.
+"""Time of collectives on a network, and gradients in buckets.
 
 S bytes, n devices, B bytes a second of a link in one direction, a seconds of a hop.
 """
@@ -10,17 +10,17 @@ from collections.abc import Mapping, Sequence
 from roller.errors import RollerError, shown
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, in_buckets
+from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
 
-#: Slices of a step's gradients; each is two transfers a step.
+#: Most slices of a step's gradients; each is two transfers a step.
 _MOST_SLICES = 100_000
-#: Where collectives run that a what-if adds.
+#: Lane of the collectives that a what-if adds.
 CHANNEL = Lane(0, "channel", "network")
 
 
-def link(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
-    """Return bytes a second and microseconds a hop: as given, or as the profile's device has them.
+def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
+    """Return bytes per second and microseconds per hop: as given, or those of the profile's device.
 
     Raises
     ------
@@ -38,30 +38,30 @@ def link(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) 
     return bandwidth, 1e6 * (own or 0.0) if latency_us is None else latency_us
 
 
-def ring_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+def ring_all_reduce_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
     """Return the time of an all-reduce around a ring: 2 (n-1)/n S/B + 2 (n-1) a."""
     return 1e6 * Ring(devices, bytes_per_s, latency_us / 1e6).all_reduce_s(size_bytes)
 
 
-def half_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
+def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
     """Return the time of a reduce-scatter, or of an all-gather: (n-1)/n S/B + (n-1) a.
 
     Examples
     --------
-    >>> half_us(100e6, 4, 10e9, 5.0)
+    >>> reduce_scatter_us(100e6, 4, 10e9, 5.0)
     7515.0
     """
     hops = devices - 1
     return hops / devices * size_bytes / bytes_per_s * 1e6 + hops * latency_us
 
 
-def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
-    """Return devices and bytes a second of each level of a network.
+def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
+    """Return the number of devices and the bytes per second of each level of a network.
 
     Raises
     ------
     RollerError
-        Not every level has one of both.
+        The numbers of levels and bandwidths differ, or a level is not a whole number.
     """
     if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
         raise RollerError(
@@ -71,28 +71,28 @@ def alike(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int,
     return list(zip(levels, bandwidths, strict=True))
 
 
-def sparse_us(
+def sparse_all_gather_us(
     size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int,
     element_bytes: int = 4,
 ) -> float:  # fmt: skip
-    """Return the time of gathering the kept share, with its indices, from all: (n-1) d S/element (index + value) / B.
+    """Return the time of an all-gather of the kept values and indices: (n-1) d S/element (index + value) / B.
 
     Examples
     --------
-    >>> round(sparse_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_us(100e6, 4, 1e9, 0.01, 4, 2))
+    >>> round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 2))
     (6000, 4500)
     """
     kept = density * size_bytes / element_bytes
     return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
 
 
-def sliceable_bytes(graph: StepGraph, slice_bytes: float) -> float:
-    """Return the bytes of a step's gradients, which can be cut into slices of so many.
+def check_slices(graph: StepGraph, slice_bytes: float) -> float:
+    """Return the bytes of a step's gradients, and check that they can be cut into slices of ``slice_bytes``.
 
     Raises
     ------
     RollerError
-        There would be too many of them, or the profile does not tell the sizes of its gradients.
+        There would be too many slices, or the profile does not give the sizes of its gradients.
     """
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:
@@ -103,21 +103,21 @@ def sliceable_bytes(graph: StepGraph, slice_bytes: float) -> float:
     return size
 
 
-def buckets(
+def buckets_by_step(
     graph: StepGraph, first_bytes: int = FIRST_BUCKET_BYTES, cap_bytes: int = BUCKET_BYTES
 ) -> Mapping[int, Sequence[Bucket]]:
-    """Return for each step its buckets.
+    """Return the buckets of each step.
 
-    Gradients fill buckets in the order in which they appear; one is full as soon as it holds its capacity. Those that
-    different tasks need never share one.
+    Gradients fill buckets in the order in which they become ready; a bucket is full as soon as it reaches its capacity.
+    Gradients that different tasks need never share a bucket.
 
     Raises
     ------
     RollerError
-        The profile does not tell the sizes of its gradients.
+        The profile does not give the sizes of its gradients.
     """
     parameter_bytes(graph)  # refuses a profile without sizes
     found: dict[int, list[Bucket]] = {}
-    for bucket in in_buckets(graph.gradients, first_bytes, cap_bytes):
+    for bucket in group_into_buckets(graph.gradients, first_bytes, cap_bytes):
         found.setdefault(bucket.gradients[0].iteration, []).append(bucket)
     return found

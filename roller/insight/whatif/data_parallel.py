@@ -1,4 +1,4 @@
-"""A step on several devices: gradients in buckets, each reduced around a ring while backward goes on."""
+"""A step on several devices: gradients in buckets, each reduced around a ring in parallel with backward."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from roller.errors import RollerError
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
-from roller.insight.whatif.collectives import CHANNEL, buckets
+from roller.insight.whatif.collectives import CHANNEL, buckets_by_step
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.select import by_iteration, place_in_time, work
+from roller.insight.whatif.select import compute_tasks, start_key, tasks_by_step
 
 
 def data_parallel(
@@ -23,19 +23,19 @@ def data_parallel(
     bucket_bytes: int = BUCKET_BYTES,
     interference: float = 1.0,
 ) -> StepGraph:
-    """Return the graph of one of several devices that share a batch, as ``DistributedDataParallel`` does it.
+    """Return the graph of one of several devices under ``DistributedDataParallel``.
 
-    A bucket is copied as soon as its last gradient is there, and reduced when the one before is. What needs the
-    gradients comes after each bucket was copied back, which waits for its own reduction alone.
+    A bucket is copied as soon as its last gradient is ready, and reduced after the previous one. After its reduction it
+    is copied back, and then the tasks that need its gradients follow.
 
     Parameters
     ----------
     graph
-        Of a step of one device.
+        Graph of a step of one device.
     ring
         The devices.
     copy_us
-        Time of copying so many bytes of so many gradients, and where it is from.
+        Function from the bytes and the number of gradients to the time of copying them, and its provenance.
     first_bytes, bucket_bytes
         Capacity of the first bucket, and of the others.
     interference
@@ -44,40 +44,40 @@ def data_parallel(
     Raises
     ------
     RollerError
-        The graph does not tell the sizes of its gradients, or not of all: how many rows a sparse one holds.
+        The graph does not give the sizes of its gradients, or has a sparse one, whose rows are unknown.
     """
     if ring.devices > 1 and any(not g.size_bytes for g in graph.gradients):
         raise RollerError(
             f"{graph.name}: gradients: expected the bytes that devices exchange, got a sparse gradient, whose rows a "
             f"trace does not count. Ask for one device, or make the embedding with sparse=False."
         )
-    updates, new = by_iteration(graph, work(graph, "optimizer")), list[New]()
+    updates, new = tasks_by_step(graph, compute_tasks(graph, "optimizer")), list[New]()
 
-    def add(one: New) -> int:
+    def append_task(one: New) -> int:
         new.append(one)
         return len(graph.tasks) + len(new) - 1
 
-    for iteration, own in (buckets(graph, first_bytes, bucket_bytes) if ring.devices > 1 else {}).items():
+    for iteration, own in (buckets_by_step(graph, first_bytes, bucket_bytes) if ring.devices > 1 else {}).items():
         last: int | None = None
         unread: list[tuple[New, int]] = []
         for bucket in own:
             taken_us, provenance = copy_us(bucket.size_bytes, len(bucket.gradients))
             copy = New("bucket", "kernel", taken_us, behind=bucket.ready, provenance=provenance)
-            copied = add(copy)
-            last = add(New(
+            copied = append_task(copy)
+            last = append_task(New(
                 "all-reduce", "collective", interference * 1e6 * ring.all_reduce_s(bucket.size_bytes), lane=CHANNEL,
                 after=(copied, *(() if last is None else (last,))), size_bytes=bucket.size_bytes,
                 context=graph.tasks[bucket.ready].context,
             ))  # fmt: skip
             back = replace(copy, name="unbucket", behind=None, after=(last,))
-            begun = place_in_time(graph, bucket.ready)  # an update ahead of the backward pass read older gradients
-            later = (n for n in updates.get(iteration, ()) if place_in_time(graph, n) > begun)
+            begun = start_key(graph, bucket.ready)  # an update ahead of the backward pass read older gradients
+            later = (n for n in updates.get(iteration, ()) if start_key(graph, n) > begun)
             reader = next(later, None) if bucket.update is None else bucket.update
             if reader is None:
                 unread.append((back, copied))
             else:
-                add(replace(back, ahead=reader))
+                append_task(replace(back, ahead=reader))
         behind = unread[-1][1] if unread else 0
-        for back, _ in unread:  # nothing follows: they end the step
-            behind = add(replace(back, behind=behind))
+        for back, _ in unread:  # no task reads them: they end the step
+            behind = append_task(replace(back, behind=behind))
     return insert(graph, *new)

@@ -1,4 +1,4 @@
-"""How the kernels of a profile compare on two devices."""
+"""Ratios of the times of a profile's kernels on two devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.step.graph import StepGraph, Task
-from roller.insight.step.profile_dtypes import dtype_of
+from roller.insight.step.profile_dtypes import dtype_from_profile_name
 from roller.insight.whatif.task_prices import Priced, TaskPrices
 
 
@@ -20,7 +20,7 @@ class OnDevice:
     Parameters
     ----------
     prices
-        Of the profile.
+        Prices of the profile's tasks.
     before, spec
         The profile's device and the other one.
     """
@@ -29,33 +29,33 @@ class OnDevice:
     before: DeviceSpec
     spec: DeviceSpec
 
-    def ratio(self, task: Task) -> Priced:
-        """Return the ratio of a kernel: of its operator's prices, else of the rates that bound it."""
-        found = self.prices.ratio(task, device=self.spec)
+    def kernel_time_ratio(self, task: Task) -> Priced:
+        """Return the ratio of a kernel's times: by its operator's prices, else by the rates that bound it."""
+        found = self.prices.time_ratio(task, device=self.spec)
         if found is not None:
             return found
         old, new = self.before.sustained, self.spec.sustained
-        if self.prices.bound(task) == "compute":
-            dtype = next((d for d in map(dtype_of, task.context.dtypes) if d in FLOATS), "float32")
-            return Priced(_peak(old, dtype) / _peak(new, dtype), "predicted")
+        if self.prices.bound_by(task) == "compute":
+            dtype = next((d for d in map(dtype_from_profile_name, task.context.dtypes) if d in FLOATS), "float32")
+            return Priced(_peak_flops_per_s(old, dtype) / _peak_flops_per_s(new, dtype), "predicted")
         memory, other = old.memory_layers[-1], new.memory_layers[-1]
         return Priced(memory.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s, "predicted")
 
     @property
     def link_ratio(self) -> float:
-        """Of transfers between devices; 1 where one of the two says nothing of its links."""
+        """Ratio of transfer times between devices; 1 if one of the two has no link bandwidth."""
         old, new = self.before.link_bytes_per_s, self.spec.link_bytes_per_s
         return old / new if old and new else 1.0
 
     @property
     def launch_ratio(self) -> float:
-        """Of the latency of a launch."""
+        """Ratio of launch latencies."""
         old, new = self.before.execution.launch_s, self.spec.execution.launch_s
         return new / old if old and new else 1.0
 
 
-def on_device(graph: StepGraph, device: str) -> OnDevice:
-    """Return how a profile's kernels compare on another device.
+def device_ratios(graph: StepGraph, device: str) -> OnDevice:
+    """Return the ratios of a profile's kernels on another device.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def on_device(graph: StepGraph, device: str) -> OnDevice:
     return OnDevice(TaskPrices(graph), graph.device, target_of(device)[0])
 
 
-def _peak(spec: DeviceSpec, dtype: str) -> float:
-    """Return the peak of multiply-adds of a dtype, or of float32 where the device names none of it."""
+def _peak_flops_per_s(spec: DeviceSpec, dtype: str) -> float:
+    """Return the peak rate of a dtype, or of float32 if the device has none for it."""
     found = peak_flops_per_s(spec, dtype) or peak_flops_per_s(spec, "float32")
     return found[0] if found else 2 * spec.compute.ops_per_cycle_per_unit["fma"] * spec.units * spec.clock_hz

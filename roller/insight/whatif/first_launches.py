@@ -1,4 +1,4 @@
-"""Takes out what a warm step does not have: the first launch of a kernel loads the module that holds it."""
+"""Removes the module loading of first launches, which a warm step does not have."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from roller.insight.step.device_order import MOST_LATENCY_US
 from roller.insight.step.graph import StepGraph
 
 
-def loading_launches(graph: StepGraph) -> tuple[int, ...]:
-    """Return the calls that loaded modules: long ones, whose kernel waited for their end and had not run before."""
+def module_loading_launches(graph: StepGraph) -> tuple[int, ...]:
+    """Return the calls that loaded modules: long ones whose kernel waited for their end and had not run before."""
     first: dict[str, int] = {}
     for t in sorted((t for t in graph.tasks if t.on_device), key=lambda t: (t.measured_start_us, t.id)):
         first.setdefault(t.name, t.id)
     calls = {d.source for d in graph.dependencies if d.kind == "launch" and d.of_end
              and first[graph.tasks[d.target].name] == d.target}  # fmt: skip
-    usual = _usual_us(graph)
+    usual = _median_launch_us(graph)
     return tuple(sorted(n for n in calls if graph.tasks[n].duration_us > max(usual, MOST_LATENCY_US)))
 
 
-def _usual_us(graph: StepGraph) -> float:
+def _median_launch_us(graph: StepGraph) -> float:
     """Return the median time of a launch."""
     took = [t.duration_us for t in graph.tasks if t.kind == "launch"]
     return median(took) if took else 0.0
 
 
-def warm(graph: StepGraph) -> StepGraph:
-    """Return a graph in which launches that loaded modules take as long as others, and which says so."""
-    slow = loading_launches(graph)
+def without_module_loading(graph: StepGraph) -> StepGraph:
+    """Return a graph, with a note, in which launches that loaded modules take as long as others."""
+    slow = module_loading_launches(graph)
     if not slow:
         return graph
-    usual = _usual_us(graph)
+    usual = _median_launch_us(graph)
     took = sum(graph.tasks[n].duration_us - usual for n in slow)
     tasks = [replace(t, duration_us=usual) if t.id in slow else t for t in graph.tasks]
     count = "1 first launch" if len(slow) == 1 else f"{len(slow)} first launches"

@@ -1,6 +1,6 @@
-"""Inserts tasks into a graph: between two others of a lane, with the call that launches them, or on one of their own.
+"""Inserts tasks into a graph: between two tasks of a lane, with the call that launches them, or on a lane of their own.
 
-Many are inserted at once, since a what-if brings hundreds and a graph is never changed in place.
+Many are inserted at once, since a what-if inserts hundreds and a graph is never changed in place.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ _LANE_ORDER = ("stream", "thread")
 
 @dataclass(frozen=True)
 class New:
-    """A task to be inserted. The n-th one of a call has the id ``len(graph.tasks) + n``, and others may name it.
+    """A task to be inserted. The n-th new task has the id ``len(graph.tasks) + n``, which other new tasks may use.
 
     Parameters
     ----------
     name, kind, duration_us
-        What runs; a kernel beside what a thread does is done by the thread.
+        The task; a kernel next to a thread's task is run by the thread.
     behind
-        The task it comes behind on that one's lane, also a removed one, whose place it takes.
+        The task that it follows on that task's lane; it replaces a removed task.
     ahead
-        The task it comes before on that one's lane.
+        The task that it precedes on that task's lane.
     lane
-        Its lane, where it stands between no others; tasks there run as they are ready.
+        Its lane, if it has no neighbour; tasks there run as they are ready.
     after, before
         Tasks whose ends it waits for, and tasks whose starts wait for its end.
     launch
-        Whether a call launches it, if it runs on a stream: beside the call that launched its neighbour, and as long as
-        a launch of the profile is in the median.
-    place
-        Where in the step it belongs; that of its neighbour by default.
+        Whether a call launches it, if it runs on a stream: next to the call that launched its neighbour, with the
+        median time of the profile's launches.
+    context
+        Position in the step; by default that of its neighbour.
     """
 
     name: str
@@ -61,7 +61,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
     Raises
     ------
     RollerError
-        A task is to stand beside none that the graph has, or nothing launched its neighbour.
+        The graph does not have a new task's neighbour, or no call launched that neighbour.
 
     Examples
     --------
@@ -74,7 +74,7 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
         return graph
     insertion = _Insertion(graph, new)
     for number, one in enumerate(new, len(graph.tasks)):
-        insertion.add(number, one)
+        insertion.add_task(number, one)
     said = new[0].name if len(new) == 1 else f"{len(new)} tasks"
     return replace(
         graph, tasks=insertion.tasks, dependencies=insertion.dependencies, starts_us=insertion.starts_us,
@@ -83,11 +83,11 @@ def insert(graph: StepGraph, *new: New) -> StepGraph:
 
 
 class _Insertion:
-    """Tasks and dependencies while they grow: where each task's are is kept, so that an insertion does not search."""
+    """Builds the tasks and dependencies of the new graph, with the dependencies indexed by task."""
 
     def __init__(self, graph: StepGraph, new: Sequence[New]) -> None:
         self.graph = graph
-        self.tasks = [*graph.tasks, *(self._made(graph, n, one) for n, one in enumerate(new, len(graph.tasks)))]
+        self.tasks = [*graph.tasks, *(self._make_task(graph, n, one) for n, one in enumerate(new, len(graph.tasks)))]
         self.dependencies: list[Dependency] = list(graph.dependencies)
         self.starts_us = dict(graph.starts_us)
         self.of_source: dict[int, list[int]] = defaultdict(list)
@@ -98,7 +98,7 @@ class _Insertion:
         launches = [t.duration_us for t in graph.tasks if t.kind == "launch" and not t.is_removed]
         self.launch_us = median(launches) if launches else 0.0
 
-    def _made(self, graph: StepGraph, number: int, new: New) -> Task:
+    def _make_task(self, graph: StepGraph, number: int, new: New) -> Task:
         if not 0 <= new.duration_us < float("inf"):
             raise RollerError(f"insert: duration_us: expected a number of at least 0, got {shown(new.duration_us)}.")
         beside = new.behind if new.behind is not None else new.ahead
@@ -112,8 +112,8 @@ class _Insertion:
             new.provenance, False, new.context or TaskContext(), new.size_bytes, new.resource, new.priority,
         )  # fmt: skip
 
-    def add(self, number: int, new: New) -> None:
-        """Tie a task to others."""
+    def add_task(self, number: int, new: New) -> None:
+        """Add the dependencies of a new task."""
         beside = new.behind if new.behind is not None else new.ahead
         for other in (*new.after, *new.before, *(() if beside is None else (beside,))):
             if not 0 <= other < len(self.tasks):
@@ -127,22 +127,22 @@ class _Insertion:
                 self.tasks[number], kind=kind, lane=neighbour.lane, context=new.context or neighbour.context
             )
             behind = new.behind is not None
-            self._splice(beside, number, behind)
+            self._splice_into_lane(beside, number, behind)
             if neighbour.lane.kind == "stream" and new.launch:
-                self._launch(beside, number, behind)
+                self._insert_launch(beside, number, behind)
         elif not new.after:
             self.starts_us.setdefault(number, 0.0)
         for other in new.after:
-            self._add(Dependency(other, True, number, False, 0.0, "communication"))
+            self._add_dependency(Dependency(other, True, number, False, 0.0, "communication"))
         for other in new.before:
-            self._add(Dependency(number, True, other, False, 0.0, "communication"))
+            self._add_dependency(Dependency(number, True, other, False, 0.0, "communication"))
 
-    def _add(self, d: Dependency) -> None:
+    def _add_dependency(self, d: Dependency) -> None:
         self.of_source[d.source].append(len(self.dependencies))
         self.of_target[d.target].append(len(self.dependencies))
         self.dependencies.append(d)
 
-    def _change(self, position: int, d: Dependency) -> None:
+    def _replace_dependency(self, position: int, d: Dependency) -> None:
         old = self.dependencies[position]
         if old.source != d.source:
             self.of_source[old.source].remove(position)
@@ -152,44 +152,48 @@ class _Insertion:
             self.of_target[d.target].append(position)
         self.dependencies[position] = d
 
-    def _splice(self, beside: int, new: int, behind: bool) -> None:
-        """Put a task between two of a lane: lags of threads are the host's code, and stay behind the later call."""
+    def _splice_into_lane(self, beside: int, new: int, behind: bool) -> None:
+        """Insert a task between two of a lane; lags of threads, the host's code, stay after the later call."""
         on_stream = self.tasks[new].lane.kind == "stream"
         because: DependencyKind = "stream" if on_stream else "thread"
         gap = self.graph.gap_us if on_stream else 0.0
         around = self.of_source[beside] if behind else self.of_target[beside]
-        order = next((p for p in around if self._orders(self.dependencies[p])), None)
+        order = next((p for p in around if self._is_lane_order(self.dependencies[p])), None)
         lag = 0.0 if order is None else self.dependencies[order].lag_us
         if order is None and behind:
-            self._add(Dependency(beside, True, new, False, gap, because))
+            self._add_dependency(Dependency(beside, True, new, False, gap, because))
         elif order is None:
             self.starts_us[new] = self.starts_us.get(beside, 0.0)
-            self._add(Dependency(new, True, beside, False, gap, because))
+            self._add_dependency(Dependency(new, True, beside, False, gap, because))
         elif behind:
             then = 0.0 if self.tasks[self.dependencies[order].target].is_removed else gap
-            self._change(order, replace(self.dependencies[order], source=new, lag_us=then if on_stream else lag))
-            self._add(Dependency(beside, True, new, False, lag if on_stream else 0.0, because))
+            self._replace_dependency(
+                order, replace(self.dependencies[order], source=new, lag_us=then if on_stream else lag)
+            )
+            self._add_dependency(Dependency(beside, True, new, False, lag if on_stream else 0.0, because))
         else:
-            self._change(order, replace(self.dependencies[order], target=new))
-            self._add(Dependency(new, True, beside, False, gap, because))
+            self._replace_dependency(order, replace(self.dependencies[order], target=new))
+            self._add_dependency(Dependency(new, True, beside, False, gap, because))
         if behind and self.tasks[beside].is_removed:
-            self._take_place(beside, new)
+            self._take_over_successors(beside, new)
 
-    def _orders(self, d: Dependency) -> bool:
+    def _is_lane_order(self, d: Dependency) -> bool:
         return d.kind in _LANE_ORDER and d.of_end
 
-    def _take_place(self, removed: int, new: int) -> None:
-        """Let what waited for a removed task's end wait for that of the task in its place."""
+    def _take_over_successors(self, removed: int, new: int) -> None:
+        """Move the successors of a removed task to the task that replaces it."""
         for position in list(self.of_source[removed]):
             d = self.dependencies[position]
             if d.of_end:
-                self._change(position, replace(d, lag_us=0.0) if d.target == new else replace(d, source=new))
+                self._replace_dependency(
+                    position, replace(d, lag_us=0.0) if d.target == new else replace(d, source=new)
+                )
         for position in self.of_target[removed]:
             if self.dependencies[position].kind == "stream":
-                self._change(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
+                self._replace_dependency(position, replace(self.dependencies[position], lag_us=self.graph.gap_us))
 
-    def _launch(self, beside: int, new: int, behind: bool) -> None:
-        """Insert the call that launches a task, beside the one that launched its neighbour."""
+    def _insert_launch(self, beside: int, new: int, behind: bool) -> None:
+        """Insert the call that launches a task, next to the one that launched its neighbour."""
         found = (self.dependencies[p] for p in self.of_target[beside])
         call = next((d.source for d in found if d.kind == "launch"), None)
         if call is None:
@@ -202,5 +206,5 @@ class _Insertion:
             replace(self.tasks[call], id=number, kind="launch", duration_us=self.launch_us, name="launch",
                     provenance="assumed", is_removed=False)
         )  # fmt: skip
-        self._splice(call, number, behind)
-        self._add(Dependency(number, False, new, False, self.graph.latency_us, "launch"))
+        self._splice_into_lane(call, number, behind)
+        self._add_dependency(Dependency(number, False, new, False, self.graph.latency_us, "launch"))

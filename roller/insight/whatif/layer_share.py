@@ -1,4 +1,4 @@
-"""The share of some layers in the update of all."""
+"""The share of some layers in the optimizer's update."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import by_iteration, in_layers, parameter_bytes, spread, total_us, work
+from roller.insight.whatif.select import (
+    compute_tasks,
+    in_layers,
+    parameter_bytes,
+    pick_evenly,
+    tasks_by_step,
+    total_duration_us,
+)
 
 
-def with_update_of(graph: StepGraph, layers: str | Sequence[str], factor: float) -> StepGraph:
-    """Return a graph whose update works on ``factor`` times as much of some layers' parameters.
+def scale_update_of_layers(graph: StepGraph, layers: str | Sequence[str], factor: float) -> StepGraph:
+    """Return a graph whose update has ``factor`` times as many parameters of some layers.
 
-    The update's time goes with the bytes of parameters. Where it has kernels for every parameter, those of parameters
-    that go are removed with their launches. A profile without gradients has no parameters, and stays as it is.
+    The update's time is proportional to the bytes of parameters. If it has kernels for every parameter, those of
+    removed parameters are removed with their launches. A graph without gradients is returned unchanged.
     """
     if not graph.gradients:
         return graph
@@ -24,9 +31,9 @@ def with_update_of(graph: StepGraph, layers: str | Sequence[str], factor: float)
     own = [g for g in graph.gradients if g.iteration == first]
     gone = sum(in_layers(g.module, patterns) for g in own) / len(own)
     removed: list[int] = []
-    for tasks in by_iteration(graph, work(graph, "optimizer")).values():
+    for tasks in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values():
         if factor == 0.0 and len(tasks) >= len(own):
-            removed += spread(tasks, round(gone * len(tasks)))
-    kept = work(graph, "optimizer") - set(removed)
-    before, left = total_us(graph, work(graph, "optimizer")), total_us(graph, kept)
+            removed += pick_evenly(tasks, round(gone * len(tasks)))
+    kept = compute_tasks(graph, "optimizer") - set(removed)
+    before, left = total_duration_us(graph, compute_tasks(graph, "optimizer")), total_duration_us(graph, kept)
     return scale(remove(graph, removed), kept, share * before / left if left else 1.0)

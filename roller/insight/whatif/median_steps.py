@@ -1,6 +1,6 @@
-"""Steps of a profile as one: every task takes what it takes in the median of all steps, and so does the code behind it.
+"""Sets every task, and the host gap after it, to its median over all steps of a profile.
 
-A single step is disturbed here and there; what is common to all of them is what a change is asked of.
+A single step has disturbances; changes are predicted for the median of the steps.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from statistics import median
 
 from roller.insight.step.graph import Lane, StepGraph
 
-#: Of fewer steps a median is no better than each.
+#: Least number of steps for a median.
 LEAST_STEPS = 3
 
 
-def median_step(graph: StepGraph) -> StepGraph:
-    """Return a graph whose steps take the median of all; one of fewer than three steps is returned as it is.
+def use_median_durations(graph: StepGraph) -> StepGraph:
+    """Return a graph whose tasks take their median over all steps; a graph of fewer than three steps is unchanged.
 
-    Tasks of two steps are the same one if they are of one name, and as many of that name ran before on their lane. What
-    not every step has stays as it was.
+    Tasks of two steps correspond if they have the same name and the same position among the tasks of that name on their
+    lane. Tasks that not every step has are unchanged.
     """
     groups: dict[tuple[Lane, str, int], list[int]] = defaultdict(list)
     seen: dict[tuple[int, Lane, str], int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""What optimizers read and write for a parameter of four bytes."""
+"""Bytes that optimizers read and write per parameter."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ KINDS: Mapping[str, tuple[int, int]] = {"adam": (4, 3), "adamw": (4, 3), "moment
 UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "momentum": (3, 8), "sgd": (1, 3)}
 
 
-def update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
-    """Return the bytes that a fused update reads and writes, in a step.
+def fused_update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
+    """Return the bytes that a fused update reads and writes in a step.
 
     Raises
     ------
     RollerError
-        The profile does not tell the sizes of its gradients.
+        The profile does not give the sizes of its gradients.
     """
     size = parameter_bytes(graph)
     read, written = KINDS[optimizer]
@@ -31,14 +31,15 @@ def update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
 _CLASSES: Mapping[str, tuple[str, ...]] = {"sgd": ("sgd", "momentum"), "adam": ("adam",), "adamw": ("adamw", "adam")}
 
 
-def kinds_of(graph: StepGraph) -> tuple[str, ...]:
-    """Return what the optimizer of a profile may be, the likeliest first; nothing where it marks none, or several.
+def possible_optimizers(graph: StepGraph) -> tuple[str, ...]:
+    """Return the possible optimizers of a profile, the likeliest first; none if it marks no or several optimizers.
 
     Examples
     --------
     >>> from roller.insight.step.graph import StepGraph
-    >>> kinds_of(StepGraph([], [], {}, 0.0, 0.0, optimizers=("FusedAdam",))), kinds_of(StepGraph([], [], {}, 0.0, 0.0))
-    (('adam',), ())
+    >>> graphs = [StepGraph([], [], {}, 0.0, 0.0, optimizers=names) for names in (("FusedAdam",), ())]
+    >>> [possible_optimizers(graph) for graph in graphs]
+    [('adam',), ()]
     """
     if len(graph.optimizers) != 1:
         return ()

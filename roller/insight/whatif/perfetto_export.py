@@ -13,21 +13,21 @@ from roller.insight.whatif.predict import Answer
 
 
 def write_perfetto(answer: Answer, path: str | Path) -> None:
-    """Write both timelines as one file of trace events: process 1 is the profile, process 2 what was predicted."""
+    """Write both timelines to one file of trace events: process 1 is the profile, process 2 the prediction."""
     events: list[dict[str, Any]] = []
     for process, (graph, timeline, said) in enumerate(
         zip(answer.graphs, answer.timelines, ("before (replayed)", "after (predicted)"), strict=True), 1
     ):
-        events += _events(graph, timeline, process, said)
+        events += _trace_events(graph, timeline, process, said)
     with whole_file(Path(path)) as file:
         file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}).encode())
 
 
-def _events(graph: StepGraph, timeline: Timeline, process: int, said: str) -> list[dict[str, Any]]:
+def _trace_events(graph: StepGraph, timeline: Timeline, process: int, said: str) -> list[dict[str, Any]]:
     lanes = sorted({t.lane for t in graph.tasks}, key=lambda x: (x.rank, x.kind != "thread", x.kind, x.name))
     numbers = {lane: n for n, lane in enumerate(lanes)}
-    events: list[dict[str, Any]] = [_name("process_name", process, 0, said)]
-    events += [_name("thread_name", process, n, f"{lane.kind} {lane.name}") for lane, n in numbers.items()]
+    events: list[dict[str, Any]] = [_metadata_event("process_name", process, 0, said)]
+    events += [_metadata_event("thread_name", process, n, f"{lane.kind} {lane.name}") for lane, n in numbers.items()]
     for t in graph.tasks:
         if not t.is_removed:
             context = t.context
@@ -42,5 +42,5 @@ def _events(graph: StepGraph, timeline: Timeline, process: int, said: str) -> li
     return events
 
 
-def _name(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
+def _metadata_event(kind: str, process: int, lane: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": process, "tid": lane, "name": kind, "args": {"name": name}}

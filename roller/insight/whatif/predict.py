@@ -1,4 +1,4 @@
-"""Asks what a change of a step would bring: the graph is changed, run, and held to the one that was not."""
+"""Predicts the effect of a change of a step: the graph is changed, simulated, and compared with the unchanged one."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Protocol
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
-from roller.insight.step.graph import Provenance, StepGraph, Task
+from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.simulate import Timeline, simulate
-from roller.insight.step.steady_step import steady_us, steps_us
-from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, strays, where
-from roller.insight.whatif.first_launches import warm
-from roller.insight.whatif.median_steps import median_step
+from roller.insight.step.steady_step import steady_step_us, step_times_us
+from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, describe_longest_waits, is_replay_off
+from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.whatif.median_steps import use_median_durations
 from roller.insight.whatif.primitives import without_overhead
-from roller.insight.whatif.unroll_steps import unrolled
+from roller.insight.whatif.unroll_steps import unroll_steps
 
-#: Error of the logarithm of a time by where it is from, where the device's model says none. Assumed.
+#: Error of the logarithm of a time by its provenance, if the device's model gives none. Assumed.
 ERRORS: Mapping[Provenance, float] = {"measured": 0.0, "predicted": 0.15, "calibrated": 0.15, "assumed": 0.3}
-#: A change that gains less than this is hardly any: a profile of the same step differs by as much from one to the next.
+#: Gain below which a change is negligible: profiles of the same step differ by as much.
 HARDLY = 0.02
 _LEAST_SURE: tuple[Provenance, ...] = ("assumed", "calibrated", "predicted")
 _ALWAYS = (
@@ -34,7 +34,7 @@ _OVERHEAD = "What recording took is not known and was left in: calls of the host
 
 
 class GraphTransform(Protocol):
-    """What a what-if is: anything that makes a graph of a graph, and says so in its name."""
+    """A what-if: any function from a graph to a changed graph, whose name describes the change."""
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
         """Return the changed graph."""
@@ -43,30 +43,30 @@ class GraphTransform(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """A predicted step beside the one of the profile. All times of ``after`` are predicted.
+    """A predicted step, compared with that of the profile. All times of ``after`` are predicted.
 
     Parameters
     ----------
     name
-        Of the profile and what was changed.
+        Name of the profile, and of the changes.
     baseline_us, iteration_us
-        A steady step of the graph as it was, and as it is changed.
+        Time of a steady step of the unchanged, and of the changed graph.
     lower_us, upper_us
-        One expected error of all new and changed times below and above, should they agree.
+        One expected error of all new and changed times below and above, if all have the same sign.
     before, after
-        Where the time goes.
+        Overlap of CPU and device.
     phases_before, phases_after
-        By phase.
+        Breakdowns by phase.
     spread
-        Difference of the longest and the shortest step of the profile, of the median one; 0 of a single step.
+        Difference of the longest and the shortest step of the profile, relative to the median; 0 for a single step.
     unexplained_share
-        Of the profile's time: what device tasks waited for nobody knows.
+        Share of the profile's time in unexplained waits.
     provenance
-        Share of the predicted critical path by where its times are from.
+        Share of the predicted critical path by the provenance of its times.
     assumptions
-        What the changes took for granted.
+        Assumptions of the changes.
     graphs, timelines
-        Both, as they were run.
+        The unchanged and the changed ones.
     """
 
     name: str
@@ -87,24 +87,24 @@ class Answer:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What of the profile was left off, or is wrong with its file."""
+        """Parts of the profile that were left out, and defects of its file."""
         graph = self.graphs[0]
         return (*graph.notes, *((graph.incomplete,) if graph.incomplete else ()))
 
     @property
     def in_place(self) -> tuple[str, ...]:
-        """Changes that were in place already, and why: they changed nothing."""
+        """Changes that the profile had already, with the reasons."""
         return self.graphs[1].in_place
 
     @property
     def is_changed(self) -> bool:
-        """Whether anything of the graph differs: nothing does where all changes were in place."""
+        """Whether the graph changed; it does not if all changes were in place."""
         before, after = self.graphs
         return before.tasks != after.tasks or before.dependencies != after.dependencies
 
     @property
     def rests_on(self) -> Provenance:
-        """What the least sure of the new and changed times is from; ``"measured"`` where tasks only went."""
+        """Provenance of the least certain new or changed time; ``"measured"`` if tasks were only removed."""
         before, after = (graph.tasks for graph in self.graphs)
         changed = {
             t.provenance for t in after if not t.is_removed
@@ -114,17 +114,17 @@ class Answer:
 
     @property
     def speedup(self) -> float:
-        """How many times as fast a step is."""
+        """Ratio of the step's time before to that after."""
         return self.baseline_us / self.iteration_us if self.iteration_us else float("inf")
 
     @property
     def gain(self) -> float:
-        """Share of the step that goes; below 0 where it takes longer."""
+        """Share of the step's time that is saved; negative if the step takes longer."""
         return 1.0 - self.iteration_us / self.baseline_us if self.baseline_us else 0.0
 
     @property
     def is_hardly_anything(self) -> bool:
-        """Whether the change is lost among what differs between steps anyway."""
+        """Whether the gain is smaller than the usual differences between steps."""
         return abs(self.gain) < HARDLY
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,28 +146,28 @@ class Answer:
 def what_if(
     graph: StepGraph, *changes: GraphTransform, force: bool = False, baseline: Timeline | None = None
 ) -> Answer:
-    """Predict a steady step under changes, made one after the other.
+    """Predict a steady step under changes, applied one after the other.
 
     Parameters
     ----------
     graph
-        Of a profile, or of a traced step.
+        Graph of a profile, or of a traced step.
     changes
-        Those of :mod:`roller.insight.whatif.whatifs`, or any function that makes a graph of a graph.
+        Those of :mod:`roller.insight.whatif.whatifs`, or any function from a graph to a graph.
     force
-        Also where more of the profile is unexplained than a prediction can bear.
+        Whether to predict even if too much of the profile is unexplained.
     baseline
-        A run of the graph without what recording took and without loading, where there is one already.
+        Simulation of the graph without the overhead of recording and without module loading, if there is one already.
 
     Notes
     -----
-    Steps of a profile differ: every task is taken at its median over them, where there are three or more, and the
-    ratio of the two runs is what is predicted, of the median step.
+    Steps of a profile differ: with three steps or more, every task takes its median over them, and the ratio of the two
+    simulations is applied to the median step.
 
     Raises
     ------
     RollerError
-        The profile cannot be explained, no change is named, or one does not suit the profile.
+        The profile is not explained, no change is given, or one does not apply to the profile.
     """
     if not changes:
         raise RollerError("what_if: expected at least one change, got none. Name one, such as AMP().")
@@ -178,63 +178,61 @@ def what_if(
     if graph.unexplained_share > MOST_UNEXPLAINED and not force:
         raise RollerError(
             f"{graph.name}: unexplained waiting: expected at most {100 * MOST_UNEXPLAINED:.0f} % of the time, got "
-            f"{100 * graph.unexplained_share:.1f} %: {where(graph)}. What a change would bring cannot be said. Record "
-            f"another profile, or ask all the same with --force (force=True)."
+            f"{100 * graph.unexplained_share:.1f} %: {describe_longest_waits(graph)}. What a change would bring cannot "
+            f"be said. Record another profile, or ask all the same with --force (force=True)."
         )
-    # whoever has a baseline has asked before
+    # a caller that has a baseline has checked the replay before
     replayed_us = 0.0 if force or baseline is not None else simulate(graph).makespan_us
-    if strays(graph, replayed_us):
+    if is_replay_off(graph, replayed_us):
         raise RollerError(
             f"{graph.name}: expected a replay of {graph.measured_us / 1e3:.3f} ms, as the profile took, got "
             f"{replayed_us / 1e3:.3f} ms: its tasks wait in another way than they did. Record another profile, or ask "
             f"all the same with --force (force=True)."
         )
-    known, graph = bool(graph.overhead_us), warm(without_overhead(graph))
-    step_us = steady_us(graph, baseline or simulate(graph))
-    common = median_step(graph)
+    known, graph = bool(graph.overhead_us), without_module_loading(without_overhead(graph))
+    step_us = steady_step_us(graph, baseline or simulate(graph))
+    common = use_median_durations(graph)
     changed = common
     for change in changes:
         changed = change(changed)
-    base = unrolled(common, len(changed.iterations)) if len(changed.iterations) > len(graph.iterations) else common
+    base = unroll_steps(common, len(changed.iterations)) if len(changed.iterations) > len(graph.iterations) else common
     before, after = simulate(base), simulate(changed)
-    middle = low = high = steady_us(changed, after)
+    middle = low = high = steady_step_us(changed, after)
     if any(t.provenance != "measured" for t in changed.tasks):
-        low, high = (steady_us(g, simulate(g)) for g in (_with_error(base, changed, sign) for sign in (-1.0, 1.0)))
+        low, high = (
+            steady_step_us(g, simulate(g)) for g in (_shift_by_error(base, changed, sign) for sign in (-1.0, 1.0))
+        )
     if not all(map(math.isfinite, (low, middle, high))):
         raise RollerError(f"{changed.name}: expected a step of finite time, got {middle} us. Change by less.")
     if not step_us > 0.0:
         raise RollerError(f"{graph.name}: expected a profile in which something takes time, got none. Record a step.")
-    # tasks at their medians make a step shorter than the median step: what is predicted is the ratio
-    median_us = steady_us(base, before)
+    # with tasks at their medians a step is shorter than the median step, so only the ratio is used
+    median_us = steady_step_us(base, before)
     scale = step_us / median_us if common is not graph and median_us else 1.0
     return Answer(
         changed.name, median_us * scale, middle * scale, min(low, middle) * scale, max(high, middle) * scale,
         overlap(base, before), overlap(changed, after), breakdown(base, before, "phase"),
         breakdown(changed, after, "phase"),
-        _spread(graph), graph.unexplained_share, _provenance(changed, after),
-        changed.assumptions + _ALWAYS + (() if known or not _is_measured(graph) else (_OVERHEAD,)),
+        _relative_step_range(graph), graph.unexplained_share, _provenance_shares(changed, after),
+        changed.assumptions + _ALWAYS + (() if known or not _has_measured_host(graph) else (_OVERHEAD,)),
         (base, changed), (before, after),
     )  # fmt: skip
 
 
-def _spread(graph: StepGraph) -> float:
-    """Return by how much the profile's own steps differ, as a share of the median one."""
+def _relative_step_range(graph: StepGraph) -> float:
+    """Return the range of the profile's step times, relative to the median."""
     tasks = graph.tasks
-    steps = steps_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
+    steps = step_times_us(graph, [t.measured_start_us for t in tasks], [t.measured_end_us for t in tasks])
     return (max(steps) - min(steps)) / median(steps) if len(steps) > 1 and median(steps) else 0.0
 
 
-def _is_measured(graph: StepGraph) -> bool:
-    """Whether the host's times are from a profile."""
+def _has_measured_host(graph: StepGraph) -> bool:
+    """Return whether the host's times are from a profile."""
     return any(t.provenance == "measured" and not t.on_device for t in graph.tasks)
 
 
-def _phase(task: Task) -> str:
-    return task.context.phase
-
-
-def _with_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph:
-    """Return a graph whose new and changed times are off, all of them in the same direction."""
+def _shift_by_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph:
+    """Return a graph whose new and changed times are off by their expected error, all in the same direction."""
     own = graph.device.accuracy.prediction_error if graph.device is not None else None
     errors = {**ERRORS, "predicted": own or ERRORS["predicted"]}
     count = len(base.tasks)
@@ -246,8 +244,8 @@ def _with_error(base: StepGraph, graph: StepGraph, sign: float) -> StepGraph:
     return replace(graph, tasks=tasks)
 
 
-def _provenance(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
-    """Return what share of the critical path rests on what; the host's code between calls is measured."""
+def _provenance_shares(graph: StepGraph, timeline: Timeline) -> dict[str, float]:
+    """Return the shares of the critical path by provenance; the host's code between calls is measured."""
     shares: dict[str, float] = {}
     path: Sequence[tuple[int, float]] = critical_path(graph, timeline)
     whole = sum(took for _, took in path) or 1.0

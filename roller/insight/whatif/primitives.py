@@ -1,6 +1,6 @@
-"""Changes of a graph that compose: select, scale, set, remove, schedule. Each gives a new graph, which says so.
+"""Changes of a graph that compose: select, scale, set, remove, schedule. Each returns a new, named graph.
 
-What tasks are changed is a set of their ids, so that selections compose as sets do.
+Tasks are given as a set of their ids, so that selections compose as sets.
 """
 
 from __future__ import annotations
@@ -10,11 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 from roller.errors import RollerError, shown
+from roller.insight.renamed import getattr_for_moved_names
 from roller.insight.step.graph import Dependency, Provenance, StepGraph, Task
+
+__getattr__ = getattr_for_moved_names(__name__, (__name__,))
 
 
 def select(graph: StepGraph, which: Callable[[Task], bool]) -> frozenset[int]:
-    """Return the ids of the tasks of a kind; removed ones are never among them."""
+    """Return the ids of the tasks for which ``which`` is true, without removed ones."""
     return frozenset(task.id for task in graph.tasks if not task.is_removed and which(task))
 
 
@@ -29,23 +32,23 @@ def scale(graph: StepGraph, tasks: Collection[int], factor: float, provenance: P
     >>> half.tasks[0].duration_us, half.tasks[0].provenance, half.name
     (45.0, 'assumed', 'profile, 1 task times 0.5')
     """
-    _positive("factor", factor)
-    chosen = _known(graph, tasks)
-    return _with_durations(
+    _check_not_negative("factor", factor)
+    chosen = _check_task_ids(graph, tasks)
+    return _replace_durations(
         graph, {n: graph.tasks[n].duration_us * factor for n in chosen}, provenance,
-        f"{_counted(chosen)} times {factor:g}",
+        f"{_count_text(chosen)} times {factor:g}",
     )  # fmt: skip
 
 
 def scale_each(graph: StepGraph, factors: Mapping[int, tuple[float, Provenance]]) -> StepGraph:
-    """Return a graph in which every named task takes its own factor times as long, and knows where that is from."""
-    _known(graph, factors)
+    """Return a graph in which each named task takes its own factor times as long, with its own provenance."""
+    _check_task_ids(graph, factors)
     tasks = list(graph.tasks)
     for n, (factor, provenance) in factors.items():
-        _positive("factor", factor)
+        _check_not_negative("factor", factor)
         if factor != 1.0:
             tasks[n] = replace(tasks[n], duration_us=tasks[n].duration_us * factor, provenance=provenance)
-    return replace(graph, tasks=tasks, name=f"{graph.name}, {_counted(factors)} scaled")
+    return replace(graph, tasks=tasks, name=f"{graph.name}, {_count_text(factors)} scaled")
 
 
 def set_duration(
@@ -54,23 +57,23 @@ def set_duration(
     duration_us: float | Callable[[Task], float],
     provenance: Provenance = "assumed",
 ) -> StepGraph:
-    """Return a graph whose ``tasks`` take a time of their own: a number, or what a function says of each."""
-    chosen = _known(graph, tasks)
+    """Return a graph whose ``tasks`` take a given time: a number, or the result of a function of each task."""
+    chosen = _check_task_ids(graph, tasks)
     made = {n: float(duration_us(graph.tasks[n]) if callable(duration_us) else duration_us) for n in chosen}
     for value in made.values():
-        _positive("duration_us", value)
-    return _with_durations(graph, made, provenance, f"{_counted(chosen)} set")
+        _check_not_negative("duration_us", value)
+    return _replace_durations(graph, made, provenance, f"{_count_text(chosen)} set")
 
 
 def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -> StepGraph:
-    """Return a graph without ``tasks``: what they held back still keeps its order, what they waited for is not awaited.
+    """Return a graph without ``tasks``: successors keep their order, the removed tasks' own waits are dropped.
 
     Parameters
     ----------
     launches
-        Whether a call goes too, with the host's code behind it, where all that it launched is removed.
+        Whether a call is removed too, with the host's code after it, if all tasks that it launched are removed.
     """
-    chosen = set(_known(graph, tasks))
+    chosen = set(_check_task_ids(graph, tasks))
     if launches:
         launched: dict[int, list[int]] = {}
         for d in graph.dependencies:
@@ -79,23 +82,23 @@ def remove(graph: StepGraph, tasks: Collection[int], *, launches: bool = True) -
         chosen |= {call for call, own in launched.items() if chosen.issuperset(own)}
     kept = [replace(t, duration_us=0.0, is_removed=True) if t.id in chosen else t for t in graph.tasks]
     dependencies = [
-        replace(d, lag_us=0.0) if _goes_along(d, chosen) else d
+        replace(d, lag_us=0.0) if _is_lag_removed(d, chosen) else d
         for d in graph.dependencies
         if not (d.to_end and d.target in chosen)
     ]
-    return replace(graph, tasks=kept, dependencies=dependencies, name=f"{graph.name}, {_counted(chosen)} removed")
+    return replace(graph, tasks=kept, dependencies=dependencies, name=f"{graph.name}, {_count_text(chosen)} removed")
 
 
-def _goes_along(d: Dependency, gone: Collection[int]) -> bool:
-    """Return whether a lag goes with tasks: the host's code behind a call, a kernel's launch and the gap before it."""
+def _is_lag_removed(d: Dependency, gone: Collection[int]) -> bool:
+    """Return whether a lag is removed with tasks: the host's code after a call, a kernel's latency or gap."""
     if d.kind == "thread":
         return d.source in gone
     return d.target in gone and (d.kind == "stream" or (d.kind == "launch" and d.source in gone))
 
 
-def launched_by(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
-    """Return a graph in which what a call launched is launched by another: call -> the other one."""
-    _known(graph, [*calls.keys(), *calls.values()])
+def move_launches(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
+    """Return a graph in which the tasks of each call are launched by another: call -> the other one."""
+    _check_task_ids(graph, [*calls.keys(), *calls.values()])
     dependencies = [
         replace(d, source=calls[d.source]) if d.kind == "launch" and d.source in calls else d
         for d in graph.dependencies
@@ -104,18 +107,18 @@ def launched_by(graph: StepGraph, calls: Mapping[int, int]) -> StepGraph:
 
 
 def schedule(graph: StepGraph, policy: Callable[[Task], Any]) -> StepGraph:
-    """Return a graph that runs by a policy: of tasks that could start on a lane at once, the smallest goes first."""
+    """Return a graph with a policy: of tasks that could start on a lane at once, the smallest goes first."""
     return replace(graph, policy=policy, name=f"{graph.name}, scheduled")
 
 
-def named(graph: StepGraph, name: str, *assumptions: str) -> StepGraph:
-    """Return a graph that says what was changed, and what that takes for granted."""
+def annotate(graph: StepGraph, name: str, *assumptions: str) -> StepGraph:
+    """Return a graph with the name of a change and its assumptions."""
     said = graph.assumptions + tuple(a for a in assumptions if a not in graph.assumptions)
     return replace(graph, name=name, assumptions=said)
 
 
 def without_overhead(graph: StepGraph) -> StepGraph:
-    """Return a graph without what recording took, where that is known: calls and the code behind them get shorter."""
+    """Return a graph without the overhead of recording, if it is known, in calls and the host's code after them."""
     took = graph.overhead_us
     if not took:
         return graph
@@ -131,14 +134,14 @@ def without_overhead(graph: StepGraph) -> StepGraph:
 
 
 def with_lags(graph: StepGraph, lag_us: Callable[[Dependency], float]) -> StepGraph:
-    """Return a graph with other lags between events."""
+    """Return a graph whose lags are the results of a function of each dependency."""
     made = [replace(d, lag_us=lag_us(d)) for d in graph.dependencies]
     for d in made:
-        _positive("lag_us", d.lag_us)
+        _check_not_negative("lag_us", d.lag_us)
     return replace(graph, dependencies=made, name=f"{graph.name}, lags set")
 
 
-def _with_durations(graph: StepGraph, made: dict[int, float], provenance: Provenance, said: str) -> StepGraph:
+def _replace_durations(graph: StepGraph, made: dict[int, float], provenance: Provenance, said: str) -> StepGraph:
     tasks = [
         replace(t, duration_us=made[t.id], provenance=provenance) if t.id in made and made[t.id] != t.duration_us else t
         for t in graph.tasks
@@ -146,7 +149,7 @@ def _with_durations(graph: StepGraph, made: dict[int, float], provenance: Proven
     return replace(graph, tasks=tasks, name=f"{graph.name}, {said}")
 
 
-def _known(graph: StepGraph, tasks: Collection[int]) -> Sequence[int]:
+def _check_task_ids(graph: StepGraph, tasks: Collection[int]) -> Sequence[int]:
     wrong = next(
         (n for n in tasks if isinstance(n, bool) or not isinstance(n, int) or not 0 <= n < len(graph.tasks)), None
     )
@@ -157,10 +160,10 @@ def _known(graph: StepGraph, tasks: Collection[int]) -> Sequence[int]:
     return sorted(set(tasks))
 
 
-def _counted(tasks: Collection[int]) -> str:
+def _count_text(tasks: Collection[int]) -> str:
     return f"{len(tasks)} task{'' if len(tasks) == 1 else 's'}"
 
 
-def _positive(name: str, value: float) -> None:
+def _check_not_negative(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
         raise RollerError(f"{name}: expected a finite number of at least 0, got {shown(value)}. Mend it.")

@@ -1,4 +1,4 @@
-"""Runs tasks of a graph once more."""
+"""Repeats tasks of a graph."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.insertion import New, insert
 
 
-def repeated(
+def repeat_tasks(
     graph: StepGraph, tasks: Sequence[int], *, behind: int | None = None, ahead: int | None = None, times: int = 1
 ) -> StepGraph:
-    """Return a graph in which ``tasks`` run again, in their order, behind or ahead of a task, each with its launch.
+    """Return a graph in which ``tasks`` run again, in their order, after or before a task, each with its launch.
 
-    A copy takes what its original does, and is as well founded. Those of a lane that no call launched are not launched.
+    A copy has the duration and provenance of its original, and a launch if the original has one.
 
     Raises
     ------
     RollerError
-        Not exactly one of ``behind`` and ``ahead`` is named.
+        Not exactly one of ``behind`` and ``ahead`` is given.
     """
     if (behind is None) == (ahead is None):
         raise RollerError("repeated: expected one of behind= and ahead=, got both or neither. Name one.")

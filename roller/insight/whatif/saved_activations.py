@@ -1,4 +1,4 @@
-"""Feature maps that forward saves for backward, as far as a profile tells of them."""
+"""Feature maps that forward saves for backward, as far as a profile gives them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import NamedTuple
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.step.profile_dtypes import element_bytes
-from roller.insight.whatif.select import by_iteration, by_layer, in_layers, neighbours, work
+from roller.insight.whatif.select import (
+    compute_tasks,
+    in_layers,
+    neighbouring_kernels,
+    tasks_by_layer,
+    tasks_by_step,
+)
 
 
 class SavedMap(NamedTuple):
@@ -18,15 +24,15 @@ class SavedMap(NamedTuple):
     Parameters
     ----------
     layer, size_bytes
-        Whose it is, and how large.
+        Path of the layer, and bytes of the map.
     forward
         The layer's last task of forward.
     following
-        The task behind that on its lane; ``None`` where there is none.
+        The next task on its lane; ``None`` if there is none.
     backward
         The layer's first task of backward.
     preceding
-        The task before that on its lane; ``None`` where there is none.
+        The previous task on its lane; ``None`` if there is none.
     """
 
     layer: str
@@ -37,7 +43,7 @@ class SavedMap(NamedTuple):
     preceding: int | None
 
 
-def saved_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
+def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
     """Return the saved feature maps of each step, in the order of forward.
 
     Raises
@@ -46,12 +52,12 @@ def saved_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[in
         The profile has no layers that run forward and backward, or no shapes.
     """
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
-    before, behind = neighbours(graph)
-    backward = by_iteration(graph, work(graph, "backward"))
+    before, behind = neighbouring_kernels(graph)
+    backward = tasks_by_step(graph, compute_tasks(graph, "backward"))
     found: dict[int, list[SavedMap]] = {}
-    for iteration, own in by_iteration(graph, work(graph, "forward")).items():
-        back = by_layer(graph, backward.get(iteration, ()))
-        for layer, tasks in by_layer(graph, own).items():
+    for iteration, own in tasks_by_step(graph, compute_tasks(graph, "forward")).items():
+        back = tasks_by_layer(graph, backward.get(iteration, ()))
+        for layer, tasks in tasks_by_layer(graph, own).items():
             size = max((_first_input_bytes(graph.tasks[n]) for n in tasks), default=0)
             if layer and layer in back and size and in_layers(layer, patterns):
                 following, preceding = behind.get(tasks[-1]), before.get(back[layer][0])
@@ -69,7 +75,7 @@ def saved_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[in
 
 
 def _first_input_bytes(task: Task) -> int:
-    """Return the bytes of the first input of a task's operator: what flows through the layer."""
+    """Return the bytes of the first input of a task's operator, the activation of the layer."""
     shapes, dtypes = task.context.shapes[:1], task.context.dtypes[:1]
     if not shapes or not dtypes or not shapes[0] or not all(isinstance(n, int) for n in shapes[0]):
         return 0  # nothing, or a list of tensors

@@ -1,4 +1,4 @@
-"""Scenarios: what-ifs by name, from a file or a line, with their parameters."""
+"""Scenarios: what-ifs by name with their parameters, from a file or an option."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ import yaml
 
 from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
-from roller.insight.whatif.what_if import WhatIf, hints_of, plain_types
+from roller.insight.whatif.what_if import WhatIf, plain_types, type_hints_of
 from roller.insight.whatif.whatifs import WHATIFS
 
 _KEYS = {"device", "measured_us", "prices", "changes", "scenarios"}
-#: What-ifs by the names they had one release ago.
+#: Former names of what-ifs.
 _RENAMED = {"free": "zero-time"}
 
 
 @dataclass(frozen=True)
 class Scenarios:
-    """What a file asks.
+    """The scenarios of a file.
 
     Parameters
     ----------
     changes
-        Name of a scenario -> what-ifs, made one after the other.
+        Name of a scenario -> what-ifs, applied one after the other.
     device
-        Of the profile; ``None`` where the file does not say.
+        Device of the profile; ``None`` if the file does not name it.
     measured_us
         Microseconds of kernels that were measured, by name.
     """
@@ -47,11 +47,11 @@ def read_scenarios(path: str | Path) -> Scenarios:
     Raises
     ------
     RollerError
-        The file cannot be read, or names no what-if, or one that there is none of, or a parameter that it has not.
+        The file cannot be read, or names no what-if, an unknown one, or an unknown parameter.
 
     Examples
     --------
-    A file such as this one asks two things:
+    A file with two scenarios:
 
     .. code-block:: yaml
 
@@ -73,7 +73,7 @@ def read_scenarios(path: str | Path) -> Scenarios:
     if "prices" in data:
         warnings.warn(f"{where}: prices is now called measured_us.", DeprecationWarning, stacklevel=2)
     measured = data.get("measured_us", data.get("prices")) or {}
-    if not isinstance(measured, Mapping) or not all(map(_is_time, measured.values())):
+    if not isinstance(measured, Mapping) or not all(map(_is_duration, measured.values())):
         raise RollerError(f"{where}: measured_us: expected microseconds by name, got {shown(measured)}. Mend them.")
     given, device = data.get("scenarios") or {}, data.get("device")
     if not isinstance(given, Mapping):
@@ -83,12 +83,12 @@ def read_scenarios(path: str | Path) -> Scenarios:
     lists = dict(given)
     if data.get("changes") or not lists:
         lists["changes"] = data.get("changes")
-    made = {str(name): changes_of(rows, f"{where}: {name}") for name, rows in lists.items()}
+    made = {str(name): parse_what_ifs(rows, f"{where}: {name}") for name, rows in lists.items()}
     return Scenarios(made, device, {str(k): float(v) for k, v in measured.items()})
 
 
-def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:
-    """Return the what-ifs of a list whose rows are names, or names with parameters."""
+def parse_what_ifs(rows: Any, where: str) -> tuple[WhatIf, ...]:
+    """Return the what-ifs of a YAML list of names, or of names with parameters."""
     if not isinstance(rows, Sequence) or isinstance(rows, str) or not rows:
         raise RollerError(f"{where}: expected a list of what-ifs, got {shown(rows)}. Name one of {', '.join(WHATIFS)}.")
     found = []
@@ -100,12 +100,12 @@ def changes_of(rows: Any, where: str) -> tuple[WhatIf, ...]:
                 f"{where}: expected a what-if with its parameters, got {shown(row)}. Write name: {{...}}."
             )
         ((name, parameters),) = row.items()
-        found.append(change_of(str(name), parameters or {}, where))
+        found.append(parse_what_if(str(name), parameters or {}, where))
     return tuple(found)
 
 
-def change_of(name: str, parameters: Any, where: str) -> WhatIf:
-    """Return a what-if by its name in scenarios, with parameters as YAML has them."""
+def parse_what_if(name: str, parameters: Any, where: str) -> WhatIf:
+    """Return a what-if by its name in scenarios, with the parameters of YAML."""
     if name in _RENAMED:
         warnings.warn(f"{where}: {name} is now called {_RENAMED[name]}.", DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
@@ -122,8 +122,8 @@ def change_of(name: str, parameters: Any, where: str) -> WhatIf:
         raise RollerError(
             f"{where}: {name}: expected parameters among {', '.join(known) or 'none'}, got {shown(wrong)}. Mend them."
         )
-    hints = hints_of(kind)
-    given = {str(k): _given(v, hints.get(str(k))) for k, v in parameters.items()}
+    hints = type_hints_of(kind)
+    given = {str(k): _to_parameter_type(v, hints.get(str(k))) for k, v in parameters.items()}
     try:
         return kind(**given)
     except TypeError as error:
@@ -132,44 +132,44 @@ def change_of(name: str, parameters: Any, where: str) -> WhatIf:
         ) from None
 
 
-def change_of_text(text: str) -> WhatIf:
-    """Return the what-if of a word such as ``ddp:devices=4,bandwidth=25e9``.
+def parse_what_if_option(text: str) -> WhatIf:
+    """Return the what-if of an option such as ``ddp:devices=4,bandwidth=25e9``.
 
     Examples
     --------
-    >>> str(change_of_text("ddp:devices=4,bandwidth=25e9"))
+    >>> str(parse_what_if_option("ddp:devices=4,bandwidth=25e9"))
     'DDP(devices=4, bandwidth=25000000000.0)'
     """
     name, _, rest = text.partition(":")
     pairs = [pair.partition("=") for pair in _COMMA.split(rest) if pair]
     if any(not equals for _, equals, _ in pairs):
         raise RollerError(f"{text}: expected parameters as name=value, got {shown(rest)}. Write ddp:devices=4.")
-    return change_of(name, {key.strip(): _read(value) for key, _, value in pairs}, text)
+    return parse_what_if(name, {key.strip(): _parse_yaml_value(value) for key, _, value in pairs}, text)
 
 
-#: A comma that is in no list.
+#: A comma outside of lists.
 _COMMA = re.compile(r",(?![^\[]*\])")
 
 
-def _read(value: str) -> Any:
-    """Return a value as YAML has it; patterns, which it may not have, are texts."""
+def _parse_yaml_value(value: str) -> Any:
+    """Return a value parsed as YAML; a pattern that is not YAML is a text."""
     try:
         return yaml.safe_load(value)
     except (yaml.YAMLError, ValueError, RecursionError):
         return value
 
 
-def _is_time(value: Any) -> bool:
+def _is_duration(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
-def _given(value: Any, hint: Any) -> Any:
-    """Return a value of YAML as a parameter has it: names of layers are texts, and 25e9, a text to YAML, a number."""
+def _to_parameter_type(value: Any, hint: Any) -> Any:
+    """Return a YAML value in a parameter's type: names of layers as texts; 25e9, a text in YAML, as a number."""
     plain = plain_types(hint)
     if isinstance(value, list):
-        return tuple(_given(v, hint) for v in value)
+        return tuple(_to_parameter_type(v, hint) for v in value)
     if isinstance(value, Mapping):
-        return {str(k): _given(v, get_args(hint)[-1] if get_args(hint) else None) for k, v in value.items()}
+        return {str(k): _to_parameter_type(v, get_args(hint)[-1] if get_args(hint) else None) for k, v in value.items()}
     if str in plain and not plain & {int, float}:
         return str(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else value
     if isinstance(value, str) and plain & {int, float}:

@@ -1,4 +1,4 @@
-"""Which changes would help a profile the most: every one that needs to be told nothing, alone and the best in pairs."""
+"""Searches the changes that help a profile most: each one with default parameters, and pairs of the best."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from itertools import combinations
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
-from roller.insight.whatif.first_launches import warm
-from roller.insight.whatif.optimizer_bytes import KINDS, kinds_of
+from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
 from roller.insight.whatif.what_if import WhatIf
@@ -26,24 +26,24 @@ from roller.insight.whatif.whatifs import (
     ZeroTime,
 )
 
-#: The best of them are tried in pairs; and how many questions that makes at most.
+#: Number of the best changes that are tried in pairs, and most predictions of a search.
 PAIRED, MOST_ASKED = 4, 18
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a change would bring, or why that cannot be said.
+    """The prediction of a change, or why there is none.
 
     Parameters
     ----------
     changes
-        What was changed.
+        The what-ifs.
     answer
-        ``None`` where the profile does not bear the question.
+        The prediction; ``None`` if the change does not apply to the profile.
     reason
-        Why not.
+        Why there is no prediction.
     is_bound
-        Whether nobody can build it: it only says what there is to gain at most.
+        Whether the change cannot be built, and only bounds the gain.
     """
 
     changes: tuple[WhatIf, ...]
@@ -60,26 +60,26 @@ class Found:
 def search(
     graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
 ) -> tuple[Found, ...]:
-    """Return what every change would bring, what helps most first.
+    """Return the predictions of all changes, the largest gain first.
 
     Parameters
     ----------
     graph
-        Of a profile.
+        Graph of a profile.
     force
         As for :func:`~roller.insight.whatif.predict.what_if`.
     seen
-        Is told of each as soon as it is known.
+        Called with each prediction as soon as it is known.
 
     Raises
     ------
     RollerError
-        The profile cannot be explained.
+        The profile is not explained.
     """
-    baseline = simulate(warm(without_overhead(graph)))
+    baseline = simulate(without_module_loading(without_overhead(graph)))
     found: list[Found] = []
 
-    def ask(changes: tuple[WhatIf, ...], is_bound: bool) -> None:
+    def try_changes(changes: tuple[WhatIf, ...], is_bound: bool) -> None:
         try:
             one = Found(changes, what_if(graph, *changes, force=force, baseline=baseline), is_bound=is_bound)
         except RollerError as error:
@@ -88,31 +88,31 @@ def search(
         seen(one)
 
     if not force:
-        what_if(graph, _nothing)  # refuses what cannot be explained, once
-    for change in _candidates(graph):
-        ask((change,), isinstance(change, ZeroTime))
-    good = [x for x in _ranked(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
+        what_if(graph, _unchanged)  # raises an error for a profile that is not explained
+    for change in _applicable_changes(graph):
+        try_changes((change,), isinstance(change, ZeroTime))
+    good = [x for x in _sort_by_gain(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
     good = [x for x in good if x.answer and x.answer.gain > 0]
     for one, other in combinations(good[:PAIRED], 2):
         if type(one.changes[0]) is not type(other.changes[0]):
-            ask(one.changes + other.changes, False)
+            try_changes(one.changes + other.changes, False)
     alone = {x.name: x.answer.gain for x in found if x.answer is not None and len(x.changes) == 1}
-    return tuple(x for x in _ranked(found) if _adds(x, alone))
+    return tuple(x for x in _sort_by_gain(found) if _helps_as_pair(x, alone))
 
 
-def _adds(found: Found, alone: Mapping[str, float]) -> bool:
-    """Return whether a pair helps more than each of the two does without the other; one alone always counts."""
+def _helps_as_pair(found: Found, alone: Mapping[str, float]) -> bool:
+    """Return whether a pair helps more than each of its changes alone; true for a single change."""
     if len(found.changes) == 1 or found.answer is None:
         return True
     return found.answer.gain > max(alone[str(c)] for c in found.changes) + HARDLY
 
 
-def _nothing(graph: StepGraph) -> StepGraph:
+def _unchanged(graph: StepGraph) -> StepGraph:
     return graph
 
 
-def _candidates(graph: StepGraph) -> Iterator[WhatIf]:
-    """Yield the changes that a profile's own tasks suggest."""
+def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
+    """Yield the changes that apply to a profile's tasks."""
     kinds = {t.kind for t in graph.tasks}
     phases = {t.context.phase for t in graph.tasks}
     if "data" in kinds:
@@ -122,8 +122,8 @@ def _candidates(graph: StepGraph) -> Iterator[WhatIf]:
         yield AMP()
         yield RestructuredNorm()
     if "optimizer" in phases:
-        # of what the optimizer may be, as far as the profile marks it, the one that moves most is assumed
-        likely = max(kinds_of(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
+        # of the possible optimizers, the one that moves most bytes is assumed
+        likely = max(possible_optimizers(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
         yield FusedOptimizer(likely, "model" if graph.gradients else "factor")
         yield ForeachOptimizer()
         yield ZeroTime(phase="optimizer")
@@ -137,5 +137,5 @@ def _candidates(graph: StepGraph) -> Iterator[WhatIf]:
         yield OtherNetwork()
 
 
-def _ranked(found: Sequence[Found]) -> list[Found]:
+def _sort_by_gain(found: Sequence[Found]) -> list[Found]:
     return sorted(found, key=lambda x: (x.answer is None, -(x.answer.gain if x.answer else 0.0), x.name))

@@ -1,4 +1,4 @@
-"""Chooses tasks of a graph by what they are and where they belong; what is found composes as sets do."""
+"""Selects tasks of a graph by kind, phase, layer and step; selections compose as sets."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task
 from roller.insight.trace.trace import Phase
 from roller.insight.whatif.primitives import select
 
-#: What a device computes; of a profile without a device, what threads do.
+#: Kinds of tasks that compute: on a device, and on threads in a profile without a device.
 _COMPUTES, _THREADS = frozenset({"kernel"}), frozenset({"cpu"})
 
 
-def work(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
-    """Return the tasks that compute: kernels, or what threads do where there is no device.
+def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
+    """Return the tasks that compute: kernels, or the operators of threads if there is no device.
 
     Parameters
     ----------
     graph
-        Of a profile, or a traced step.
+        Graph of a profile, or of a traced step.
     phases
-        Only these; all where none is named.
+        Phases of the tasks; all if none is given.
     layers
-        Patterns of layers, as shells have them: a layer is chosen with all that lies within it. All where none is
-        named.
+        Shell-style patterns of layers: a layer is selected with its sublayers. All layers if none is given.
     """
     kinds = _COMPUTES if graph.has_device else _THREADS
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
@@ -40,41 +39,41 @@ def work(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> 
     )
 
 
-def copies(graph: StepGraph) -> frozenset[int]:
-    """Return the copies of a device, and what it sets."""
+def copy_tasks(graph: StepGraph) -> frozenset[int]:
+    """Return the copies and memsets of a device."""
     return select(graph, lambda t: t.kind in ("copy", "set"))
 
 
-def transfers(graph: StepGraph) -> tuple[int, ...]:
-    """Return what a network carries, in order."""
-    return ordered(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
+def network_tasks(graph: StepGraph) -> tuple[int, ...]:
+    """Return the tasks of a network, in order."""
+    return sort_by_start(graph, select(graph, lambda t: t.kind in NETWORK_KINDS))
 
 
 def in_layers(layer: str, patterns: Sequence[str]) -> bool:
-    """Return whether a layer, or one around it, matches one of the patterns; all do where there are none.
+    """Return whether a layer, or one that contains it, matches one of the patterns; true if there are none.
 
     Examples
     --------
     >>> in_layers("encoder.layer.3.output.dense", ["encoder.layer.3"]), in_layers("ReLU_7", ["ReLU*"])
     (True, True)
     """
-    return not patterns or _matches(layer, tuple(patterns))
+    return not patterns or _matches_pattern(layer, tuple(patterns))
 
 
 @lru_cache(maxsize=65536)
-def _matches(layer: str, patterns: tuple[str, ...]) -> bool:
+def _matches_pattern(layer: str, patterns: tuple[str, ...]) -> bool:
     return bool(layer) and any(fnmatchcase(layer, p) or fnmatchcase(layer, f"{p}.*") for p in patterns)
 
 
-def some_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[int]:
-    """Return the tasks that compute in layers.
+def compute_tasks_in_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[int]:
+    """Return the tasks that compute in the layers of some patterns.
 
     Raises
     ------
     RollerError
         No layer matches.
     """
-    found = work(graph, layers=patterns)
+    found = compute_tasks(graph, layers=patterns)
     if not found:
         known = sorted({t.context.module for t in graph.tasks if t.context.module})
         raise RollerError(
@@ -84,37 +83,37 @@ def some_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[in
     return found
 
 
-def ordered(graph: StepGraph, tasks: Iterable[int]) -> tuple[int, ...]:
+def sort_by_start(graph: StepGraph, tasks: Iterable[int]) -> tuple[int, ...]:
     """Return tasks in the order in which they ran."""
-    return tuple(sorted(tasks, key=lambda n: place_in_time(graph, n)))
+    return tuple(sorted(tasks, key=lambda n: start_key(graph, n)))
 
 
-def place_in_time(graph: StepGraph, task: int) -> tuple[float, int]:
-    """Return what orders tasks as they ran."""
+def start_key(graph: StepGraph, task: int) -> tuple[float, int]:
+    """Return the key that sorts tasks by their measured start."""
     return graph.tasks[task].measured_start_us, task
 
 
-def by_iteration(graph: StepGraph, tasks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
-    """Return tasks by the step they belong to, in the order in which they ran; what is outside of all is left out."""
+def tasks_by_step(graph: StepGraph, tasks: Iterable[int]) -> Mapping[int, tuple[int, ...]]:
+    """Group tasks by their step, in the order in which they ran; tasks outside of all steps are left out."""
     found: dict[int, list[int]] = defaultdict(list)
-    for n in ordered(graph, tasks):
+    for n in sort_by_start(graph, tasks):
         if graph.tasks[n].context.iteration >= 0:
             found[graph.tasks[n].context.iteration].append(n)
     return {iteration: tuple(own) for iteration, own in sorted(found.items())}
 
 
-def by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple[int, ...]]:
-    """Return tasks by their layer, layers in the order in which they began."""
+def tasks_by_layer(graph: StepGraph, tasks: Iterable[int]) -> Mapping[str, tuple[int, ...]]:
+    """Group tasks by their layer, in the order in which the layers began."""
     found: dict[str, list[int]] = defaultdict(list)
-    for n in ordered(graph, tasks):
+    for n in sort_by_start(graph, tasks):
         found[graph.tasks[n].context.module].append(n)
     return {layer: tuple(own) for layer, own in found.items()}
 
 
-def neighbours(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[int, Task]]:
-    """Return the kernel before and the kernel behind each kernel on its stream, by id."""
+def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[int, Task]]:
+    """Return the previous and the next kernel of each kernel on its stream, by id."""
     lanes: dict[object, list[Task]] = defaultdict(list)
-    for n in ordered(graph, work(graph)):
+    for n in sort_by_start(graph, compute_tasks(graph)):
         lanes[graph.tasks[n].lane].append(graph.tasks[n])
     before, behind = {}, {}
     for own in lanes.values():
@@ -124,12 +123,12 @@ def neighbours(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[int, Task]
 
 
 def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float:
-    """Return the bytes of the gradients of one step, of some layers only where they are named.
+    """Return the bytes of the gradients of one step, of the given layers or of all.
 
     Raises
     ------
     RollerError
-        The profile does not tell the sizes of its gradients.
+        The profile does not give the sizes of its gradients.
     """
     if not graph.gradients and graph.operators:
         raise RollerError(
@@ -146,28 +145,28 @@ def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float
     return sum(g.size_bytes for g in graph.gradients if in_layers(g.module, patterns)) / len(steps)
 
 
-def total_us(graph: StepGraph, tasks: Collection[int]) -> float:
-    """Return the sum of durations."""
+def total_duration_us(graph: StepGraph, tasks: Collection[int]) -> float:
+    """Return the sum of the tasks' durations."""
     return sum(graph.tasks[n].duration_us for n in tasks)
 
 
-def total_bytes(graph: StepGraph, tasks: Collection[int]) -> float:
-    """Return the sum of what tasks move."""
+def total_size_bytes(graph: StepGraph, tasks: Collection[int]) -> float:
+    """Return the sum of the tasks' bytes."""
     return float(sum(graph.tasks[n].size_bytes for n in tasks))
 
 
-def shortest_us(graph: StepGraph) -> float:
-    """Return what a kernel takes however small it is: one in twenty of the profile's kernels is shorter."""
-    durations = sorted(graph.tasks[n].duration_us for n in work(graph))
+def shortest_kernel_us(graph: StepGraph) -> float:
+    """Return the time of the smallest kernels: the 5th percentile of the profile's kernels."""
+    durations = sorted(graph.tasks[n].duration_us for n in compute_tasks(graph))
     return durations[len(durations) // 20] if durations else 0.0
 
 
-def spread(tasks: Sequence[int], count: int) -> tuple[int, ...]:
-    """Return so many of some tasks, spread evenly.
+def pick_evenly(tasks: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return ``count`` of some tasks, evenly spaced.
 
     Examples
     --------
-    >>> spread((3, 4, 5, 6, 7, 8), 3)
+    >>> pick_evenly((3, 4, 5, 6, 7, 8), 3)
     (3, 5, 7)
     """
     return tuple(tasks[int(n * len(tasks) / count)] for n in range(min(count, len(tasks))))

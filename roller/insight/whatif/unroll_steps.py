@@ -1,4 +1,4 @@
-"""A step, and the same again: for what crosses the border of steps."""
+"""Repeats the steps of a graph, for changes that cross the border of steps."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from roller.insight.step.graph import Dependency, DependencyKind, Lane, StepGrap
 from roller.insight.trace.gradient_buckets import Gradient
 
 
-def unrolled(graph: StepGraph, times: int) -> StepGraph:
-    """Return a graph of at least ``times`` steps; one that has as many is returned as it is.
+def unroll_steps(graph: StepGraph, times: int) -> StepGraph:
+    """Return a graph of at least ``times`` steps; a graph that has as many is returned unchanged.
 
-    Every lane begins the next copy behind its last task; all else holds within a copy as it did.
+    Every lane begins the next copy after its last task; other dependencies stay within a copy.
 
     Examples
     --------
     >>> from roller.insight.step.graph import Lane, TaskContext
     >>> from roller.insight.step.simulate import simulate
     >>> gemm = Task(0, "gemm", "kernel", Lane(0, "stream", "7"), 90.0, 0.0, 90.0, context=TaskContext(0))
-    >>> simulate(unrolled(StepGraph([gemm], [], {0: 0.0}, 8.0, 1.0), 3)).makespan_us
+    >>> simulate(unroll_steps(StepGraph([gemm], [], {0: 0.0}, 8.0, 1.0), 3)).makespan_us
     272.0
     """
     steps = max(1, len(graph.iterations))
@@ -26,7 +26,7 @@ def unrolled(graph: StepGraph, times: int) -> StepGraph:
     if copies <= 1 or not graph.tasks:
         return graph
     count, length = len(graph.tasks), graph.measured_us
-    firsts, lasts = _ends(graph)
+    firsts, lasts = _first_and_last_tasks(graph)
     tasks: list[Task] = []
     dependencies: list[Dependency] = []
     gradients: list[Gradient] = []
@@ -43,7 +43,7 @@ def unrolled(graph: StepGraph, times: int) -> StepGraph:
                         measured_end_us=t.measured_end_us + shift)
             )  # fmt: skip
         dependencies += [replace(d, source=base + d.source, target=base + d.target) for d in graph.dependencies]
-        gradients += [g.moved(base, step) for g in graph.gradients]
+        gradients += [g.shift_ids(base, step) for g in graph.gradients]
         if copy:
             for lane, first in firsts.items():
                 because: DependencyKind = "stream" if lane.kind == "stream" else "thread"
@@ -56,8 +56,8 @@ def unrolled(graph: StepGraph, times: int) -> StepGraph:
     )
 
 
-def _ends(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
-    """Return the first and the last task of every lane that is in order."""
+def _first_and_last_tasks(graph: StepGraph) -> tuple[dict[Lane, int], dict[Lane, int]]:
+    """Return the first and the last task of every thread and stream."""
     firsts: dict[Lane, int] = {}
     lasts: dict[Lane, int] = {}
     for t in sorted(graph.tasks, key=lambda t: (t.measured_start_us, t.id)):

@@ -1,4 +1,4 @@
-"""What every what-if shares: it checks its numbers, names itself, and says what it takes for granted."""
+"""The base class of what-ifs: it checks parameters, names the change, and lists its assumptions."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.primitives import named
+from roller.insight.whatif.primitives import annotate
 
-#: Where factors come from: the device's model where shapes are known, or the numbers of the publications.
+#: Origin of factors: the device's model if shapes are known, or the published numbers.
 Pricing = Literal["model", "factor"]
 
 
-def one_of(*choices: str) -> Mapping[str, Any]:
-    """Return what says of a field that it is one of some words."""
+def allowed_values(*choices: str) -> Mapping[str, Any]:
+    """Return the metadata of a field that is one of some words."""
     return {"choices": choices}
 
 
-def at_least(number: float) -> Mapping[str, Any]:
-    """Return what says of a field how small it may be; others are above 0."""
+def minimum_value(number: float) -> Mapping[str, Any]:
+    """Return the metadata of a field with a minimum; without it, a number must be above 0."""
     return {"least": number}
 
 
@@ -32,9 +32,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-#: Whole numbers are below this one.
+#: Upper bound of whole numbers.
 _MOST = 10**12
-#: What a value of an annotation is, and in words.
+#: Annotation -> check of a value, and its name in words.
 _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
     float: (_is_number, "a number"), int: (lambda v: _is_number(v) and isinstance(v, int), "a whole number"),
     bool: (lambda v: isinstance(v, bool), "yes or no"), str: (lambda v: isinstance(v, str), "a text"),
@@ -43,8 +43,8 @@ _PLAIN: Mapping[Any, tuple[Callable[[Any], bool], str]] = {
 
 
 @cache
-def hints_of(kind: type) -> Mapping[str, Any]:
-    """Return the annotations of a what-if; none where a user's own cannot be resolved."""
+def type_hints_of(kind: type) -> Mapping[str, Any]:
+    """Return the annotations of a what-if; none if those of a user's own cannot be resolved."""
     try:
         return get_type_hints(kind)
     except NameError:
@@ -52,41 +52,43 @@ def hints_of(kind: type) -> Mapping[str, Any]:
 
 
 def plain_types(hint: Any) -> frozenset[Any]:
-    """Return the plain types that an annotation is made of."""
+    """Return the plain types of an annotation."""
     if hint in _PLAIN:
         return frozenset({hint})
     return frozenset().union(*(plain_types(one) for one in get_args(hint)))
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says, as far as it is one that the what-ifs have."""
+def _matches_type(value: Any, hint: Any) -> bool:
+    """Return whether a value matches an annotation of the kinds that what-ifs use."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][0](value)
     if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(_matches_type(value, one) for one in inner)
     if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(_fits(v, inner[0]) for v in value)
+        return isinstance(value, (tuple, list)) and all(_matches_type(v, inner[0]) for v in value)
     if origin is abc.Mapping:
-        return isinstance(value, Mapping) and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in value.items())
+        return isinstance(value, Mapping) and all(
+            _matches_type(k, inner[0]) and _matches_type(v, inner[1]) for k, v in value.items()
+        )
     return origin is not Literal or value in inner
 
 
-def _said(hint: Any) -> str:
-    """Return an annotation in words."""
+def _type_in_words(hint: Any) -> str:
+    """Return the name of an annotation in words."""
     origin, inner = get_origin(hint), get_args(hint)
     if hint in _PLAIN:
         return _PLAIN[hint][1]
     if origin in (Union, UnionType):
-        return " or ".join(_said(one) for one in inner if one is not type(None))
+        return " or ".join(_type_in_words(one) for one in inner if one is not type(None))
     if origin is tuple:
-        return f"several, each {_said(inner[0])}"
+        return f"several, each {_type_in_words(inner[0])}"
     if origin is abc.Mapping:
-        return f"{_said(inner[1])} by {_said(inner[0])}"
+        return f"{_type_in_words(inner[1])} by {_type_in_words(inner[0])}"
     return ", ".join(map(str, inner)) or str(hint)
 
 
-def _values(value: Any) -> Sequence[Any]:
+def _flatten_values(value: Any) -> Sequence[Any]:
     if isinstance(value, Mapping):
         return tuple(value.values())
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
@@ -96,30 +98,30 @@ def _values(value: Any) -> Sequence[Any]:
 class WhatIf(ABC):
     """A change of a graph. Its fields are its parameters, and numbers among them are above 0.
 
-    A what-if of one's own is a frozen dataclass with a method ``change``; any function of a graph will do as well.
+    A custom what-if is a frozen dataclass with a method ``change``, or any function of a graph.
     """
 
-    #: Sentences of an answer.
+    #: Assumptions that an answer lists.
     assumptions: ClassVar[tuple[str, ...]] = ()
-    #: Whether it looks at each task alone, and so can be asked of the joint graph of several ranks.
+    #: Whether it changes each task by itself, so that it applies to the joint graph of several ranks.
     of_several_ranks: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse values of other types, and numbers out of range."""
-        hints = hints_of(type(self))
+        """Check the types and ranges of the parameters."""
+        hints = type_hints_of(type(self))
         for one in fields(self):
-            self._check(one.name, getattr(self, one.name), hints.get(one.name, Any), one.metadata)
+            self._check_parameter(one.name, getattr(self, one.name), hints.get(one.name, Any), one.metadata)
 
-    def _check(self, name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> None:
+    def _check_parameter(self, name: str, value: Any, hint: Any, metadata: Mapping[str, Any]) -> None:
         where = f"{type(self).__name__}: {name}"
         choices = metadata.get("choices")
         if choices is not None and value not in choices:
             raise RollerError(f"{where}: expected one of {', '.join(choices)}, got {shown(value)}. Choose one of them.")
-        if not _fits(value, hint):
-            raise RollerError(f"{where}: expected {_said(hint)}, got {shown(value)}. Mend it.")
+        if not _matches_type(value, hint):
+            raise RollerError(f"{where}: expected {_type_in_words(hint)}, got {shown(value)}. Mend it.")
         least = metadata.get("least")
         most = _MOST if int in plain_types(hint) and float not in plain_types(hint) else float("inf")
-        for number in filter(_is_number, _values(value)):
+        for number in filter(_is_number, _flatten_values(value)):
             low = number >= least if least is not None else number > 0
             if not (low and number < most):
                 said = ("above 0" if least is None else f"of at least {least:g}") + (
@@ -127,7 +129,7 @@ class WhatIf(ABC):
                 raise RollerError(f"{where}: expected a number {said}, got {shown(number)}. Mend it.")
 
     def __str__(self) -> str:
-        """Return its name with the parameters that are not as by default."""
+        """Return its name with the parameters that differ from the default."""
         own = [
             f"{one.name}={getattr(self, one.name)}" for one in fields(self)
             if one.default is MISSING or getattr(self, one.name) != one.default
@@ -135,12 +137,12 @@ class WhatIf(ABC):
         return f"{type(self).__name__}({', '.join(own)})"
 
     def __call__(self, graph: StepGraph, /) -> StepGraph:
-        """Return the changed graph, which names the change.
+        """Return the changed graph, named after the change.
 
         Raises
         ------
         RollerError
-            The graph is that of several ranks, and the change looks at the steps of one; or as the change says.
+            The graph is that of several ranks, but the change applies to one; or an error of the change itself.
         """
         ranks = len({t.lane.rank for t in graph.tasks})
         if ranks > 1 and not self.of_several_ranks:
@@ -151,11 +153,11 @@ class WhatIf(ABC):
         reason = self.in_place(graph)
         if reason:
             said = f"{self} is in place already: {reason}"
-            return replace(named(graph, f"{graph.name} + {self}"), in_place=(*graph.in_place, said))
-        return named(self.change(graph), f"{graph.name} + {self}", *self.assumptions)
+            return replace(annotate(graph, f"{graph.name} + {self}"), in_place=(*graph.in_place, said))
+        return annotate(self.change(graph), f"{graph.name} + {self}", *self.assumptions)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why the change is in place already, and so changes nothing; ``""`` where it is not."""
+        """Return the reason if the profile has the change already; else ``""``."""
         return ""
 
     @abstractmethod

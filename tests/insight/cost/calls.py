@@ -97,7 +97,7 @@ class Given(Values):
         super().__init__(0.5, lambda: "test")
         self.results = tuple(results)
 
-    def run(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+    def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
         return self.results
 
 
@@ -110,7 +110,7 @@ def recorded(
     )
     with torch.no_grad(), recorder:
         result = call(*args, **kwargs) if given is None else recorder.__torch_dispatch__(call, (), args, kwargs)
-    recorder.close()
+    recorder.stop_recording_frees()
     return recorder.operators, tuple(leaves(result if isinstance(result, (tuple, list)) else (result,)))
 
 

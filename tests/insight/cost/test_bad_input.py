@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.insight.cost import price  # noqa: E402
-from roller.insight.cost.gpu import launches_of  # noqa: E402
+from roller.insight.cost import price_operator  # noqa: E402
+from roller.insight.cost.gpu import operator_launches  # noqa: E402
 from roller.insight.forecast import forecast  # noqa: E402
 from roller.insight.trace.trace import Operator, TensorRecord, Trace  # noqa: E402
 from tests.insight.cost.calls import aten, bytes_of, recorded  # noqa: E402
@@ -19,9 +19,9 @@ X, W, Y = (TensorRecord((512, 512), (512, 1), "float32", n) for n in range(3))
 def test_an_operator_that_is_unknown_is_priced_by_its_bytes_and_named_in_the_report():
     known, unknown = (Operator(n, name, "forward", (X, W), (Y,)) for n, name in enumerate(
         ("aten.mm.default", "mine.magic.default")))  # fmt: skip
-    launches, mapped = launches_of(unknown)
+    launches, mapped = operator_launches(unknown)
     assert not mapped and bytes_of(launches) == (2 * 512 * 512 * 4, 512 * 512 * 4)
-    assert price(unknown, "h100").provenance == "bytes" and price(known, "h100").provenance != "bytes"
+    assert price_operator(unknown, "h100").provenance == "bytes" and price_operator(known, "h100").provenance != "bytes"
     found = forecast(Trace((known, unknown), (), {}, (0, 2)), "h100")
     share = next(s.share for s in found.by_operator() if s.name == "mine.magic.default")
     assert 0 < found.unmapped_share == pytest.approx(share) == found.to_dict()["unmapped_share"]
@@ -29,7 +29,7 @@ def test_an_operator_that_is_unknown_is_priced_by_its_bytes_and_named_in_the_rep
 
 @pytest.mark.parametrize("arguments", [{"self": {"tensor": 9}}, {"mat2": None}, {"self": 3, "mat2": "two"}])
 def test_arguments_that_a_row_does_not_foresee_are_priced_by_bytes(arguments):
-    launches, mapped = launches_of(Operator(0, "aten.mm.default", "forward", (X, W), (Y,), arguments))
+    launches, mapped = operator_launches(Operator(0, "aten.mm.default", "forward", (X, W), (Y,), arguments))
     assert not mapped and bytes_of(launches) == (2 * 512 * 512 * 4, 512 * 512 * 4)
 
 
@@ -52,5 +52,5 @@ def test_what_has_no_elements_costs_at_most_a_launch(device):
         (aten._foreach_add_.Scalar, [none(0), none(0)], 1.0),
     ):  # fmt: skip
         (operator,), _ = recorded(call, *args)
-        found = price(operator, spec)
+        found = price_operator(operator, spec)
         assert found.seconds <= most * 1.01 and found.kernels <= 1 and found.provenance != "bytes", operator.name

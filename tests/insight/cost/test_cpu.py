@@ -8,7 +8,7 @@ import roller
 from roller.errors import RollerError
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.cpu.machine_rates import Machine
-from roller.insight.cost.cpu.operator_table import kind_of, work_of
+from roller.insight.cost.cpu.operator_table import operator_class, operator_work
 from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, Work
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
@@ -37,7 +37,7 @@ def step(*operators, sizes=None):
 
 
 def seconds(*operators, spec=SPEC, sizes=None):
-    return [p.seconds for p in ProcessorPricer(spec).steady(step(*operators, sizes=sizes))]
+    return [p.seconds for p in ProcessorPricer(spec).price_last_step(step(*operators, sizes=sizes))]
 
 
 def product(m, n, k, index=0, first=0):
@@ -58,13 +58,13 @@ def test_large_products_keep_up_most_of_the_rate(n):
 @pytest.mark.parametrize("arguments", [{"mat2": None}, {"self": 3, "mat2": "two"}])
 def test_arguments_that_a_row_does_not_foresee_are_priced_by_bytes(arguments):
     x, w, y = tensor(0, 8, 16), tensor(1, 16, 4), tensor(2, 8, 4)
-    work, is_mapped = work_of(operator("mm.default", (x, w), (y,), **arguments))
+    work, is_mapped = operator_work(operator("mm.default", (x, w), (y,), **arguments))
     assert not is_mapped and work.multiplies == 0.0
 
 
 def test_a_greatest_takes_longer_than_a_mean_and_an_adaptive_pool_knows_its_window():
     x, y = tensor(0, 8, 64, 32, 32), tensor(1, 8, 64, 8, 8)
-    cycles = {n: work_of(operator(f"{n}.default", (x,), (y,), **given))[0].cycles for n, given in (
+    cycles = {n: operator_work(operator(f"{n}.default", (x,), (y,), **given))[0].cycles for n, given in (
         ("max_pool2d_with_indices", {"kernel_size": (4, 4)}), ("adaptive_max_pool2d", {}),
         ("avg_pool2d", {"kernel_size": (4, 4)}))}  # fmt: skip
     assert cycles["adaptive_max_pool2d"] == cycles["max_pool2d_with_indices"] > cycles["avg_pool2d"]
@@ -73,7 +73,7 @@ def test_a_greatest_takes_longer_than_a_mean_and_an_adaptive_pool_knows_its_wind
 def test_what_is_packed_is_shared_by_as_many_cores_as_there_are_products():
     def arithmetic(batch, cores):
         x, w, y = tensor(0, batch, 512, 512), tensor(1, batch, 512, 512), tensor(2, batch, 512, 512)
-        work = work_of(operator("bmm.default", (x, w), (y,)))[0]
+        work = operator_work(operator("bmm.default", (x, w), (y,)))[0]
         return Machine(SPEC).arithmetic_s(work, cores) * cores / batch
 
     assert arithmetic(8, 1) == pytest.approx(arithmetic(8, 4))
@@ -107,15 +107,15 @@ def test_a_tensor_that_is_mapped_anew_costs_its_pages():
 
 @pytest.mark.parametrize(("elements", "threads"), [(9, 1), (GRAIN_ELEMENTS, 1), (GRAIN_ELEMENTS + 1, 2), (1 << 22, 2)])
 def test_a_loop_is_shared_from_a_grain_on(elements, threads):
-    work, _ = work_of(relu(elements))
-    assert Machine(SPEC).threads(work) == threads
+    work, _ = operator_work(relu(elements))
+    assert Machine(SPEC).thread_count(work) == threads
 
 
 def test_draws_are_made_one_after_the_other():
     x = tensor(0, 1 << 20)
     one, two = (roller.load_spec("cpu-avx512", {"units": n}) for n in (1, 2))
     draw = operator("bernoulli_.float", (x,), (x,), p=0.5)
-    assert Machine(two).threads(work_of(draw)[0]) == 1
+    assert Machine(two).thread_count(operator_work(draw)[0]) == 1
     assert seconds(draw, spec=one)[0] == pytest.approx(seconds(draw, spec=two)[0], rel=0.3)
 
 
@@ -131,13 +131,15 @@ def convolution(inputs, outputs, window=3, groups=1, name="convolution.default")
 
 
 def test_channels_of_convolutions_are_padded_to_vectors():
-    assert work_of(convolution(20, 20))[0].multiplies == pytest.approx(work_of(convolution(32, 32))[0].multiplies)
-    image, least = work_of(convolution(3, 32))[0], 4 * 32 * 32 * 27 * 32
+    assert operator_work(convolution(20, 20))[0].multiplies == pytest.approx(
+        operator_work(convolution(32, 32))[0].multiplies
+    )
+    image, least = operator_work(convolution(3, 32))[0], 4 * 32 * 32 * 27 * 32
     assert least < image.multiplies < 1.5 * least  # the channels of an image have a kernel of their own
 
 
 def test_what_is_loaded_of_an_image_is_used_for_all_results():
-    few, many = (work_of(convolution(n, n))[0].multiplies / n**2 for n in (16, 256))
+    few, many = (operator_work(convolution(n, n))[0].multiplies / n**2 for n in (16, 256))
     assert few > 1.4 * many
 
 
@@ -151,7 +153,7 @@ def test_an_operand_far_away_is_waited_for():
 
 def test_a_gradient_of_a_convolution_is_twice_the_work():
     forward, backward = convolution(64, 64), convolution(64, 64, name="convolution_backward.default")
-    assert work_of(backward)[0].multiplies == pytest.approx(2 * work_of(forward)[0].multiplies)
+    assert operator_work(backward)[0].multiplies == pytest.approx(2 * operator_work(forward)[0].multiplies)
     assert seconds(backward)[0] > 1.8 * seconds(forward)[0]
 
 
@@ -162,7 +164,7 @@ def test_a_causal_mask_saves_whole_blocks_of_keys(length, share):
     given = {"query": {"tensor": 0}, "key": {"tensor": 1}, "value": {"tensor": 2}}
     outs = (tensor(3, 2, 4, length, 64), tensor(4, 2, 4, length))
     full, masked = (
-        work_of(operator(name, (q, k, v), outs, is_causal=c, **given))[0] for c in (False, True)
+        operator_work(operator(name, (q, k, v), outs, is_causal=c, **given))[0] for c in (False, True)
     )  # fmt: skip
     assert full.multiplies == 2 * 8 * length * length * 64
     assert masked.multiplies == pytest.approx(share * full.multiplies)
@@ -177,21 +179,21 @@ def test_a_recurrent_layer_goes_step_by_step():
             hidden_size=128, mode=2,
         )  # fmt: skip
 
-    assert work_of(layer(40))[0].multiplies == 40 * 8 * 512 * (64 + 128)
-    assert work_of(layer(40))[0].forks == 2 * work_of(layer(20))[0].forks
+    assert operator_work(layer(40))[0].multiplies == 40 * 8 * 512 * (64 + 128)
+    assert operator_work(layer(40))[0].forks == 2 * operator_work(layer(20))[0].forks
 
 
 def test_columns_are_summed_in_strips():
     x = tensor(0, 1024, 1024)
     rows, columns = (operator("sum.dim_IntList", (x,), (tensor(1, 1024),), dim=[d]) for d in (1, 0))
-    assert seconds(columns)[0] > 1.5 * seconds(rows)[0] and work_of(rows)[0].strewn_bytes == 0
+    assert seconds(columns)[0] > 1.5 * seconds(rows)[0] and operator_work(rows)[0].strewn_bytes == 0
 
 
 def test_what_has_no_row_is_priced_by_its_bytes():
-    work, mapped = work_of(operator("of_tomorrow.default", (tensor(0, 1000),), (tensor(1, 1000),)))
+    work, mapped = operator_work(operator("of_tomorrow.default", (tensor(0, 1000),), (tensor(1, 1000),)))
     assert not mapped and isinstance(work, Work) and work.parallel_elements == 1000
     view = operator("view.default", (tensor(0, 8, 2),), (TensorRecord((16,), (1,), "float32", 0),))
-    assert work_of(view) == (None, True)
+    assert operator_work(view) == (None, True)
 
 
 @every(("packet", "kind"), [
@@ -200,7 +202,7 @@ def test_what_has_no_row_is_priced_by_its_bytes():
     ("aten.max_pool2d_with_indices", "windows"), ("aten.sum", "reductions"), ("aten.of_tomorrow", "element-wise"),
 ])  # fmt: skip
 def test_kinds(packet, kind):
-    assert kind_of(packet) == kind
+    assert operator_class(packet) == kind
 
 
 def test_a_step_on_a_processor_is_issued_and_computed_in_series():

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roller.insight.cost.gpu import launches_of
+from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.gpu.operator_table import TABLE
 from roller.insight.cost.gpu.operator_view import View
 from roller.insight.cost.launches import Fused, Kernel, Stream
@@ -34,7 +34,7 @@ def test_bytes_are_those_of_the_tensors_that_are_touched(family, seed):
     wrong = []
     for case in FAMILIES[family](Draw(seed)):
         operator, results = called(case)
-        launches, mapped = launches_of(operator)
+        launches, mapped = operator_launches(operator)
         reads = default_reads(case) if case.reads is None else case.reads
         writes = case.writes(results) if callable(case.writes) else results if case.writes is None else case.writes
         wanted, found = (touched(reads), touched(writes)), bytes_of(launches)

@@ -95,8 +95,8 @@ def _falls(seed: int, pairs: int, numbers=WORSE) -> list[str]:
         device, name, number = rng.choice(DEVICES), rng.choice(list(OPERATORS)), rng.choice(list(numbers))
         share, spec = rng.choice((0.95, 0.9, 0.75, 0.5)), load_spec(device).sustained
         if (device, name) not in known:
-            known[device, name] = Kernels(spec, "library").expression(OPERATORS[name]()).seconds
-        now = Kernels(numbers[number](spec, share), "library").expression(OPERATORS[name]()).seconds
+            known[device, name] = Kernels(spec, "library").price_expression(OPERATORS[name]()).seconds
+        now = Kernels(numbers[number](spec, share), "library").price_expression(OPERATORS[name]()).seconds
         if now < known[device, name] * (1 - _allowed(spec, number)):
             found.append(f"{name} on {device}, {number} x {share}: {known[device, name]} to {now}")
     return found

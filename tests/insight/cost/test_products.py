@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import roller  # noqa: E402
-from roller.insight.cost.gpu import launches_of  # noqa: E402
+from roller.insight.cost.gpu import operator_launches  # noqa: E402
 from roller.insight.cost.launches import Fused, Stream  # noqa: E402
 from roller.insight.cost.operator_flops import operator_flops  # noqa: E402
 from tests.insight.cost.calls import Draw, aten, recorded  # noqa: E402
@@ -82,7 +82,7 @@ def test_a_traced_step_multiplies_as_often_as_pytorch_counts(amp):
     math_kernel = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with FlopCounterMode(display=False) as counter, math_kernel:
         Net()(x).sum().backward()
-    fused = [n for o in trace.steady() for n in launches_of(o)[0] if isinstance(n, Fused) and n.exponentials]
+    fused = [n for o in trace.steady() for n in operator_launches(o)[0] if isinstance(n, Fused) and n.exponentials]
     assert len(fused) == 2
     # Of attention the counter here takes the products apart: backward multiplies four times where weights are kept,
     # five where they are computed again.
@@ -106,7 +106,7 @@ def test_what_a_causal_mask_hides_is_not_computed():
         q, k = (torch.empty(1, n, 2, 32, device="meta", dtype=torch.float16) for n in (rows, columns))
         args = [q, k, k, None, None, None, rows, columns, 0.0, kind, True]
         (operator,), _ = recorded(aten._efficient_attention_forward.default, *args)
-        return launches_of(operator)[0][0].share
+        return operator_launches(operator)[0][0].share
 
     for rows, columns in ((8, 8), (4, 16), (16, 4), (1, 7)):
         seen = torch.ones(rows, columns).tril().mean().item()
@@ -138,7 +138,7 @@ def test_recurrent_layers_multiply_inputs_and_states(kind, gates, bidirectional)
     inputs = width + (layers - 1) * ways * hidden
     once = 2 * steps * batch * ways * gates * hidden * (inputs + layers * hidden)
     by = {o.name: o for o in trace.steady() if "_cudnn_rnn" in o.name}
-    assert all(launches_of(o)[1] for o in by.values())
+    assert all(operator_launches(o)[1] for o in by.values())
     assert operator_flops(by["aten._cudnn_rnn.default"]) == once
     assert operator_flops(by["aten._cudnn_rnn_backward.default"]) == 2 * once
 
@@ -154,13 +154,13 @@ def test_packed_sequences_and_projections():
 
     trace = roller.trace(Packed(), torch.zeros(6, 3, 24))
     (found,) = [o for o in trace.steady() if "_cudnn_rnn" in o.name]
-    assert launches_of(found)[1] and operator_flops(found) == 2 * 6 * 3 * (64 * 24 + 64 * 8 + 8 * 16)
+    assert operator_launches(found)[1] and operator_flops(found) == 2 * 6 * 3 * (64 * 24 + 64 * 8 + 8 * 16)
 
 
 def test_a_product_of_windows_moves_the_image_and_not_its_windows():
     """A volume's convolution names every element 27 times; memory gives it once."""
     x, w = (torch.empty(s, device="meta") for s in ((2, 16, 20, 20, 20), (16, 16, 3, 3, 3)))
     (operator,), (out,) = recorded(aten.convolution.default, x, w, None, [1] * 3, [1] * 3, [1] * 3, False, [0] * 3, 1)
-    (launch,) = launches_of(operator)[0]
+    (launch,) = operator_launches(operator)[0]
     assert isinstance(launch, Fused) and launch.read_bytes == 4 * (x.numel() + w.numel())
     assert launch.written_bytes == 4 * out.numel() and not [n for n in [launch] if isinstance(n, Stream)]

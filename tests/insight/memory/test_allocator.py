@@ -77,7 +77,7 @@ def test_neighbours_merge_and_pools_and_streams_stay_apart():
 def test_a_block_that_another_stream_uses_waits_for_it():
     a = CachingAllocator()
     first = a.malloc("x", 12 * MIB)
-    a.used_by("x", 3)
+    a.record_stream("x", 3)
     a.free("x")
     assert a.malloc("y", 12 * MIB) != first and a.allocated_bytes == 12 * MIB
     a.stream_synchronized(3)
@@ -154,7 +154,7 @@ def test_expandable_segments_grow_in_pages_and_give_them_back():
 
 
 def test_powers_of_two_are_divided():
-    rounded = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,>:8]").rounded
+    rounded = AllocatorSettings.parse("roundup_power2_divisions:[256:1,512:2,>:8]").round_up_bytes
     assert rounded(300 * MIB) == 300 * MIB and rounded(700 * MIB) == 768 * MIB and rounded(1100 * MIB) == 1152 * MIB
 
 
@@ -195,7 +195,7 @@ def test_any_stream_keeps_the_invariants(steps, config, capacity):
         elif live and what in ("free", "use"):
             key = sorted(live)[args[0] % len(live)]
             if what == "use":
-                a.used_by(key, 9)
+                a.record_stream(key, 9)
             else:
                 a.free(key)
                 del live[key]
@@ -212,7 +212,7 @@ def test_neighbours_that_wait_for_the_same_stream_become_free_one_after_another(
     a = CachingAllocator(None, AllocatorSettings.parse(config))
     for key in "ab":
         a.malloc(key, size)
-        a.used_by(key, 9)
+        a.record_stream(key, 9)
     for key in "ab":
         a.free(key)
         check(a, {k: (b.address, size) for k, b in a.live.items()}, None)

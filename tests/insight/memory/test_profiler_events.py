@@ -11,7 +11,7 @@ import pytest
 from roller.errors import ArtifactError
 from roller.insight.memory.blocks_and_pools import Pool
 from roller.insight.memory.profiler_events import MemoryEvent, check_addresses, read_memory_events
-from roller.insight.memory.snapshot import events_of, read_snapshot, snapshot, write_snapshot
+from roller.insight.memory.snapshot import make_snapshot, read_snapshot, snapshot_events, write_snapshot
 from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
 MIB = 1 << 20
@@ -32,7 +32,7 @@ def test_a_rule_that_is_broken_is_found(monkeypatch):
         last = max((n for n, key in enumerate(self.keys) if key[0] == stream), default=len(self.keys))
         return last if last < len(self.keys) and self.keys[last][1] >= size else len(self.keys)
 
-    monkeypatch.setattr(Pool, "place_of", worst)
+    monkeypatch.setattr(Pool, "best_fit_position", worst)
     _, large = check_addresses(read_memory_events(RECORDED))
     assert large.right < 0.9 * large.known
 
@@ -67,10 +67,10 @@ def traced():
 
 
 def test_a_snapshot_comes_back_and_its_addresses_are_the_simulators(tmp_path):
-    made = snapshot(traced())
+    made = make_snapshot(traced())
     write_snapshot(tmp_path / "s.pickle", made)
     read = read_snapshot(tmp_path / "s.pickle")
-    assert read == made and [c.wrong for c in check_addresses(events_of(read))] == [(), ()]
+    assert read == made and [c.wrong for c in check_addresses(snapshot_events(read))] == [(), ()]
     assert [e["frames"][0]["line"] for e in read["device_traces"][0] if e["action"] == "alloc"][-1] == 3
 
 
@@ -78,7 +78,7 @@ def test_pytorchs_viewer_reads_a_snapshot():
     pytest.importorskip("torch", reason="needs PyTorch")
     from torch.cuda import _memory_viz as viewer
 
-    assert "<html>" in viewer.trace_plot(snapshot(traced()))
+    assert "<html>" in viewer.trace_plot(make_snapshot(traced()))
 
 
 def test_a_snapshot_that_names_code_is_refused(tmp_path):

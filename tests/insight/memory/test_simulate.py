@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from roller.errors import NoCandidateError
 from roller.hardware import load_spec
-from roller.insight.memory.largest_batch import largest_batch, max_batch
+from roller.insight.memory.largest_batch import largest_batch, largest_batch_on_device
 from roller.insight.memory.simulate import Library, simulate_memory
 from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
@@ -93,7 +93,7 @@ def test_a_step_that_always_fits_is_traced_at_few_batches():
         return replace(step(batch), events=())
 
     with pytest.raises(NoCandidateError, match="expected a limit, but 16777216 samples fit"):
-        max_batch(traced, "h100")
+        largest_batch_on_device(traced, "h100")
     assert sorted(asked) == [1, 4, 8, 1 << 24]
 
 

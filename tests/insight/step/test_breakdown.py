@@ -11,10 +11,10 @@ from roller.errors import RollerError
 from roller.insight.step.breakdown import breakdown, join
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import replay
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steps_us
+from roller.insight.step.steady_step import step_times_us
 from roller.insight.trace.trace import Frame
 from roller.insight.whatif.primitives import remove
 from tests.offenders import every
@@ -34,18 +34,18 @@ def steps(count, every_us=100.0):
 
 
 def test_a_steady_step_is_the_distance_between_steps():
-    found = replay(build(steps(5)))
+    found = replay(build_graph(steps(5)))
     assert found.iteration_us == found.measured_iteration_us == pytest.approx(100.0)
     assert found.replayed_us == pytest.approx(463.0)  # without what was before the first call and behind the last
 
 
 def test_a_single_step_is_the_whole():
-    found = replay(build(steps(1)))
+    found = replay(build_graph(steps(1)))
     assert found.iteration_us == found.replayed_us == pytest.approx(63.0)
 
 
 def test_layers_and_phases_account_for_every_task_and_the_whole_path():
-    found = replay(build(steps(3)))
+    found = replay(build_graph(steps(3)))
     layers = {part.name: part for part in found.layers}
     assert layers["Linear_0"].device_us == pytest.approx(150.0) and layers["Linear_0"].tasks == 6
     assert layers[""].cpu_us == pytest.approx(9.0)  # what is left of three waits
@@ -55,7 +55,7 @@ def test_layers_and_phases_account_for_every_task_and_the_whole_path():
 
 
 def test_the_json_has_them():
-    data = json.loads(json.dumps(replay(build(steps(2))).to_dict()))
+    data = json.loads(json.dumps(replay(build_graph(steps(2))).to_dict()))
     assert data["iteration_us"] == pytest.approx(100.0) and data["phases"][0]["name"] == "forward"
 
 
@@ -64,7 +64,7 @@ def test_of_several_ranks_the_last_to_begin_counts():
         Task(2 * step + rank, "op", "cpu", Lane(rank, "thread", "1"), 1.0, 0.0, 1.0, context=TaskContext(step))
         for step in range(2) for rank in range(2)
     ]  # fmt: skip
-    assert steps_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 3.0, 10.0, 15.0], [1.0] * 4) == (12.0,)
+    assert step_times_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 3.0, 10.0, 15.0], [1.0] * 4) == (12.0,)
 
 
 FRAME = Frame("net.py", 7, "Net.forward")
@@ -107,7 +107,7 @@ def test_an_unknown_key_is_refused():
 
 
 def test_a_measured_and_a_predicted_step_are_joined_by_their_names():
-    measured = build(steps(3))
+    measured = build_graph(steps(3))
     predicted = replace(priced(), tasks=[replace(t, context=TaskContext(module="Linear_0")) for t in priced().tasks])
     rows = join((measured, replay(measured).timeline), (predicted, simulate(predicted)), "module")
     assert [row.name for row in rows] == ["Linear_0", ""]

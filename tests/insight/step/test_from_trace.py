@@ -74,14 +74,14 @@ def test_buckets_are_those_that_pytorch_makes():
 
     from roller.insight.step.graph import StepGraph
     from roller.insight.trace.gradient_buckets import Gradient
-    from roller.insight.whatif.collectives import buckets
+    from roller.insight.whatif.collectives import buckets_by_step
 
     sizes = [7 << 18, 3, 900_000, 26 << 18, 1, 1, 9 << 20, 100, 20 << 20, 6 << 20, 5]
     tensors = [torch.empty(n, device="meta") for n in sizes]
     found, _ = _compute_bucket_assignment_by_size(tensors, [1 << 20, 25 << 20])
     graph = StepGraph([], [], {}, 0.0, 0.0, gradients=[Gradient(4 * n, at) for at, n in enumerate(sizes)])
     assert [(sum(4 * sizes[n] for n in own), len(own), own[-1]) for own in found] == [
-        (b.size_bytes, len(b.gradients), b.ready) for b in buckets(graph)[0]
+        (b.size_bytes, len(b.gradients), b.ready) for b in buckets_by_step(graph)[0]
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 from roller.errors import RollerError
 from roller.insight.step.replay import from_kineto, replay
 from roller.insight.whatif.predict import what_if
-from roller.insight.whatif.scenario import change_of_text
+from roller.insight.whatif.scenario import parse_what_if_option
 from tests.insight.step.random_profiles import LATENCY_US, program, rounded
 from tests.offenders import every
 
@@ -70,7 +70,7 @@ def test_what_holds_the_device_from_before_is_left_off(tmp_path, seed):
     graph = from_kineto(path)
     found = replay(graph)
     assert found.is_explained and abs(found.error) < 0.02 and "left off" in graph.notes[0]
-    assert what_if(graph, change_of_text("batch")).notes == graph.notes
+    assert what_if(graph, parse_what_if_option("batch")).notes == graph.notes
 
 
 @every("seed", range(2))
@@ -78,7 +78,7 @@ def test_what_holds_the_device_meanwhile_is_refused_with_span_and_stream(tmp_pat
     path, length = held(seed, tmp_path / "p.json", 3)
     graph = from_kineto(path)
     with pytest.raises(RollerError, match=r"stream \d+ from [\d.]+ to [\d.]+ ms \(before ") as error:
-        what_if(graph, change_of_text("batch"))
+        what_if(graph, parse_what_if_option("batch"))
     assert not replay(graph).is_explained and graph.unexplained_share > 0.3, (seed, str(error.value), length)
 
 
@@ -107,7 +107,7 @@ def asked(seed, path):
     assert replay(graph).to_dict()["measured_us"] >= 0.0
     for change in random.Random(seed).sample(CHANGES, 3):
         try:
-            assert what_if(graph, change_of_text(change), force=True).iteration_us >= 0.0
+            assert what_if(graph, parse_what_if_option(change), force=True).iteration_us >= 0.0
         except RollerError:
             continue
 

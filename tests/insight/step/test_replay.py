@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from roller.errors import ArtifactError, RollerError
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 from roller.insight.step.kineto_reader import read_events
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import from_kineto, replay
 from roller.insight.step.simulate import simulate
 from tests.offenders import every
@@ -84,7 +84,7 @@ def test_a_longer_kernel_moves_what_waits_for_it_and_nothing_else():
     machine.launch(100.0)
     machine.launch(50.0)
     machine.synchronise(back=3.0)
-    graph = build(list(_events(machine)))
+    graph = build_graph(list(_events(machine)))
     kernel = next(t for t in graph.tasks if t.kind == "kernel")
     longer = StepGraph(
         [replace(t, duration_us=t.duration_us + 40.0) if t.id == kernel.id else t for t in graph.tasks],
@@ -112,7 +112,7 @@ def test_another_streams_task_that_an_event_waits_for():
     machine.free[9] = end + 2.0 - GAP  # the event takes two microseconds
     machine.launch(10.0, stream=9)
     machine.synchronise()
-    found = replay(build(_events(machine)))
+    found = replay(build_graph(_events(machine)))
     assert found.unexplained_share == 0.0 and abs(found.error) < 1e-6
     assert [d.kind for d in found.graph.dependencies].count("event") == 1
 
@@ -140,7 +140,7 @@ def test_a_thread_that_another_one_wakes():
         machine.row("kernel", "k", at + LATENCY, 3.0, {"pid": 0, "tid": 7}, device=0, stream=7, correlation=number)
     machine.now += 600.0
     machine.launch(5.0)
-    found = replay(build(_events(machine)))
+    found = replay(build_graph(_events(machine)))
     woken = [d for d in found.graph.dependencies if d.kind == "hand-over"]
     assert len(woken) >= 2 and abs(found.error) < 1e-6
 

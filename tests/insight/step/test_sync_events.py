@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import replay
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif.primitives import scale, select
@@ -33,22 +33,22 @@ def end_of(graph, name, changed="first", factor=20.0):
 
 
 def test_a_synchronisation_that_had_nothing_to_wait_for_waits_for_a_longer_kernel():
-    graph = build([*launch(1, 0.0, 5.0, 7, "first"), call("cudaDeviceSynchronize", 2, 100.0)])
+    graph = build_graph([*launch(1, 0.0, 5.0, 7, "first"), call("cudaDeviceSynchronize", 2, 100.0)])
     assert abs(replay(graph).error) < 1e-6
     assert end_of(graph, "cudaDeviceSynchronize") == pytest.approx(8.0 + 100.0 + 3.0)
 
 
 def test_the_device_is_waited_for_on_all_its_streams_and_a_stream_on_its_own():
     kernels = [*launch(1, 0.0, 5.0, 7, "first"), *launch(2, 20.0, 5.0, 9, "second")]
-    whole = build([*kernels, call("cudaDeviceSynchronize", 3, 100.0)])
-    one = build([*kernels, call("cudaStreamSynchronize", 3, 100.0), wait(3, stream=9)])
+    whole = build_graph([*kernels, call("cudaDeviceSynchronize", 3, 100.0)])
+    one = build_graph([*kernels, call("cudaStreamSynchronize", 3, 100.0), wait(3, stream=9)])
     assert end_of(whole, "cudaDeviceSynchronize", "first") == pytest.approx(111.0)
     assert end_of(one, "cudaStreamSynchronize", "first") == pytest.approx(103.0)
     assert end_of(one, "cudaStreamSynchronize", "second") == pytest.approx(28.0 + 100.0 + 3.0)
 
 
 def _with_event(*after):
-    return build([
+    return build_graph([
         *launch(1, 0.0, 5.0, 7, "first"), call("cudaEventRecord", 2, 20.0), *launch(3, 30.0, 5.0, 7, "unrelated"),
         call("cudaStreamWaitEvent", 4, 40.0), *launch(5, 100.0, 5.0, 9, "second"), *after,
         wait(4, stream=9, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
@@ -79,7 +79,7 @@ def test_records_that_the_times_contradict_or_that_name_nothing_are_left_out():
             wait(99, stream=-1, wait_on_stream=-1, wait_on_cuda_event_record_corr_id=-1),
         ]
     ]  # fmt: skip
-    assert not [d for d in build(late).dependencies if d.kind == "event"]
+    assert not [d for d in build_graph(late).dependencies if d.kind == "event"]
 
 
 def test_what_a_told_wait_does_not_explain_is_counted():
@@ -88,4 +88,4 @@ def test_what_a_told_wait_does_not_explain_is_counted():
         *launch(5, 100.0, 5.0, 9, "second"), *launch(6, 500.0, 5.0, 7, "third"),
         wait(4, stream=9, wait_on_stream=7, wait_on_cuda_event_record_corr_id=2),
     )]  # fmt: skip
-    assert replay(build(events)).unexplained_share > 0.5
+    assert replay(build_graph(events)).unexplained_share > 0.5

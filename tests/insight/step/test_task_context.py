@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.step.replay import replay
 
 MAIN, AUTOGRAD, STREAM = "process 1, thread 1", "process 1, thread 2", "device 0, stream 7"
@@ -53,7 +53,7 @@ def by_name(graph):
 
 
 def test_a_device_task_belongs_where_its_call_does():
-    found = by_name(build(step(0)))
+    found = by_name(build_graph(step(0)))
     gemm = found["gemm"]
     assert (gemm.iteration, gemm.phase, gemm.module, gemm.operator) == (0, "forward", "Linear_0", "aten::addmm")
     assert gemm.shapes == ((8, 4), (2, 4)) and gemm.dtypes == ("float", "float")
@@ -62,14 +62,14 @@ def test_a_device_task_belongs_where_its_call_does():
 
 
 def test_backward_has_the_layer_of_its_forward_and_sums_that_of_the_operator_before():
-    found = by_name(build(step(0)))
+    found = by_name(build_graph(step(0)))
     assert (found["gemm_grad"].phase, found["gemm_grad"].module) == ("backward", "Linear_0")
     assert (found["sum"].phase, found["sum"].module) == ("backward", "Linear_0")
 
 
 def test_steps_are_counted_and_what_is_outside_of_them_is_other():
     events = [*step(0), *step(2000, 2), *launch(99, 1500, "between")]
-    graph = build(events)
+    graph = build_graph(events)
     assert {t.context.iteration for t in graph.tasks} == {0, 1}
     assert by_name(graph)["between"].phase == "other"
 
@@ -77,23 +77,23 @@ def test_steps_are_counted_and_what_is_outside_of_them_is_other():
 def test_work_from_before_the_profile_and_lost_launches():
     events = [*step(100), Event("early", "kernel", 50.0, 10.0, STREAM, None, {})]
     lost = [e for e in events if not (e.kind == "call" and e.correlation == 11)]
-    found = by_name(build(lost))
+    found = by_name(build_graph(lost))
     assert (found["early"].iteration, found["early"].phase) == (-1, "other")
     assert (found["relu"].phase, found["relu"].operator) == ("forward", "")
 
 
 def test_loading_is_a_task_unless_calls_are_made_meanwhile():
-    graph = build(step(0))
+    graph = build_graph(step(0))
     (data,) = [t for t in graph.tasks if t.kind == "data"]
     assert (data.duration_us, data.context.phase) == (195.0, "data")
     assert abs(replay(graph).error) < 1e-6
-    busy = build([*step(0), *launch(98, 100, "copy")])
+    busy = build_graph([*step(0), *launch(98, 100, "copy")])
     assert [t.kind for t in busy.tasks].count("data") == 0 and by_name(busy)["copy"].phase == "data"
 
 
 def test_operators_of_a_profile_without_a_device_are_tasks_with_places():
     events = [e for e in step(0) if e.kind in ("mark", "operator")]
-    found = {t.name: t for t in build(events).tasks}
+    found = {t.name: t for t in build_graph(events).tasks}
     assert (
         found["aten::linear"].context.module == "Linear_0" and found["aten::linear"].context.operator == "aten::linear"
     )
@@ -110,4 +110,4 @@ def test_operators_of_a_profile_without_a_device_are_tasks_with_places():
     ],
 )
 def test_what_is_moved_is_known_where_the_profile_says_it(event, size):
-    assert build([event]).tasks[0].size_bytes == size
+    assert build_graph([event]).tasks[0].size_bytes == size

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import roller  # noqa: E402
-from roller.insight.trace.pytorch.step_inputs import moved  # noqa: E402
+from roller.insight.trace.pytorch.step_inputs import move_to_device  # noqa: E402
 from roller.insight.trace.trace import AllocEvent  # noqa: E402
 from roller.insight.tracing import trace_entry  # noqa: E402
 from tests.insight.trace.programs import traced_bytes  # noqa: E402
@@ -317,7 +317,7 @@ def test_objects_of_a_batch_that_refer_to_one_another_come_to_the_device_once():
 
     one, two = Part(), Part()
     one.rows, one.other, two.other = torch.ones(2), two, one
-    there = moved(one)
+    there = move_to_device(one)
     assert there.rows.is_meta and there.other.other is there and not one.rows.is_meta
 
 

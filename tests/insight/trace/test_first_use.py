@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from roller.errors import ModelError, RollerError  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
-from roller.insight.whatif.scenario import change_of_text  # noqa: E402
+from roller.insight.whatif.scenario import parse_what_if_option  # noqa: E402
 from tests.insight.trace.test_entry_files import ROWS, iterates, traced  # noqa: E402
 
 WIDE = "def model_provider():\n    return nn.Sequential(*[nn.Linear(1024, 1024) for _ in range(4)])\n"
@@ -46,7 +46,7 @@ def test_sparse_gradients_cost_the_rows_they_hold(tmp_path):
     with pytest.raises(RollerError, match="got a sparse gradient"):  # never reduced for nothing
         step.forecast("a100", devices=8)
     with pytest.raises(RollerError, match="got a sparse gradient"):
-        what_if(step.graph("a100"), change_of_text("ddp:devices=8"))
+        what_if(step.graph("a100"), parse_what_if_option("ddp:devices=8"))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from roller.errors import RollerError
 from roller.insight.trace.gradient_buckets import buckets
 from roller.insight.tracing import trace_entry
 from roller.insight.whatif.predict import what_if
-from roller.insight.whatif.scenario import change_of_text
+from roller.insight.whatif.scenario import parse_what_if_option
 
 HEAD = """import torch
 from torch import nn
@@ -124,7 +124,7 @@ def test_an_update_ahead_of_the_backward_pass_waits_for_nothing_of_this_step(tmp
 def test_a_what_if_of_a_step_without_gradients_speaks_of_the_step(tmp_path):
     graph = traced(tmp_path, BY_HAND).graph("a100")
     with pytest.raises(RollerError, match="got one whose backward pass leaves none") as told:
-        what_if(graph, change_of_text("ddp:devices=8"))
+        what_if(graph, parse_what_if_option("ddp:devices=8"))
     assert "record" not in str(told.value).lower()
 
 

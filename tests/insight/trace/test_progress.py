@@ -48,9 +48,9 @@ def test_what_stops_a_forecast_keeps_what_was_priced_before_it(tmp_path, interru
     assert interrupts or str(error.value) == "price: cancelled after 2 of 4. Start it again."
     again = Kernels(spec, "library", tmp_path)
     whole = Kernels(spec, "library")
-    want = [Pricer(spec, "library", whole).price(o) for o in _steps(2)]
+    want = [Pricer(spec, "library", whole).price_operator(o) for o in _steps(2)]
     assert len(again._kept) == 2
-    assert [Pricer(spec, "library", again).price(o) for o in _steps(2)] == want
+    assert [Pricer(spec, "library", again).price_operator(o) for o in _steps(2)] == want
 
 
 def test_a_forecast_is_cancelled_on_a_gpu_and_on_a_cpu():

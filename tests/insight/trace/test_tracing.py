@@ -140,11 +140,11 @@ def test_tied_weights_are_one_storage():
     ],
 )  # fmt: skip
 def test_patterns_of_checkpointing_stand_for_parts_of_paths(pattern, found):
-    from roller.insight.trace.pytorch.model_copy import _outermost, is_matched
+    from roller.insight.trace.pytorch.model_copy import _outermost_paths, matches_path
 
     within = [f"layers.{n}{x}" for n in (0, 1) for x in ("", ".linear1", ".norm")]
     paths = ["", "layers", *within, "norm"]
-    assert list(_outermost(p for p in paths if is_matched(p, pattern))) == found
+    assert list(_outermost_paths(p for p in paths if matches_path(p, pattern))) == found
 
 
 def test_checkpointing_runs_the_forward_again_and_holds_less():

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from roller.errors import RollerError
-from roller.insight.cost.host_costs import host
+from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import Lane, Task
 from roller.insight.step.kineto_reader import Event
-from roller.insight.step.profile_graph import build
+from roller.insight.step.profile_graph import build_graph
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.search import search
 from roller.insight.whatif.whatifs import (
@@ -58,7 +58,7 @@ def updated(operator):
 IN_PLACE = {
     "workers, of which nobody says how many": (loading(), LoaderWorkers(8)),
     "as many workers": (loading(), LoaderWorkers(2, of=2)),
-    "more workers than anybody waits for": (loading(data_us=host().fetch_us), LoaderWorkers(8, of=2)),
+    "more workers than anybody waits for": (loading(data_us=load_host_costs().fetch_us), LoaderWorkers(8, of=2)),
     "captured graphs": (replace(training(), captured_share=0.9), CudaGraph()),
     "an optimizer that is fused by its operator": (updated("aten::_fused_adam_"), FusedOptimizer()),
     "one by its kernel": (
@@ -127,7 +127,7 @@ def test_more_workers_than_the_profile_had_are_predicted_by_how_often_a_batch_co
     assert what_if(graph, LoaderWorkers(1, of=2)).speedup == pytest.approx(0.5, rel=0.01)
     # beyond what the training takes itself they bring nothing more
     most = what_if(graph, LoaderWorkers(400, of=2)).iteration_us
-    assert most == pytest.approx(937 + host().fetch_us, rel=0.05)
+    assert most == pytest.approx(937 + load_host_costs().fetch_us, rel=0.05)
 
 
 def test_workers_keep_up_only_as_fast_as_they_load():
@@ -160,7 +160,7 @@ def test_a_profile_tells_its_optimizer_and_its_graphs():
         Event("cudaLaunchKernel", "call", 50.0, 4.0, thread, 2, {}),
         Event("k", "kernel", 60.0, 9.0, "device 0, stream 7", 2, {}),
     ]
-    graph = build(events)
+    graph = build_graph(events)
     assert graph.optimizers == ("AdamW",) and graph.captured_share == 0.75
     assert "75 % of the device's tasks" in what_if(graph, CudaGraph()).in_place[0]
 

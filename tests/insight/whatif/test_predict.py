@@ -12,13 +12,13 @@ from roller.cli.main import main
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.step.simulate import simulate
-from roller.insight.step.steady_step import steady_us
-from roller.insight.whatif.median_steps import median_step
+from roller.insight.step.steady_step import steady_step_us
+from roller.insight.whatif.median_steps import use_median_durations
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.primitives import scale, select, without_overhead
-from roller.insight.whatif.scenario import change_of_text, read_scenarios
+from roller.insight.whatif.scenario import parse_what_if_option, read_scenarios
 from roller.insight.whatif.search import search
-from roller.insight.whatif.unroll_steps import unrolled
+from roller.insight.whatif.unroll_steps import unroll_steps
 from roller.insight.whatif.whatifs import (
     AMP,
     DDP,
@@ -82,9 +82,9 @@ def test_a_step_is_unrolled_where_a_change_crosses_its_border():
     assert len(found.graphs[0].iterations) == len(found.graphs[1].iterations) == 3
     # without the update, whose work servers do
     assert found.iteration_us == pytest.approx(found.baseline_us - 22)
-    three = unrolled(graph, 3)
-    assert steady_us(three, simulate(three)) == pytest.approx(937 - 8 + 1)
-    assert unrolled(three, 2) is three
+    three = unroll_steps(graph, 3)
+    assert steady_step_us(three, simulate(three)) == pytest.approx(937 - 8 + 1)
+    assert unroll_steps(three, 2) is three
 
 
 def test_steps_that_differ_are_taken_at_their_median():
@@ -93,9 +93,9 @@ def test_steps_that_differ_are_taken_at_their_median():
         graph,
         tasks=[replace(t, duration_us=t.duration_us * 3) if t.context.iteration == 2 else t for t in graph.tasks],
     )
-    assert simulate(median_step(disturbed)) == simulate(graph)
+    assert simulate(use_median_durations(disturbed)) == simulate(graph)
     two = training(steps=2)
-    assert median_step(two) is two
+    assert use_median_durations(two) is two
 
 
 def test_what_recording_took_is_taken_out_before_anything_is_asked():
@@ -137,7 +137,7 @@ def test_scenarios_are_read_from_files_and_lines(tmp_path):
     assert read.device == "v100" and read.measured_us == {"cast": 3.0}
     assert read.changes["half"] == (AMP(),)
     assert read.changes["eight"] == (AMP("fp16"), DDP(8, bandwidth=25e9))
-    assert change_of_text("batch:factor=4") == Batch(4.0)
+    assert parse_what_if_option("batch:factor=4") == Batch(4.0)
 
 
 @every(
@@ -150,7 +150,7 @@ def test_scenarios_are_read_from_files_and_lines(tmp_path):
     ],
 )  # fmt: skip
 def test_a_word_says_what_a_change_is(text, meant):
-    assert change_of_text(text) == meant
+    assert parse_what_if_option(text) == meant
 
 
 @every(
@@ -160,7 +160,7 @@ def test_a_word_says_what_a_change_is(text, meant):
 )  # fmt: skip
 def test_a_word_that_is_wrong_says_so(text):
     with pytest.raises(RollerError, match="expected"):
-        change_of_text(text)(training(steps=3))
+        parse_what_if_option(text)(training(steps=3))
 
 
 def test_lists_of_tensors_are_no_feature_maps():

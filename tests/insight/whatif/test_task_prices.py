@@ -13,7 +13,7 @@ def test_launches_are_no_twins_of_kernels():
     launch, kernel = (
         next(t for t in training().tasks if t.name == name) for name in ("cudaLaunchKernel", "relu relu1")
     )
-    rate = TaskPrices(training()).twin_bytes_per_us
+    rate = TaskPrices(training()).calibrated_bytes_per_us
     assert rate == pytest.approx(2 * 4 * 262144 / kernel.duration_us) and launch.duration_us < kernel.duration_us
 
 
@@ -22,4 +22,4 @@ def test_launches_are_no_twins_of_kernels():
 )
 def test_products_are_known_by_their_operator_where_shapes_are_missing(name, bound):
     task = Task(0, "kernel", "kernel", STREAM, 9.0, 0.0, 9.0, context=TaskContext(operator=name))
-    assert TaskPrices(training()).bound(task) == bound
+    assert TaskPrices(training()).bound_by(task) == bound

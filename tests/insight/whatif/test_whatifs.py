@@ -15,7 +15,12 @@ import pytest
 from roller.errors import RollerError
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif import whatifs
-from roller.insight.whatif.collectives import buckets, half_us, ring_us, sparse_us
+from roller.insight.whatif.collectives import (
+    buckets_by_step,
+    reduce_scatter_us,
+    ring_all_reduce_us,
+    sparse_all_gather_us,
+)
 from roller.insight.whatif.primitives import remove, select
 from roller.insight.whatif.whatifs import (
     AMP,
@@ -110,7 +115,7 @@ def test_ddp_reduces_buckets_behind_their_gradients_and_before_the_update():
     two = DDP(2, bandwidth=10e9, latency_us=5.0, first_bytes=1 << 20)
     # 2 MB fill the first bucket behind conv2 (at 8+363+300 = 671 us): 2*(1/2)*2e6/1e10 = 200 us and 10 us of hops;
     # 1 MB the second behind conv1, whose kernel then ends at 671+1+30+1+60+1+150 (and two empty copies) : 100 + 10 us
-    assert shapes_of(buckets(graph, 1 << 20)[0]) == [(2_000_000, 1, 9), (1_000_000, 1, 15)]
+    assert shapes_of(buckets_by_step(graph, 1 << 20)[0]) == [(2_000_000, 1, 9), (1_000_000, 1, 15)]
     reduced = two(free)
     run = simulate(reduced)
     times = {t.name: [] for t in reduced.tasks}
@@ -322,10 +327,10 @@ def test_another_device_prices_kernels_by_what_bounds_them():
 
 
 def test_formulae_of_collectives():
-    assert ring_us(1e6, 4, 1e9, 5.0) == pytest.approx(2 * 3 / 4 * 1000 + 6 * 5)
-    assert half_us(1e6, 4, 1e9, 5.0) == pytest.approx(3 / 4 * 1000 + 3 * 5)
-    assert sparse_us(1e6, 4, 1e9, 0.01, 4, 4) == pytest.approx(3 * 0.01 * 1000 * 2)
-    assert sparse_us(1e6, 4, 1e9, 0.01, 4, 2) == pytest.approx(3 * 0.01 * 1000 * 1.5)
+    assert ring_all_reduce_us(1e6, 4, 1e9, 5.0) == pytest.approx(2 * 3 / 4 * 1000 + 6 * 5)
+    assert reduce_scatter_us(1e6, 4, 1e9, 5.0) == pytest.approx(3 / 4 * 1000 + 3 * 5)
+    assert sparse_all_gather_us(1e6, 4, 1e9, 0.01, 4, 4) == pytest.approx(3 * 0.01 * 1000 * 2)
+    assert sparse_all_gather_us(1e6, 4, 1e9, 0.01, 4, 2) == pytest.approx(3 * 0.01 * 1000 * 1.5)
 
 
 @every("name", WHATIFS)

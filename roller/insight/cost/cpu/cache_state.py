@@ -1,10 +1,10 @@
-"""Where the tensors of a step lie when an operator comes to them: by the bytes that were touched since."""
+"""The reuse distance of a step's tensors: the bytes touched since each of them was last touched."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Storages that are remembered.
+#: Storages kept in the order.
 _MOST_STORAGES = 4096
 
 
@@ -14,7 +14,7 @@ class Touched:
     Parameters
     ----------
     horizon_bytes
-        Bytes behind which nothing is in any cache.
+        Reuse distance beyond which a storage is in no cache.
     """
 
     def __init__(self, horizon_bytes: float) -> None:
@@ -22,15 +22,15 @@ class Touched:
         self._last: OrderedDict[int, float] = OrderedDict()
         self._before: dict[int, int] = {}
 
-    def distance_bytes(self, storage: int, size_bytes: float) -> float:
-        """Return the bytes touched since a storage was, with its own; infinity where it is in no cache.
+    def reuse_distance_bytes(self, storage: int, size_bytes: float) -> float:
+        """Return the reuse distance of a storage, its own bytes included; infinity if it is in no cache.
 
         Examples
         --------
         >>> found = Touched(100)
         >>> for n in (1, 2, 3):
-        ...     found.touch(n, 30)
-        >>> found.distance_bytes(2, 30), found.distance_bytes(9, 30)
+        ...     found.record_access(n, 30)
+        >>> found.reuse_distance_bytes(2, 30), found.reuse_distance_bytes(9, 30)
         (60.0, inf)
         """
         known = storage if storage in self._last else self._before.get(storage, storage)
@@ -43,14 +43,14 @@ class Touched:
             passed += self._last[number]
         return passed if passed <= self._horizon else float("inf")
 
-    def touch(self, storage: int, size_bytes: float) -> None:
-        """Say that a storage was read or written."""
+    def record_access(self, storage: int, size_bytes: float) -> None:
+        """Record a read or a write of a storage."""
         self._last.pop(self._before.pop(storage, storage), None)
         self._last.pop(storage, None)
         self._last[storage] = size_bytes
         if len(self._last) > _MOST_STORAGES:
             self._last.popitem(last=False)
 
-    def take_over(self, storage: int, before: int) -> None:
-        """Say that a storage lies where another one did, whose lines it finds."""
+    def reuse_address(self, storage: int, before: int) -> None:
+        """Record that a storage lies at the address of an earlier one, whose cache lines it finds."""
         self._before[storage] = self._before.get(before, before)

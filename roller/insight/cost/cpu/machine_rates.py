@@ -1,4 +1,4 @@
-"""Rates of a processor as kernels of libraries meet them: what each part of some work takes."""
+"""Rates of a processor for the kernels of libraries: seconds of arithmetic, memory, fresh pages and forks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRODUCT_GRAIN = 1 << 20
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of an operator by what they go into."""
+    """Seconds of an operator by resource."""
 
     arithmetic_s: float
     memory_s: float
@@ -27,13 +27,13 @@ class Parts:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the operator."""
         body = max(self.arithmetic_s, self.memory_s) if self.hides else self.arithmetic_s + self.memory_s
         return body + self.fresh_s + self.fork_s
 
     @property
     def resource(self) -> str:
-        """What most of it goes into."""
+        """The resource that takes the most seconds."""
         named = {
             "compute": self.arithmetic_s, "dram": self.memory_s, "pages": self.fresh_s, "launch": self.fork_s
         }  # fmt: skip
@@ -53,21 +53,21 @@ class Machine:
         self.spec = spec
         self.caches = tuple(x for x in spec.memory_layers if x.name != "register")
 
-    def threads(self, work: Work) -> int:
-        """Return how many threads some work runs on."""
+    def thread_count(self, work: Work) -> int:
+        """Return the number of threads that an operator runs on."""
         shared = work.parallel_elements / GRAIN_ELEMENTS
         if work.multiplies:
             shared = work.multiplies / _PRODUCT_GRAIN if work.parallel_elements else 0.0
         return int(min(self.spec.units, max(1, math.ceil(shared))))
 
     def bandwidth_bytes_per_s(self, layer: MemoryLayer, threads: int) -> float:
-        """Return what so many cores draw from a layer together."""
+        """Return the bandwidth of a memory layer to ``threads`` cores."""
         each = layer.bandwidth_per_teu_bytes_per_s or layer.bandwidth_bytes_per_s / self.spec.units
         return min(layer.bandwidth_bytes_per_s, threads * each)
 
     @cached_property
-    def rooms(self) -> tuple[tuple[MemoryLayer, float], ...]:
-        """Caches behind the first with the bytes of a step they keep: of all cores together."""
+    def usable_cache_bytes(self) -> tuple[tuple[MemoryLayer, float], ...]:
+        """Caches after the first, each with its usable bytes, summed over all cores."""
         found = []
         for layer in self.caches[1:-1]:
             size = float(layer.usable_bytes or layer.capacity_bytes)
@@ -75,9 +75,9 @@ class Machine:
             found.append((layer, size * (self.spec.units if own else layer.kept_share or 1.0)))
         return tuple(found)
 
-    def layer_of(self, distance_bytes: float) -> MemoryLayer:
-        """Return where something lies after which so many bytes were touched, its own included."""
-        for layer, room in self.rooms:
+    def cache_level(self, distance_bytes: float) -> MemoryLayer:
+        """Return the cache level that holds data of this reuse distance, or memory."""
+        for layer, room in self.usable_cache_bytes:
             if distance_bytes <= room:
                 return layer
         return self.caches[-1]
@@ -98,39 +98,39 @@ class Machine:
         taken += work.vector_cycles / (spec.teu.lanes * core)
         return taken + work.cycles / core
 
-    def fresh_s(self, size_bytes: float, threads: int) -> float:
-        """Return what the first touch of so many bytes takes that the system just handed out."""
+    def first_touch_s(self, size_bytes: float, threads: int) -> float:
+        """Return the seconds of page faults on the first touch of newly mapped bytes."""
         page = next((x.page_bytes for x in self.caches if x.page_bytes), None) or 4096
         one = self.spec.execution.fault_s or 0.0
         return math.ceil(size_bytes / page) * one * (_LOCKED + (1 - _LOCKED) / threads)
 
-    def strewn_s(self, size_bytes: float, threads: int) -> float:
-        """Return what single lines wait for memory that is not brought ahead."""
+    def scattered_access_s(self, size_bytes: float, threads: int) -> float:
+        """Return the seconds that scattered cache lines, which are not prefetched, wait for memory."""
         memory = self.caches[-1]
         lines = size_bytes / (memory.transaction_bytes or 64)
         return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
 
-    def parts(
+    def seconds_by_resource(
         self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
     ) -> Parts:
-        """Return the seconds of some work.
+        """Return the seconds of an operator by resource.
 
         Parameters
         ----------
         work
-            What is to be done.
+            Work of the operator.
         moved
-            Bytes, and where each of them lies.
+            Memory layers, and the bytes moved from each.
         fresh_bytes
-            What is written to pages that were never touched.
+            Bytes written to pages that were never touched.
         strewn_bytes
-            What memory brings in short runs, beside that of the work.
+            Bytes that memory moves in short runs, in addition to those of the work.
         """
-        threads = self.threads(work)
+        threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:
-            memory_s += times * size / self.bandwidth_bytes_per_s(self.layer_of(size), threads)
-        strewn = self.strewn_s(work.strewn_bytes + strewn_bytes, threads)
+            memory_s += times * size / self.bandwidth_bytes_per_s(self.cache_level(size), threads)
+        strewn = self.scattered_access_s(work.strewn_bytes + strewn_bytes, threads)
         forks = work.forks * (self.spec.execution.fork_s or 0.0) if threads > 1 else 0.0
-        fresh = self.fresh_s(fresh_bytes, threads) if fresh_bytes else 0.0
+        fresh = self.first_touch_s(fresh_bytes, threads) if fresh_bytes else 0.0
         return Parts(self.arithmetic_s(work, threads), memory_s + strewn, fresh, forks, work.hides)

@@ -1,4 +1,4 @@
-"""Products, convolutions, attention and recurrent layers as MKL and oneDNN compute them: in blocks put in order."""
+"""Products, convolutions, attention and recurrent layers as MKL and oneDNN compute them: in packed blocks."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from roller.insight.cost.cpu.operator_work import Traffic, Work
-from roller.insight.cost.gpu.operator_view import View, elements, itemsize
+from roller.insight.cost.gpu.operator_view import View, element_count, itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Of the rate of multiply-adds, as it is probed in undisturbed windows, what products of MKL and convolutions of oneDNN
-#: keep up on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
+#: Share of the rate of multiply-adds, as probed in undisturbed windows, that products of MKL and convolutions of oneDNN
+#: reach on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
 #: (medians of ten seconds each; 0.80 at best), convolutions of 3 x 3 with many channels 0.75 to 0.90.
 PRODUCT_SHARE, CONVOLUTION_SHARE = 0.67, 0.83
 #: Loads of the image for each vector of results, in multiply-adds. Measured: 102, 150 and 170 GFLOP/s of 16, 32, 64
 #: channels.
 _LOADS = 0.6
-#: Rows of the second operand that a block takes: the result is gone through once for each.
+#: Rows of the second operand in a block: the result is read and written once for each block.
 _DEPTH = 384
 #: Result columns and channels are padded to vectors of so many.
 _LANES = 16
@@ -28,11 +28,11 @@ _DEPTHWISE = 4.0
 _GATES, _GATE_EXPONENTIALS = 4, 8.0
 
 
-def _padded(n: int) -> int:
+def _pad_channels(n: int) -> int:
     return -(-n // _LANES) * _LANES
 
 
-def product(
+def matrix_product_work(
     m: int, n: int, k: int, batch: int = 1, *, dtype: str = "float32",
     reads: Iterable[TensorRecord] = (), writes: Iterable[TensorRecord] = (),
 ) -> Work:  # fmt: skip
@@ -43,15 +43,15 @@ def product(
     m, n, k, batch
         Sizes.
     dtype
-        Of the numbers.
+        Dtype of the operands.
     reads, writes
-        Its tensors.
+        Tensors that the product reads and writes.
     """
     turns = math.ceil(k / _DEPTH)
     # The second operand is rearranged; of a vector nothing is.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
     results = tuple(Traffic(t, turns) for t in writes)
-    multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _padded(n)) * k
+    multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _pad_channels(n)) * k
     # The second operand is put in order column by column, in runs of a vector or two.
     given = tuple(Traffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
     return Work(
@@ -61,81 +61,89 @@ def product(
     )  # fmt: skip
 
 
-def plain(first: str, second: str) -> Callable[[View], Work]:
-    """Return the mapping of a product of the operands of these names."""
+def matrix_product(first: str, second: str) -> Callable[[View], Work]:
+    """Return the mapping of a matrix product of the two named operands."""
 
-    def mapped(view: View) -> Work:
-        left, right = view.need(first, 0), view.need(second, 1)
-        return _product_of(left, right, view.out)
+    def map_operator(view: View) -> Work:
+        left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
+        return _product_of_tensors(left, right, view.out)
 
-    return mapped
+    return map_operator
 
 
-def with_addend(first: str, second: str) -> Callable[[View], Work]:
+def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work]:
     """Return the mapping of ``self + first @ second``: the result is a copy of the addend first."""
 
-    def mapped(view: View) -> Work:
-        addend, left, right = view.need("self", 0), view.need(first, 1), view.need(second, 2)
-        adds = view.arg("beta", 1) != 0
-        work = _product_of(left, right, view.out)
+    def map_operator(view: View) -> Work:
+        addend, left, right = (
+            view.required_tensor("self", 0),
+            view.required_tensor(first, 1),
+            view.required_tensor(second, 2),
+        )
+        adds = view.argument("beta", 1) != 0
+        work = _product_of_tensors(left, right, view.out)
         if not adds or view.in_place:
             return work
         copied = Traffic(view.out)
         return Work(**{**vars(work), "reads": (*work.reads, Traffic(addend)), "writes": (copied, *work.writes)})
 
-    return mapped
+    return map_operator
 
 
-def _product_of(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Work:
+def _product_of_tensors(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Work:
     m, k = left.shape[-2:]
     n = right.shape[-1]
     batch = math.prod(left.shape[:-2])
-    return product(m, n, k, batch, dtype=left.dtype, reads=(left, right), writes=(out,))
+    return matrix_product_work(m, n, k, batch, dtype=left.dtype, reads=(left, right), writes=(out,))
 
 
-def matrix_vector(view: View) -> Work:
-    """Return the work of a matrix and a vector, or of two vectors: the bytes of the matrix."""
-    largest = max(view.inputs, key=elements)
+def matrix_vector_product(view: View) -> Work:
+    """Return the work of a matrix-vector product, or of an inner product of two vectors."""
+    largest = max(view.inputs, key=element_count)
     reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs))
     return Work(
-        reads, (Traffic(view.out),), multiplies=float(elements(largest)), share=PRODUCT_SHARE,
-        parallel_elements=float(elements(largest)), dtype=largest.dtype,
+        reads, (Traffic(view.out),), multiplies=float(element_count(largest)), share=PRODUCT_SHARE,
+        parallel_elements=float(element_count(largest)), dtype=largest.dtype,
     )  # fmt: skip
 
 
 def convolution(view: View) -> Work:
-    """Return the work of a convolution: image and filters come to blocks of channels, and the result back."""
-    x, weight = view.tensor("self") or view.need("input", 0), view.need("weight", 1)
+    """Return the work of a convolution: image, filters and result are reordered to blocks of channels and back."""
+    x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     bias = view.tensor("bias")
-    turned = bool(view.arg("transposed", False))
+    turned = bool(view.argument("transposed", False))
     reads = (x, weight) if bias is None else (x, weight, bias)
-    return _convolved(view, x if turned else view.out, weight, (turned,), reads, (view.out,))
+    return _convolution_work(view, x if turned else view.out, weight, (turned,), reads, (view.out,))
 
 
 def convolution_backward(view: View) -> Work:
-    """Return the work of its gradients: of the image and of the filters, each with data of its own."""
-    gradient, x, weight = view.need("grad_output", 0), view.need("input", 1), view.need("weight", 2)
-    wanted = tuple(view.arg("output_mask", (True, True, False)))
-    turned = bool(view.arg("transposed", False))
+    """Return the work of a convolution's gradients: of the image and of the filters."""
+    gradient, x, weight = (
+        view.required_tensor("grad_output", 0),
+        view.required_tensor("input", 1),
+        view.required_tensor("weight", 2),
+    )
+    wanted = tuple(view.argument("output_mask", (True, True, False)))
+    turned = bool(view.argument("transposed", False))
     reads = [gradient] * sum(wanted) + [weight] * wanted[0] + [x] * wanted[1]
     ways = [not turned] * wanted[0] + [turned] * wanted[1]
-    return _convolved(
-        view, x if turned else gradient, weight, ways, reads, [t for t in view.outputs if elements(t)]
+    return _convolution_work(
+        view, x if turned else gradient, weight, ways, reads, [t for t in view.outputs if element_count(t)]
     )  # fmt: skip
 
 
-def _convolved(
+def _convolution_work(
     view: View, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
 ) -> Work:  # fmt: skip
     """Return the work of one or two products over windows; ``ways`` say of each whether its results are channels in."""
-    groups, window = int(view.arg("groups", 1)), weight.shape[2:]
+    groups, window = int(view.argument("groups", 1)), weight.shape[2:]
     read, written = tuple(Traffic(t) for t in reads), tuple(Traffic(t) for t in writes)
-    each = math.prod((points.shape[0], *points.shape[2:])) * elements(weight)
+    each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)
     channels = weight.shape[0] // groups, weight.shape[1]
-    multiplies = each * sum(_effort(*(reversed(channels) if way else channels)) for way in ways)
+    multiplies = each * sum(_convolution_overhead(*(reversed(channels) if way else channels)) for way in ways)
     # Windows that do not overlap are the rows of a product.
-    apart = all(n <= s for n, s in zip(window, view.arg("stride", (1,) * len(window)), strict=False))
+    apart = all(n <= s for n, s in zip(window, view.argument("stride", (1,) * len(window)), strict=False))
     return Work(
         read, written, multiplies=multiplies, dtype=points.dtype,
         share=PRODUCT_SHARE if apart else CONVOLUTION_SHARE,
@@ -144,41 +152,43 @@ def _convolved(
     )  # fmt: skip
 
 
-def _effort(results: int, sums: int) -> float:
-    """Return the multiply-adds that a convolution takes for each that counts, by its channels.
+def _convolution_overhead(results: int, sums: int) -> float:
+    """Return the executed multiply-adds per useful one of a convolution, by its channels.
 
-    They are padded to vectors, but for those of an image itself; and what is loaded of the image is used for as many
-    vectors of results as there are.
+    Channels are padded to vectors, except those of an input image; loads of the image are shared among the vectors of
+    results.
 
     Examples
     --------
-    >>> round(_effort(16, 16), 2), round(_effort(256, 256), 2), round(_effort(20, 20) / _effort(32, 32), 2)
-    (1.6, 1.04, 2.56)
+    >>> round(_convolution_overhead(16, 16), 2), round(_convolution_overhead(256, 256), 2)
+    (1.6, 1.04)
+    >>> round(_convolution_overhead(20, 20) / _convolution_overhead(32, 32), 2)
+    2.56
     """
     if results == sums == 1:
         return _DEPTHWISE
-    padded = _padded(results) / results * (_padded(sums) / sums if sums > _LANES else 1.0)
+    padded = _pad_channels(results) / results * (_pad_channels(sums) / sums if sums > _LANES else 1.0)
     return padded * (1.0 + _LOADS / math.ceil(results / _LANES))
 
 
 def attention(view: View) -> Work:
-    """Return the work of attention in blocks: two products for each block of queries, and the exponentials between."""
-    query, key, value = (view.need(n, i) for i, n in enumerate(("query", "key", "value")))
-    return _attention(view, query, key, value, products=2)
+    """Return the work of attention in blocks: two products for each block of queries, exponentials between them."""
+    query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
+    return _attention_work(view, query, key, value, products=2)
 
 
 def attention_backward(view: View) -> Work:
-    """Return the work of its gradient: the weights again, and the products of four gradients."""
-    query, key, value = (view.need(n, i + 1) for i, n in enumerate(("query", "key", "value")))
-    return _attention(view, query, key, value, products=5)
+    """Return the work of attention's gradient: the weights again, and the products of four gradients."""
+    query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(("query", "key", "value")))
+    return _attention_work(view, query, key, value, products=5)
 
 
-def _attention(view: View, query: TensorRecord, key: TensorRecord, value: TensorRecord, *, products: int) -> Work:
+def _attention_work(view: View, query: TensorRecord, key: TensorRecord, value: TensorRecord, *, products: int) -> Work:
     heads, rows, columns, depth = math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2], query.shape[-1]
     block = next(n for least, n in _QUERIES if rows >= least)
-    share = _seen(rows, columns, block) if view.arg("is_causal", False) else 1.0
+    share = _causal_share(rows, columns, block) if view.argument("is_causal", False) else 1.0
     blocks = math.ceil(rows / block) * heads * share
-    reads, writes = (tuple(Traffic(t) for t in ts if elements(t)) for ts in (view.inputs, view.outputs))
+    reads, writes = (tuple(Traffic(t) for t in ts if element_count(t)) for ts in (view.inputs, view.outputs))
     pairs = share * heads * rows * columns
     return Work(
         reads, writes, multiplies=products * pairs * depth, share=PRODUCT_SHARE, dtype=query.dtype,
@@ -189,12 +199,12 @@ def _attention(view: View, query: TensorRecord, key: TensorRecord, value: Tensor
     )  # fmt: skip
 
 
-def _seen(rows: int, columns: int, block: int) -> float:
-    """Return the share of pairs that a causal mask leaves: whole blocks of keys, up to the last query of a block.
+def _causal_share(rows: int, columns: int, block: int) -> float:
+    """Return the share of pairs computed under a causal mask: blocks of keys up to a block's last query.
 
     Examples
     --------
-    >>> _seen(512, 512, 64), _seen(1024, 1024, 256)
+    >>> _causal_share(512, 512, 64), _causal_share(1024, 1024, 256)
     (1.0, 0.75)
     """
     starts = range(0, rows, block)
@@ -202,29 +212,29 @@ def _seen(rows: int, columns: int, block: int) -> float:
     return seen / (rows * columns)
 
 
-def recurrent(view: View) -> Work:
-    """Return the work of one layer of oneDNN's long short-term memory: all inputs at once, then step after step."""
-    return _recurrent(view, 1)
+def lstm(view: View) -> Work:
+    """Return the work of one LSTM layer of oneDNN: one product of all inputs, then one product per step."""
+    return _lstm_work(view, 1)
 
 
-def recurrent_backward(view: View) -> Work:
-    """Return the work of its gradient: of inputs, states and weights."""
-    return _recurrent(view, 2)
+def lstm_backward(view: View) -> Work:
+    """Return the work of an LSTM layer's gradient: of inputs, states and weights."""
+    return _lstm_work(view, 2)
 
 
-def _recurrent(view: View, times: int) -> Work:
-    x, weights = view.need("input", 0), [t for t in view.inputs if len(t.shape) == 2]
-    hidden = int(view.arg("hidden_size"))
+def _lstm_work(view: View, times: int) -> Work:
+    x, weights = view.required_tensor("input", 0), [t for t in view.inputs if len(t.shape) == 2]
+    hidden = int(view.argument("hidden_size"))
     steps, batch, width = x.shape[0], x.shape[1], x.shape[2]
     gates = _GATES * hidden
     reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs))
-    kept = sum(elements(t) for t in weights[:2])
+    kept = sum(element_count(t) for t in weights[:2])
     points = steps * batch * hidden
     return Work(
-        reads, tuple(Traffic(t) for t in view.outputs if elements(t)),
+        reads, tuple(Traffic(t) for t in view.outputs if element_count(t)),
         multiplies=float(times * steps * batch * gates * (width + hidden)), share=PRODUCT_SHARE, dtype=x.dtype,
         packed_elements=float(times * kept), exponentials=times * _GATE_EXPONENTIALS * points,
         parallel_elements=float(steps * batch * gates * width), forks=4 * times * steps, hides=False,
-        # Filters of the states are gone through again at every step.
+        # The recurrent weights are read again at every step.
         buffers=((float(gates * hidden * itemsize(x.dtype)), float(times * steps)),),
     )  # fmt: skip

@@ -1,11 +1,11 @@
-"""What an operator makes a processor do: arithmetic, bytes of tensors, and how it is shared among cores."""
+"""The work of an operator on a processor: arithmetic, bytes of tensors, and its division among cores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes, elements
+from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
 #: Elements from which on PyTorch hands a loop to a further thread (``at::internal::GRAIN_SIZE``).
@@ -14,7 +14,7 @@ GRAIN_ELEMENTS = 32768
 
 @dataclass(frozen=True)
 class Traffic:
-    """A tensor, how many times all of it is gone through, and whether in runs too short to be brought ahead."""
+    """A tensor, how many times it is read or written, and whether in runs too short to be prefetched."""
 
     tensor: TensorRecord
     passes: float = 1.0
@@ -33,31 +33,31 @@ class Work:
     Parameters
     ----------
     reads, writes
-        Tensors, in the order they are gone through.
+        Tensors, in order of access.
     multiplies
-        Multiply-adds of products in blocks.
+        Multiply-adds of blocked products.
     share
-        Of the rate of multiply-adds that these keep up.
+        Share of the rate of multiply-adds that they reach.
     packed_elements, packers
         Elements that are rearranged before products, and how many cores can do so at a time.
     exponentials
-        Of all elements, or what takes as long as that many.
+        Exponentials of all elements, or other functions in equivalent exponentials.
     vector_cycles
-        Cycles of a core, times the elements of a vector, beside bytes and exponentials.
+        Cycles of a core, times the elements of a vector, in addition to bytes and exponentials.
     cycles
         Cycles of a core in code that takes elements one by one.
     parallel_elements
-        What is shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0: nothing is shared.
+        Elements shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0 for a serial operator.
     forks
-        Times that threads are sent off and waited for.
+        Number of forks and joins of threads.
     buffers
         Bytes of buffers of its own, and how many times each is written or read.
     strewn_bytes
-        What is written, and read, in runs too short to be brought ahead.
+        Bytes that are read or written in runs too short to be prefetched.
     dtype
         Of the multiply-adds.
     hides
-        Whether arithmetic goes on while memory is waited for.
+        Whether arithmetic overlaps with memory traffic.
     """
 
     reads: tuple[Traffic, ...] = ()
@@ -81,9 +81,9 @@ class Work:
 Mapping = Callable[[View], Work]
 
 
-def through(view: View, **work: float) -> Work:
-    """Return work that reads all an operator is given and writes all its results, once."""
-    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if elements(t))
-    writes = tuple(Traffic(t) for t in view.outputs if elements(t))
-    most = max(map(elements, (*view.inputs, *view.outputs)), default=0)
+def stream_inputs_to_outputs(view: View, **work: float) -> Work:
+    """Return work that reads every input of an operator and writes every output once."""
+    reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
+    writes = tuple(Traffic(t) for t in view.outputs if element_count(t))
+    most = max(map(element_count, (*view.inputs, *view.outputs)), default=0)
     return Work(reads, writes, **{"parallel_elements": float(most), **work})  # type: ignore[arg-type]

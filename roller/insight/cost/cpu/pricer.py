@@ -1,4 +1,4 @@
-"""Prices of the operators of a step on a processor, one after the other: caches and fresh pages remember the step."""
+"""Prices of a step's operators on a processor, in order: the state of caches and fresh pages depends on the step."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import math
 from roller.hardware import DeviceSpec, MemoryLayer
 from roller.insight.cost.cpu.cache_state import Touched
 from roller.insight.cost.cpu.machine_rates import Machine
-from roller.insight.cost.cpu.operator_table import work_of
+from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import Traffic, Work
 from roller.insight.cost.operators import Price
-from roller.insight.memory.cpu_heap import Placed, placed
+from roller.insight.memory.cpu_heap import Placed, storage_placements
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
-#: Relative error of a time where the device says none.
+#: Relative error of a time where the specification gives none.
 _UNKNOWN_ERROR = 0.5
 
 
@@ -31,49 +31,51 @@ class ProcessorPricer:
     def __init__(self, spec: DeviceSpec) -> None:
         self.machine = Machine(spec)
         self._factor = math.exp(spec.accuracy.prediction_error or _UNKNOWN_ERROR)
-        self._touched = Touched(self.machine.rooms[-1][1])
+        self._touched = Touched(self.machine.usable_cache_bytes[-1][1])
 
-    def steady(self, trace: Trace) -> list[Price]:
-        """Return the prices of the last step, as such steps before it leave caches and heap."""
-        works = [work_of(operator) for operator in trace.steady()]
+    def price_last_step(self, trace: Trace) -> list[Price]:
+        """Return the prices of the last step, in the steady state of caches and heap."""
+        works = [operator_work(operator) for operator in trace.steady()]
         for done in (0, len(works)):
-            storages = placed(trace)
+            storages = storage_placements(trace)
             prices = list[Price]()
             for operator, work in zip(trace.steady(), works, strict=True):
-                prices.append(self._next(operator, *work, storages))
+                prices.append(self._price_operator(operator, *work, storages))
                 report("price", done + len(prices), 2 * len(works))
         return prices
 
-    def _next(self, operator: Operator, work: Work | None, mapped: bool, storages: dict[int, Placed]) -> Price:
+    def _price_operator(
+        self, operator: Operator, work: Work | None, mapped: bool, storages: dict[int, Placed]
+    ) -> Price:
         """Return the price of the next operator."""
         if work is None:
             return _NOTHING
-        moved = [self._moved(x, storages) for x in work.reads]
+        moved = [self._record_access(x, storages) for x in work.reads]
         read = {x.tensor.storage for x in work.reads}
         for traffic in work.writes:  # a line is read before it is written, and written back
-            layer, size = self._moved(traffic, storages)
+            layer, size = self._record_access(traffic, storages)
             moved.append((layer, size if traffic.tensor.storage in read else 2 * size))
-        fresh = sum(self._first(x.tensor.storage, storages) for x in work.writes)
+        fresh = sum(self._touch_fresh_pages(x.tensor.storage, storages) for x in work.writes)
         far = self.machine.caches[-1]
         strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
-        parts = self.machine.parts(work, tuple(moved), fresh, strewn)
+        parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, strewn)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
         return Price(parts.seconds, low, high, parts.resource, 1, "library" if mapped else "bytes")
 
-    def _moved(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
-        """Return where a tensor lies, and what is moved of it; from now on it lies near."""
+    def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
+        """Return the memory layer of a tensor and the bytes moved from it, and record the access."""
         tensor, size = traffic.tensor, traffic.size_bytes
         number, once = tensor.storage, size / (traffic.passes or 1.0)
         place = storages.get(number)
         if place is not None and place.before is not None:
-            self._touched.take_over(number, place.before)
+            self._touched.reuse_address(number, place.before)
             storages[number] = Placed(place.fresh_bytes, None)
-        layer = self.machine.layer_of(self._touched.distance_bytes(number, once))
-        self._touched.touch(number, once)
+        layer = self.machine.cache_level(self._touched.reuse_distance_bytes(number, once))
+        self._touched.record_access(number, once)
         return layer, size
 
-    def _first(self, storage: int, storages: dict[int, Placed]) -> float:
-        """Return the bytes of a result that nobody touched before."""
+    def _touch_fresh_pages(self, storage: int, storages: dict[int, Placed]) -> float:
+        """Return the bytes of a result on pages that were never touched, and mark them as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:
             return 0.0

@@ -15,28 +15,31 @@ _BACKWARD_KERNELS = 3
 
 
 def attention(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of attention whose weights are never stored."""
-    query, key, value = (view.need(n, i) for i, n in enumerate(("query", "key", "value")))
-    heads, rows, columns = _sizes(view, query, key)
-    products = (_weights(heads, rows, columns, query), _sums(heads, rows, value.shape[-1], columns, query))
-    share = _share(view, rows, columns)
+    """Return the kernel of fused attention, which never stores its weights."""
+    query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
+    heads, rows, columns = _heads_queries_keys(view, query, key)
+    products = (
+        _score_product(heads, rows, columns, query),
+        _value_product(heads, rows, value.shape[-1], columns, query),
+    )
+    share = _causal_share(view, rows, columns)
     return (
         Fused(products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share),
     )
 
 
-def _share(view: View, rows: int, columns: int) -> float:
-    """Return the share of the pairs of query and key that is computed: under a causal mask, those of earlier keys.
+def _causal_share(view: View, rows: int, columns: int) -> float:
+    """Return the computed share of the pairs of query and key: under a causal mask, those of earlier keys.
 
     The mask starts at the first query and the first key (``is_causal``, or 1 as ``custom_mask_type``), or ends at the
     last of both (2).
     """
-    kind = int(view.arg("custom_mask_type", 0)) or int(bool(view.arg("is_causal", False)))
+    kind = int(view.argument("custom_mask_type", 0)) or int(bool(view.argument("is_causal", False)))
     if not kind:
         return 1.0
     least, most = min(rows, columns), max(rows, columns)
     triangle = least * (least + 1) / 2
-    if kind == 1:  # queries behind the last key see every key
+    if kind == 1:  # queries after the last key see every key
         seen = triangle + max(0, rows - columns) * columns
     else:  # every query sees the keys that are before the first query too
         seen = triangle + (max(0, columns - rows) * rows if rows < columns else 0)
@@ -44,20 +47,20 @@ def _share(view: View, rows: int, columns: int) -> float:
 
 
 def attention_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of its gradient: the weights again, and the four products of their gradients."""
+    """Return the kernels of fused attention's gradient: the weights again, and four products of gradients."""
     names = ("query", "key", "value")
-    query, key, value = (view.need(n, i + 1) for i, n in enumerate(names))
-    heads, rows, columns = _sizes(view, query, key)
+    query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
+    heads, rows, columns = _heads_queries_keys(view, query, key)
     depth = query.shape[-1]
-    weights = _weights(heads, rows, columns, query)
+    weights = _score_product(heads, rows, columns, query)
     products = (
         weights,
         weights,
-        _sums(heads, rows, depth, columns, query),
-        _sums(heads, columns, depth, rows, query),
-        _sums(heads, columns, value.shape[-1], rows, query),
+        _value_product(heads, rows, depth, columns, query),
+        _value_product(heads, columns, depth, rows, query),
+        _value_product(heads, columns, value.shape[-1], rows, query),
     )
-    share = _share(view, rows, columns)
+    share = _causal_share(view, rows, columns)
     return (
         Fused(
             products, share * heads * rows * columns, total_bytes(view.inputs), total_bytes(view.outputs), share,
@@ -66,8 +69,8 @@ def attention_backward(view: View) -> tuple[Launch, ...]:
     )  # fmt: skip
 
 
-def _sizes(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
-    """Return heads of the whole batch, queries and keys: of ``(batch, heads, length, depth)``.
+def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
+    """Return the heads of the whole batch, and the numbers of queries and keys: of ``(batch, heads, length, depth)``.
 
     The overloads of the efficient kernel that take ``(batch, length, heads, depth)`` have names of their own.
     """
@@ -76,16 +79,16 @@ def _sizes(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int
     starts = view.tensor("cum_seq_q") or view.tensor("cu_seqlens_q")
     if starts is None or len(starts.shape) != 1 or starts.shape[0] < 2:
         return query.shape[0] * query.shape[-2], query.shape[-3], key.shape[-3]
-    samples = starts.shape[0] - 1  # samples of different lengths behind each other: of equal ones, for want of values
+    samples = starts.shape[0] - 1  # concatenated samples; the trace has no values, so lengths are taken as equal
     rows, columns = (max(1, math.ceil(t.shape[-3] / samples)) for t in (query, key))
     return samples * query.shape[-2], rows, columns
 
 
-def _weights(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _score_product(heads: int, rows: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, columns, query.shape[-1], heads, False, True, dtype=query.dtype)
 
 
-def _sums(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
+def _value_product(heads: int, rows: int, depth: int, columns: int, query: TensorRecord) -> TensorExpr:
     return ops.matmul(rows, depth, columns, heads, dtype=query.dtype)
 
 
@@ -94,20 +97,20 @@ _GATES = (1, 1, 4, 3)
 
 
 def recurrent(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of recurrent layers: of each layer one product of all inputs, then a step after the other."""
-    return _recurrent(view, view.need("input", 0), 1)
+    """Return the kernels of recurrent layers: for each layer one product of all inputs, then one product per step."""
+    return _recurrent_layers(view, view.required_tensor("input", 0), 1)
 
 
 def recurrent_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of their gradient: twice the products, of inputs and of weights."""
-    return _recurrent(view, view.need("input", 0), 2)
+    """Return the kernels of the recurrent layers' gradient: twice the products, for inputs and for weights."""
+    return _recurrent_layers(view, view.required_tensor("input", 0), 2)
 
 
-def _recurrent(view: View, x: TensorRecord, times: int) -> tuple[Launch, ...]:
-    steps, batch = _steps(view, x)
-    hidden, layers = int(view.arg("hidden_size")), int(view.arg("num_layers", 1))
-    gates, kept = _GATES[int(view.arg("mode", 2))] * hidden, int(view.arg("proj_size", 0)) or hidden
-    directions = 2 if view.arg("bidirectional", False) else 1
+def _recurrent_layers(view: View, x: TensorRecord, times: int) -> tuple[Launch, ...]:
+    steps, batch = _steps_and_batch(view, x)
+    hidden, layers = int(view.argument("hidden_size")), int(view.argument("num_layers", 1))
+    gates, kept = _GATES[int(view.argument("mode", 2))] * hidden, int(view.argument("proj_size", 0)) or hidden
+    directions = 2 if view.argument("bidirectional", False) else 1
     found: list[Launch] = []
     width = x.shape[-1]
     cell = (gates + 2 * hidden) * batch * itemsize(x.dtype)
@@ -127,9 +130,9 @@ def _recurrent(view: View, x: TensorRecord, times: int) -> tuple[Launch, ...]:
     return tuple(found)
 
 
-def _steps(view: View, x: TensorRecord) -> tuple[int, int]:
-    """Return steps, and samples of each: of packed sequences, which end one after the other, their mean."""
-    packed = view.arg("batch_sizes", ())
+def _steps_and_batch(view: View, x: TensorRecord) -> tuple[int, int]:
+    """Return the steps and the samples per step: for packed sequences, which differ in length, the mean."""
+    packed = view.argument("batch_sizes", ())
     if packed:
         return len(packed), max(1, math.ceil(x.shape[0] / len(packed)))
-    return (x.shape[1], x.shape[0]) if view.arg("batch_first", False) else (x.shape[0], x.shape[1])
+    return (x.shape[1], x.shape[0]) if view.argument("batch_first", False) else (x.shape[0], x.shape[1])

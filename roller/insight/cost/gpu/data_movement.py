@@ -1,11 +1,11 @@
-"""Operators that move whole tensors or gather parts of them: joins, indices, embeddings, sorts."""
+"""Operators that move whole tensors or gather parts of them: concatenation, indexing, embeddings, sorts."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 
-from roller.insight.cost.gpu.operator_view import View, elements, itemsize, total_bytes
+from roller.insight.cost.gpu.operator_view import View, element_count, itemsize, total_bytes
 from roller.insight.cost.launches import Launch, Stream, Wait
 from roller.insight.trace.trace import TensorRecord
 
@@ -13,68 +13,68 @@ from roller.insight.trace.trace import TensorRecord
 _RADIX_BITS, _KERNELS_PER_PASS = 8, 2
 #: Bits of the keys of a sort by table row: rows of an embedding.
 _ROW_BITS = 32
-#: Rows up to which the gradient of a table adds as they come, without a sort (PyTorch's ``Embedding.cu``).
+#: Rows up to which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
 _MOST_UNSORTED = 3072
 #: Tensors that one kernel of PyTorch joins (``CAT_ARRAY_BATCH_SIZE``).
 _JOINED_TOGETHER = 128
 
 
-def joined(view: View) -> tuple[Launch, ...]:
-    """Return the kernels that copy tensors behind each other."""
+def concatenate(view: View) -> tuple[Launch, ...]:
+    """Return the kernels that concatenate tensors."""
     moved = total_bytes(view.outputs)
     return (Stream(moved, moved, math.ceil(len(view.inputs) / _JOINED_TOGETHER)),)
 
 
 def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of an operator that goes so many times through all it is given, and through its results."""
+    """Return the mapping that reads all inputs ``reads`` times and writes all outputs ``writes`` times."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         return (Stream(reads * total_bytes(view.inputs), writes * total_bytes(view.outputs), launches),)
 
-    return mapped
+    return map_operator
 
 
-def shaped(*names: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a gradient that reads the tensors named; of others it needs the shape alone."""
+def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
+    """Return the mapping of a gradient that reads only the named tensors, since it needs the shape of the others."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         read = [view.tensor(name) for name in names]
         return (Stream(total_bytes(read), total_bytes(view.outputs)),)
 
-    return mapped
+    return map_operator
 
 
-def part_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of the gradient of a part: zeros for the whole, and the part over them."""
+def slice_backward(view: View) -> tuple[Launch, ...]:
+    """Return the kernels of a slice's gradient: zeros for the whole tensor, and the slice copied into them."""
     part = total_bytes(view.inputs[:1])
     return (Stream(0.0, total_bytes((view.out,))), Stream(part, part))
 
 
-def gathered(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that reads the elements of its result, and where they lie: a part of the table alone."""
+def gather(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a gather: it reads the indices, and only the gathered elements of the table."""
     indices = sum(total_bytes((t,)) for t in view.inputs[1:] if t.dtype in ("int64", "int32", "bool"))
     moved = total_bytes(view.outputs)
     return (Stream(moved + indices, moved),)
 
 
 def embedding_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of the gradient of a table: zeros, a sort of the indices, sums of equal rows.
+    """Return the kernels of an embedding's gradient: zeros, a sort of the indices, sums of equal rows.
 
-    Few rows are added as they come, each by the block that owns the table's row.
+    A few rows are added unsorted, each by the block that owns the table's row.
     """
-    gradient, indices = view.need("grad_output", 0), view.need("indices", 1)
-    whole, rows = total_bytes((view.out,)), elements(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
+    gradient, indices = view.required_tensor("grad_output", 0), view.required_tensor("indices", 1)
+    whole, rows = total_bytes((view.out,)), element_count(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
     summed = min(rows, whole)
     zeros = Stream(0.0, whole)
-    if elements(indices) <= _MOST_UNSORTED and not view.arg("scale_grad_by_freq", False):
+    if element_count(indices) <= _MOST_UNSORTED and not view.argument("scale_grad_by_freq", False):
         return (zeros, Stream(total_bytes((gradient, indices)) + summed, summed))
-    return (zeros, sorted_rows(indices), Stream(total_bytes((gradient,)), summed))
+    return (zeros, sort_table_rows(indices), Stream(total_bytes((gradient,)), summed))
 
 
-def sorted_rows(indices: TensorRecord) -> Stream:
+def sort_table_rows(indices: TensorRecord) -> Stream:
     """Return the kernels that sort rows of a table by number, to add equal ones in one place."""
     passes = _ROW_BITS // _RADIX_BITS
-    moved = passes * elements(indices) * (itemsize(indices.dtype) + 8.0)
+    moved = passes * element_count(indices) * (itemsize(indices.dtype) + 8.0)
     return Stream(moved, moved, _KERNELS_PER_PASS * passes)
 
 
@@ -82,33 +82,33 @@ def sort(view: View) -> tuple[Launch, ...]:
     """Return the kernels of a radix sort of keys and their positions."""
     keys = view.inputs[0]
     passes = max(1, 8 * itemsize(keys.dtype) // _RADIX_BITS)
-    moved = passes * elements(keys) * (itemsize(keys.dtype) + 8)
+    moved = passes * element_count(keys) * (itemsize(keys.dtype) + 8)
     return (Stream(moved, moved, _KERNELS_PER_PASS * passes),)
 
 
-def waited(view: View) -> tuple[Launch, ...]:
-    """Return what reading a value on the host does."""
+def read_on_host(view: View) -> tuple[Launch, ...]:
+    """Return the wait of an operator that reads a value on the host."""
     return (Wait(total_bytes(view.inputs)),)
 
 
 def dynamic_size(view: View) -> tuple[Launch, ...]:
-    """Return what an operator does whose result's size depends on values: kernels, and the host reads a count."""
+    """Return the launches of an operator with data-dependent output size; the host reads the size."""
     return (Stream(2 * total_bytes(view.inputs), total_bytes(view.outputs), 3), Wait(8.0))
 
 
-def selected(view: View) -> tuple[Launch, ...]:
-    """Return what selecting by a mask does: its true places are counted and listed, then gathered from."""
+def masked_select(view: View) -> tuple[Launch, ...]:
+    """Return the launches of a selection by mask: true elements are counted and listed, then gathered."""
     mask, found = view.inputs[-1], view.out
-    places = 8.0 * elements(found) * len(mask.shape)
+    places = 8.0 * element_count(found) * len(mask.shape)
     count = Stream(2.0 * total_bytes((mask,)), places, 3)
     return (count, Wait(8.0), Stream(places + total_bytes((found,)), total_bytes((found,))))
 
 
-def unique(view: View) -> tuple[Launch, ...]:
-    """Return what finding different values does: a sort, then the ends of runs are counted and listed."""
+def unique_values(view: View) -> tuple[Launch, ...]:
+    """Return the launches that find unique values: a sort, then the ends of runs are counted and listed."""
     return (*sort(view), *dynamic_size(view))
 
 
-def nothing(view: View) -> tuple[Launch, ...]:
-    """Return no launch: storage is handed out, or a view is made."""
+def no_launch(view: View) -> tuple[Launch, ...]:
+    """Return no launch: the operator only allocates, or returns a view."""
     return ()

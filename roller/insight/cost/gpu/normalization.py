@@ -9,66 +9,66 @@ from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
-from roller.insight.cost.gpu.operator_view import View, elements, total_bytes
+from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Kernel, Launch, Stream
 from roller.insight.trace.trace import TensorRecord
 
 
 def softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a softmax or of its logarithm, which takes the same steps."""
+    """Return the kernel of a softmax or log-softmax, which take the same steps."""
     x, out = view.inputs[0], view.out
     if not x.shape or x.dtype not in DTYPE_BYTES:
         return (Stream(total_bytes((x,)), total_bytes((out,))),)
-    return (Kernel(ops.softmax(x.shape, view.arg("dim", -1), dtype=x.dtype, out_dtype=out.dtype)),)
+    return (Kernel(ops.softmax(x.shape, view.argument("dim", -1), dtype=x.dtype, out_dtype=out.dtype)),)
 
 
 def safe_softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a softmax whose rows may be masked whole: it looks for them, and writes zeros there."""
-    x, masked = total_bytes(view.inputs), float(elements(view.inputs[0]))
+    """Return the kernels of a safe softmax: it finds fully masked rows, and writes zeros there."""
+    x, masked = total_bytes(view.inputs), float(element_count(view.inputs[0]))
     return (*softmax(view), Stream(2.0 * x + 2 * masked, x + masked, 3))
 
 
 def softmax_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a softmax's gradient: a sum over each row of two tensors, and a point of both."""
-    gradient, output = view.need("grad_output", 0), view.need("output", 1)
-    dim = int(view.arg("dim", -1))
+    """Return the kernel of a softmax's gradient: a row sum over two tensors, then an element-wise function of both."""
+    gradient, output = view.required_tensor("grad_output", 0), view.required_tensor("output", 1)
+    dim = int(view.argument("dim", -1))
     length = gradient.shape[dim] if gradient.shape else 1
-    return (_gradient_of_rows(elements(gradient) // length, length, (gradient, output), view.out, 1),)
+    return (_row_gradient_kernel(element_count(gradient) // length, length, (gradient, output), view.out, 1),)
 
 
 def layer_norm(view: View) -> tuple[Launch, ...]:
     """Return the kernel of a layer norm over the last dimensions."""
-    x = view.need("input", 0)
-    length = _length(view, x)
+    x = view.required_tensor("input", 0)
+    length = _normalized_elements(view, x)
     kept = Stream(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
-    return (Kernel(ops.layer_norm((elements(x) // length, length), dtype=x.dtype)), kept)
+    return (Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
 
 
 def layer_norm_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a layer norm's gradient: that of its rows, and those of weight and bias over all rows."""
-    gradient, x = view.need("grad_out", 0), view.need("input", 1)
-    length = _length(view, x)
-    wanted: Sequence[bool] = view.arg("output_mask", (True, True, True))
+    """Return the kernels of a layer norm's gradient: of the input by rows, of weight and bias over all rows."""
+    gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
+    length = _normalized_elements(view, x)
+    wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
     found: list[Launch] = []
     if wanted[0]:
-        found.append(_gradient_of_rows(elements(x) // length, length, (gradient, x), view.outputs[0], 2))
+        found.append(_row_gradient_kernel(element_count(x) // length, length, (gradient, x), view.outputs[0], 2))
     if any(wanted[1:]):
         found.append(Stream(total_bytes((gradient, x)), total_bytes(view.outputs[int(wanted[0]) :])))
     rest = total_bytes(t for t in view.inputs if t not in (gradient, x))
     return (*found, Stream(rest, 0.0, 0))
 
 
-def _length(view: View, x: TensorRecord) -> int:
-    return math.prod(view.arg("normalized_shape", x.shape[-1:])) or 1
+def _normalized_elements(view: View, x: TensorRecord) -> int:
+    return math.prod(view.argument("normalized_shape", x.shape[-1:])) or 1
 
 
-def _gradient_of_rows(rows: int, length: int, read: Sequence[TensorRecord], out: TensorRecord, sums: int) -> Kernel:
-    """Return a kernel that takes ``sums`` sums over each row of the tensors read, and writes a point of all of them."""
-    return Kernel(gradient_of_rows(rows, length, tuple(t.dtype for t in read), out.dtype, sums))
+def _row_gradient_kernel(rows: int, length: int, read: Sequence[TensorRecord], out: TensorRecord, sums: int) -> Kernel:
+    """Return a kernel that computes ``sums`` sums over each row, then an element-wise function of them."""
+    return Kernel(row_gradient_expression(rows, length, tuple(t.dtype for t in read), out.dtype, sums))
 
 
-def gradient_of_rows(rows: int, length: int, dtypes: tuple[str, ...], out: str, sums: int) -> TensorExpr:
-    """Return sums over rows of products of tensors, then what is made of the sums at every point.
+def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out: str, sums: int) -> TensorExpr:
+    """Return the expression of a row-wise gradient: sums over rows, then an element-wise function of the sums.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def gradient_of_rows(rows: int, length: int, dtypes: tuple[str, ...], out: str, 
     out
         Dtype of the result.
     sums
-        How many sums a point needs.
+        Number of sums per row.
     """
     acc = "float64" if out == "float64" else "float32"
     row, walk, point = Axis("i", rows), Axis("k", length, REDUCTION), Axis("j", length)
@@ -105,8 +105,8 @@ def gradient_of_rows(rows: int, length: int, dtypes: tuple[str, ...], out: str, 
     return TensorExpr("gradient of rows", inputs, (*stages, y), ("Y",))
 
 
-def passes(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a norm over channels: so many times it reads what it is given whole, in so many kernels.
+def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
+    """Return the mapping of a norm over channels, which passes over its large inputs several times.
 
     Parameters
     ----------
@@ -118,19 +118,19 @@ def passes(read: float, kept: float, launches: int) -> Callable[[View], tuple[La
         Kernels.
     """
 
-    def mapped(view: View) -> tuple[Launch, ...]:
-        most = max(map(elements, view.inputs))
-        given = [t for t in view.inputs if elements(t) == most]
+    def map_operator(view: View) -> tuple[Launch, ...]:
+        most = max(map(element_count, view.inputs))
+        given = [t for t in view.inputs if element_count(t) == most]
         return (Stream(read * total_bytes(given), kept * total_bytes(view.outputs), launches),)
 
-    return mapped
+    return map_operator
 
 
 def batch_norm(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a batch norm: of a batch's own statistics, which need a pass of their own, or of kept ones.
+    """Return the kernels of a batch norm; computing the batch's statistics takes a pass of its own.
 
-    Statistics are those of the batch where it trains, and where no others are kept.
+    The batch's statistics are computed in training, and where there are no running ones.
     """
-    x = view.need("input", 0)
-    own = not view.has("running_mean") or bool(view.arg("training", True))
+    x = view.required_tensor("input", 0)
+    own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
     return (Stream((2.0 if own else 1.0) * total_bytes((x,)), total_bytes(view.outputs[:1]), 1),)

@@ -1,4 +1,4 @@
-"""An operator as mappings see it: its tensors by the names of the schema, arguments with their defaults."""
+"""An operator as mappings read it: its tensors by the names of the schema, arguments with their defaults."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fn
 
 
 def itemsize(dtype: str) -> int:
-    """Return the bytes of one element; 4 where the dtype is unknown."""
+    """Return the bytes of one element; 4 if the dtype is unknown."""
     return DTYPE_BYTES.get(dtype) or _OTHER_BYTES.get(dtype, 4)
 
 
-def elements(tensor: TensorRecord) -> int:
+def element_count(tensor: TensorRecord) -> int:
     """Return the number of elements."""
     return math.prod(tensor.shape)
 
 
 def distinct_bytes(tensor: TensorRecord) -> int:
-    """Return the bytes that a tensor's elements lie in: an expanded dimension repeats them."""
+    """Return the bytes of a tensor in memory, where an expanded dimension repeats the same elements."""
     if len(tensor.stride) != len(tensor.shape):
-        return elements(tensor) * itemsize(tensor.dtype)
+        return element_count(tensor) * itemsize(tensor.dtype)
     own = (n for n, s in zip(tensor.shape, tensor.stride, strict=True) if s != 0 or n <= 1)
     return math.prod(own) * itemsize(tensor.dtype)
 
 
 def total_bytes(tensors: Iterable[TensorRecord | None]) -> int:
-    """Return the bytes of several tensors, those that are there; what is given twice comes from memory once."""
+    """Return the distinct bytes of tensors; ``None`` counts nothing, a tensor given twice counts once."""
     return sum(distinct_bytes(t) for t in dict.fromkeys(tensors) if t is not None)
 
 
@@ -52,69 +52,69 @@ class View:
 
     @cached_property
     def packet(self) -> str:
-        """Name without overload, and of an operator in place that of the other one: ``"aten.add"``."""
+        """Name without overload, and without the underscore of an in-place operator: ``"aten.add"``."""
         space, _, rest = self.operator.name.partition(".")
         name = rest.split(".")[0]
         return f"{space}.{name if name.startswith('__') else name.rstrip('_') or name}"
 
     @property
     def in_place(self) -> bool:
-        """Whether it writes an input: PyTorch ends such names in one underscore, or calls the overload ``out``."""
+        """Whether the operator writes an input: its name ends in one underscore, or its overload is ``out``."""
         name, _, overload = self.operator.name.partition(".")[2].partition(".")
         return (name.endswith("_") and not name.endswith("__")) or overload.split("_")[-1] == "out"
 
     @property
     def inputs(self) -> tuple[TensorRecord, ...]:
-        """Tensors it reads."""
+        """Tensors that the operator reads."""
         return self.operator.inputs
 
     @property
     def outputs(self) -> tuple[TensorRecord, ...]:
-        """Tensors it returns."""
+        """Tensors that the operator returns."""
         return self.operator.outputs
 
     @property
     def out(self) -> TensorRecord:
-        """The first tensor it returns; of an operator that returns none, the first it reads."""
+        """The first tensor that the operator returns; the first that it reads if it returns none."""
         return (self.outputs or self.inputs)[0]
 
-    def arg(self, name: str, default: Any = None) -> Any:
-        """Return an argument that is no tensor."""
+    def argument(self, name: str, default: Any = None) -> Any:
+        """Return an argument that is not a tensor."""
         value = self.operator.arguments.get(name)
         return default if value is None else value
 
-    def has(self, name: str) -> bool:
+    def has_tensor(self, name: str) -> bool:
         """Return whether a tensor is given for ``name``."""
         return self.tensor(name) is not None
 
     def tensor(self, name: str, position: int | None = None) -> TensorRecord | None:
-        """Return the tensor called ``name`` in the schema; or where none are recorded, the one at ``position``."""
+        """Return the tensor named ``name`` in the schema, or if no names are recorded, the input at ``position``."""
         if not self.operator.arguments and position is not None:
             return self.inputs[position] if position < len(self.inputs) else None
-        return self._tensor_of(self.operator.arguments.get(name))
+        return self._tensor_of_argument(self.operator.arguments.get(name))
 
     @property
     def overload(self) -> str:
         """Name of the overload: ``"default"``."""
         return self.operator.name.rpartition(".")[2]
 
-    def need(self, name: str, position: int) -> TensorRecord:
-        """Return the tensor called ``name``, which the operator must have."""
+    def required_tensor(self, name: str, position: int) -> TensorRecord:
+        """Return the tensor named ``name``; ``KeyError`` if the operator has none."""
         found = self.tensor(name, position)
         if found is None:
             raise KeyError(f"{self.operator.name}: argument '{name}'")
         return found
 
     def tensors(self, name: str) -> tuple[TensorRecord, ...]:
-        """Return the list of tensors called ``name``; empty where there is none."""
+        """Return the list of tensors named ``name``; empty if there is none."""
         found = self.operator.arguments.get(name) or ()
         if isinstance(found, Mapping):
             found = (found,)
         if not isinstance(found, Sequence):
             return ()
-        return tuple(t for t in map(self._tensor_of, found) if t is not None)
+        return tuple(t for t in map(self._tensor_of_argument, found) if t is not None)
 
-    def _tensor_of(self, value: Any) -> TensorRecord | None:
+    def _tensor_of_argument(self, value: Any) -> TensorRecord | None:
         if isinstance(value, Mapping) and isinstance(value.get("tensor"), int):
             return self.inputs[value["tensor"]]
         return None

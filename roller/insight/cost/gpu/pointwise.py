@@ -1,4 +1,4 @@
-"""Element-wise operators and copies of any layout as one expression over the axes their tensors really have."""
+"""Element-wise operators and copies of any layout, as one expression over the fewest axes."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from roller.insight.trace.trace import TensorRecord
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor's place in memory over the axes of a result: extents, and steps in elements (0 where it repeats)."""
+    """A tensor's layout over the axes of a result: extents, and strides in elements (0 along a broadcast axis)."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: str
 
 
-def operand(tensor: TensorRecord, rank: int) -> Operand:
-    """Return a tensor as it broadcasts to ``rank`` dimensions."""
+def broadcast_layout(tensor: TensorRecord, rank: int) -> Operand:
+    """Return the layout of a tensor broadcast to ``rank`` dimensions."""
     missing = rank - len(tensor.shape)
     stride = tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride, strict=True))
     return Operand((1,) * missing + tuple(tensor.shape), (0,) * missing + stride, tensor.dtype)
 
 
-def collapsed(
+def merge_axes(
     extents: Sequence[int], tensors: Sequence[Operand]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return extents and strides over the fewest axes: two are one where all tensors walk through them in one go.
+    """Return extents and strides over the fewest axes: axes that are contiguous in all tensors are merged.
 
     Axes are in the order of the first tensor's memory, outermost first.
     """
@@ -52,8 +52,8 @@ def collapsed(
     return tuple(sizes), tuple(strides)
 
 
-def body_of(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
-    """Return a scalar that applies every function once: those of several arguments join the operands."""
+def apply_functions(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
+    """Return a scalar that applies every function once; functions of several arguments combine the operands."""
     rest, value = list(loads[1:]), loads[0] if loads else Const(0.0, dtype)
     for name in functions:
         if name in _JOINING:
@@ -72,7 +72,7 @@ _JOINING = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "fmod", "
 
 
 @lru_cache(maxsize=4096)
-def expression(
+def elementwise_expression(
     functions: tuple[str, ...], extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]
 ) -> TensorExpr:
     """Return the expression of an element-wise operator.
@@ -80,49 +80,49 @@ def expression(
     Parameters
     ----------
     functions
-        What is applied to every element, as names of scalar functions.
+        Names of the scalar functions applied to every element.
     extents
         Shape of the result.
     out, operands
-        Where the result is written and the operands are read, of equal rank.
+        Layouts of the result and of the operands, of equal rank.
     """
-    sizes, strides = collapsed(extents, (out, *operands))
+    sizes, strides = merge_axes(extents, (out, *operands))
     axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
     acc = "float64" if out.dtype == "float64" else "float32"
 
-    def index(n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    def axes_of_operand(n: int) -> tuple[tuple[int, ...], tuple[str, ...]]:
         used = [d for d in range(len(sizes)) if strides[d][n]]
         used.sort(key=lambda d: -abs(strides[d][n]))
         return tuple(sizes[d] for d in used), tuple(axes[d].name for d in used)
 
     inputs, loads = [], []
     for n, tensor in enumerate(operands):
-        shape, names = index(n + 1)
+        shape, names = axes_of_operand(n + 1)
         inputs.append(Tensor(f"X{n}", shape or (1,), tensor.dtype))
         at = tuple(axis_index(a) for a in names) or (axis_index(axes[0].name, 0),)
         load: Scalar = Load(f"X{n}", at)
         loads.append(load if tensor.dtype == acc else Cast(acc, load))
     store = tuple(axis_index(a.name) for a in axes)
     result = Tensor("Y", tuple(a.extent for a in axes), out.dtype)
-    stage = Stage(result, axes, store, body_of(functions, loads, acc), None, acc)
+    stage = Stage(result, axes, store, apply_functions(functions, loads, acc), None, acc)
     return TensorExpr("elementwise", tuple(inputs), (stage,), ("Y",))
 
 
-def elementwise(
+def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord], also: float = 0.0
 ) -> tuple[Launch, ...]:
-    """Return the one kernel of an element-wise operator; by its bytes where no expression can tell it.
+    """Return the kernel of an element-wise operator; by its bytes if no expression describes it.
 
     Parameters
     ----------
     functions
-        What is applied to every element.
+        Names of the scalar functions applied to every element.
     out
         Result, in the layout it is written in.
     inputs
-        What is read, broadcast to the result.
+        Operands, broadcast to the result.
     also
-        Bytes written beside the result, such as a mask.
+        Bytes written in addition to the result, such as those of a mask.
     """
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
@@ -131,34 +131,34 @@ def elementwise(
         return (Stream(total_bytes(inputs), total_bytes((out,)) + also),)
     rank = len(out.shape)
     # The same elements twice, as in x * x, come from memory once.
-    operands = tuple(operand(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
-    return (Kernel(expression(functions, tuple(out.shape), operand(out, rank), operands)), *beside)
+    operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
+    return (Kernel(elementwise_expression(functions, tuple(out.shape), broadcast_layout(out, rank), operands)), *beside)
 
 
 def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of an operator that applies ``functions`` to every element of its inputs."""
 
-    def mapped(view: View) -> tuple[Launch, ...]:
+    def map_operator(view: View) -> tuple[Launch, ...]:
         if not view.inputs:
             return (Stream(0.0, total_bytes(view.outputs)),)
-        return elementwise(functions, view.out, view.inputs)
+        return elementwise_kernel(functions, view.out, view.inputs)
 
-    return mapped
+    return map_operator
 
 
-def filled(view: View) -> tuple[Launch, ...]:
+def fill(view: View) -> tuple[Launch, ...]:
     """Return the kernel that writes a tensor and reads none."""
     return (Stream(0.0, total_bytes((view.out,))),)
 
 
-def drawn(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that draws every element by a chance of its own, or by one for all."""
+def bernoulli(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of ``bernoulli``: it reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
-    return elementwise(("lt",), view.out, view.inputs) if own else filled(view)
+    return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill(view)
 
 
-def copied(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that copies a tensor into another layout or dtype; what comes from the host is written."""
+def copy(view: View) -> tuple[Launch, ...]:
+    """Return the kernel that copies a tensor to another layout or dtype; a copy from the host is only written."""
     name = "src" if view.packet == "aten.copy" else "self"
     source = view.tensor(name, 1 if name == "src" else 0)
-    return filled(view) if source is None else elementwise((), view.out, (source,))
+    return fill(view) if source is None else elementwise_kernel((), view.out, (source,))

@@ -1,6 +1,6 @@
-"""Which kernel attention runs on a device, and what is written around it.
+"""Chooses the kernel of attention on a device, and calls the operators around it.
 
-The rule is that of ATen/native/transformers/cuda/sdp_utils.cpp: the first of the order that takes the arguments.
+The rule is that of ATen/native/transformers/cuda/sdp_utils.cpp: the first kernel that supports the arguments.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 _HALF = (torch.float16, torch.bfloat16)
-#: Elements of a head that the kernels of flash attention take at most.
+#: Most elements of a head in flash attention and in cuDNN's attention.
 _MOST_FLASH_HEAD = 256
 _MOST_CUDNN_HEAD = 128
-#: From this cuDNN on, PyTorch takes its attention first on devices of sm_90 and sm_100.
+#: From this version of cuDNN on, PyTorch prefers its attention on devices of sm_90 and sm_100.
 _PREFERRED_CUDNN = 91500
 
 
-def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return attention as the device computes it."""
+def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the result of attention, by the operators that run on the device."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
@@ -29,25 +29,27 @@ def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if given.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    kernel = choose(target, q, k, v, mask, drop)
+    kernel = choose_attention_kernel(target, q, k, v, mask, drop)
     grads = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "math":
-        return _math(q, k, v, mask, drop, causal, scale)
+        return _math_attention(q, k, v, mask, drop, causal, scale)
     if kernel == "flash":
-        return _flash(q, k, v, drop, causal, scale)
-    bias = None if mask is None else _bias(mask, q, k)
+        return _flash_attention(q, k, v, drop, causal, scale)
+    bias = None if mask is None else _mask_to_bias(mask, q, k)
     if kernel == "cudnn":
         return torch.ops.aten._scaled_dot_product_cudnn_attention.default(
             q, k, v, bias, grads, drop, causal, False, scale=scale
         )[0]
-    bias = bias if bias is None else _aligned(bias)
+    bias = bias if bias is None else _align_bias(bias)
     return torch.ops.aten._scaled_dot_product_efficient_attention.default(
         q, k, v, bias, grads, drop, causal, scale=scale
     )[0]
 
 
-def choose(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float) -> str:
-    """Return ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
+def choose_attention_kernel(
+    target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float
+) -> str:
+    """Return the kernel of attention: ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
     cudnn_first = target.cudnn > _PREFERRED_CUDNN and target.capability in ((9, 0), (10, 0), (10, 3))
     order: tuple[str, ...] = ("flash", "efficient", "cudnn")
     if cudnn_first:
@@ -61,16 +63,16 @@ def choose(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask:
         "flash": fused and capability >= (8, 0) and q.dtype in _HALF and mask is None and head <= _MOST_FLASH_HEAD
         and v.shape[-1] == head,
         "efficient": fused and capability >= (5, 0) and not (q.dtype == torch.bfloat16 and capability < (8, 0))
-        and q.dtype in (*_HALF, torch.float32) and head % _alignment(q.dtype, capability) == 0
-        and v.shape[-1] % _alignment(q.dtype, capability) == 0,
+        and q.dtype in (*_HALF, torch.float32) and head % _head_alignment(q.dtype, capability) == 0
+        and v.shape[-1] % _head_alignment(q.dtype, capability) == 0,
         "cudnn": fused and bool(target.cudnn) and capability >= (8, 0) and q.dtype in _HALF
         and head <= _MOST_CUDNN_HEAD and head % 8 == 0 and not bias_learns,
     }  # fmt: skip
     return next((kernel for kernel in order if takes.get(kernel)), "math")
 
 
-def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
-    """Return the elements a head must be a multiple of in the efficient kernel."""
+def _head_alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
+    """Return the number that the elements of a head must be a multiple of in the efficient kernel."""
     if capability >= (8, 0):
         return 8 if dtype in _HALF else 4
     if capability >= (7, 0) and dtype in _HALF:
@@ -78,8 +80,10 @@ def _alignment(dtype: torch.dtype, capability: tuple[int, int]) -> int:
     return 1
 
 
-def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causal: bool, scale: float | None) -> Any:
-    """Heads are padded to a multiple of 8, and the result is cut."""
+def _flash_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causal: bool, scale: float | None
+) -> Any:
+    """Return flash attention, with heads padded to a multiple of 8 and the result cut."""
     head = q.shape[-1]
     if head % 8:
         scale = scale if scale is not None else 1 / math.sqrt(head)
@@ -88,8 +92,8 @@ def _flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float, causa
     return result[..., :head] if head % 8 else result
 
 
-def _bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """Return a mask as numbers that are added."""
+def _mask_to_bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return an additive bias for a mask."""
     if mask.dtype != torch.bool:
         return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
     zeros = torch.zeros_like(mask, dtype=q.dtype)
@@ -97,18 +101,18 @@ def _bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-def _aligned(bias: torch.Tensor) -> torch.Tensor:
-    """Rows of the bias are padded to 16 elements."""
+def _align_bias(bias: torch.Tensor) -> torch.Tensor:
+    """Return a bias whose rows are padded to 16 elements."""
     last = bias.shape[-1]
     if last % 16 == 0:
         return bias
     return torch.nn.functional.pad(bias, (0, 16 - last % 16))[..., :last]
 
 
-def _math(
+def _math_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None
 ) -> Any:
-    """Products and a softmax apart; half numbers are widened, as PyTorch does unless it is told otherwise."""
+    """Return attention by separate products and a softmax; 16-bit floats are widened, as in PyTorch by default."""
     dtype = q.dtype
     if dtype in _HALF:
         q, k, v = q.float(), k.float(), v.float()

@@ -1,6 +1,6 @@
-"""What PyTorch chooses on a CPU inside of C++: attention in blocks, and recurrent layers by oneDNN.
+"""PyTorch's C++ dispatch on a CPU: attention in blocks, and recurrent layers by oneDNN.
 
-All else that a GPU does otherwise (dropout, batch norm, optimizers) a tensor of shapes alone does as a CPU does it.
+Other operators that differ on a GPU (dropout, batch norm, optimizers) run on meta tensors as on a CPU.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 #: Mode of a long short-term memory, as oneDNN's operator takes it.
 _LSTM = 2
-#: Functions that make a tensor where no device is named; ``tensor`` is left out, for its values are often read.
+#: Functions that create a tensor without a named device; ``tensor`` is left out, since its values are often read.
 FACTORIES = frozenset(
     ("arange", "empty", "eye", "full", "linspace", "logspace", "normal", "ones", "rand", "randint", "randn", "randperm",
      "zeros")
 )  # fmt: skip
 
 
-def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return attention as ATen/native/transformers/sdp_utils_cpp.cpp chooses it: in blocks, else product by product."""
+def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return attention as ATen/native/transformers/sdp_utils_cpp.cpp chooses it: in blocks, or by separate products."""
     names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     q, k, v = (given[name] for name in names[:3])
-    if not q.is_meta or not _in_blocks(target, q, k, v, given):
+    if not q.is_meta or not _supports_blocked_attention(target, q, k, v, given):
         return NotImplemented
     mask = given.get("attn_mask")
     if mask is not None and mask.dtype == torch.bool:
@@ -36,7 +36,9 @@ def attend(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
     )[0]
 
 
-def _in_blocks(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]) -> bool:
+def _supports_blocked_attention(
+    target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, given: Mapping[str, Any]
+) -> bool:
     mask = given.get("attn_mask")
     masked = mask is not None and (bool(given.get("is_causal")) or mask.requires_grad or mask.dim() not in (2, 4))
     return (
@@ -48,8 +50,8 @@ def _in_blocks(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g
     )  # fmt: skip
 
 
-def lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output and last state of a long short-term memory: one operator a layer and direction."""
+def dispatch_lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return output and last state of an LSTM: one operator per layer and direction."""
     if not isinstance(args[3], bool):  # packed sequences go cell by cell
         return NotImplemented
     inputs, (hx, cx), weights, biased, layers, dropout, train, both, batch_first = args
@@ -67,7 +69,7 @@ def lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
             own = list(weights[at * each : (at + 1) * each])
             states = (hx.select(0, at), cx.select(0, at))
             if not biased:
-                # The operator wants biases; PyTorch gives it zeros, of the weights' sizes.
+                # The operator requires biases; PyTorch passes zeros, of the weights' sizes.
                 hidden, first = (torch.zeros(w.shape, dtype=w.dtype, device=w.device) for w in reversed(own))
                 own += [first, hidden]
             y, h, c, _ = torch.ops.aten.mkldnn_rnn_layer.default(
@@ -84,29 +86,32 @@ def lstm(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
     return flow.transpose(0, 1) if batch_first else flow, hy, cy
 
 
-def _batch_norm(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
-    """Return what the kernel gives: no moments where it takes them from training."""
+def _cpu_batch_norm(func: Any, tensor: torch.Tensor, *args: Any) -> Any:
+    """Return the results of the CPU kernel, which has no moments in inference."""
     normed, mean, deviation = func(tensor, *args)
     training = args[4]
     return (normed, mean, deviation) if training else (normed, mean.new_empty(0), deviation.new_empty(0))
 
 
-def _layer(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a recurrent layer gives: oneDNN's workspace only where a gradient may be asked for."""
+def _cpu_rnn_layer(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the results of a recurrent layer, with oneDNN's workspace only if gradients are enabled."""
     y, h, c, workspace = func(*args, **kwargs)
     return y, h, c, workspace if torch.is_grad_enabled() else None
 
 
-def _layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return gradients laid out as what they are gradients of, not as the rule of PyTorch for shapes has it."""
+def _cpu_rnn_layer_backward(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return contiguous gradients of the inputs' shapes, unlike PyTorch's meta kernel."""
     return tuple(torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in args[:7])
 
 
-#: Operators whose results on shapes alone differ from those of a CPU, and what they give there.
+#: Operators whose results on meta tensors differ from those of a CPU -> their CPU results.
 RULES: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.aten.native_batch_norm.default: _batch_norm,
-    torch.ops.aten.mkldnn_rnn_layer.default: _layer,
-    torch.ops.aten.mkldnn_rnn_layer_backward.default: _layer_backward,
+    torch.ops.aten.native_batch_norm.default: _cpu_batch_norm,
+    torch.ops.aten.mkldnn_rnn_layer.default: _cpu_rnn_layer,
+    torch.ops.aten.mkldnn_rnn_layer_backward.default: _cpu_rnn_layer_backward,
 }
 #: As ``choices.REPLACED`` for a GPU.
-REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {"scaled_dot_product_attention": attend, "lstm": lstm}
+REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "scaled_dot_product_attention": dispatch_attention,
+    "lstm": dispatch_lstm,
+}

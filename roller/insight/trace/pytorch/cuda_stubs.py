@@ -1,4 +1,4 @@
-"""What ``torch.cuda`` and ``torch.accelerator`` answer on the device that is traced."""
+"""Stubs of ``torch.cuda`` and ``torch.accelerator`` for the traced device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NOT_HERE = (
     "torch.cuda.{}: no device is asked, so the answer is made up: no memory in use, 1 TiB of it free. A step that "
     "decides by it may be traced on another branch than it takes."
 )
-#: Functions that tell what a device holds and does.
+#: Functions that query the memory and the load of a device.
 _MEMORY = (
     "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_cached",
     "max_memory_cached", "utilization", "temperature",
@@ -33,62 +33,64 @@ class Stream:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
+    def _do_nothing(self, *_: Any, **__: Any) -> None: ...
 
-    wait_stream = wait_event = synchronize = _nothing
+    wait_stream = wait_event = synchronize = _do_nothing
 
     def query(self) -> bool:
-        """Whether all is done."""
+        """Return whether all work is done: always."""
         return True
 
     def record_event(self, event: Any = None) -> Any:
-        """Return an event of it."""
+        """Return an event of this stream."""
         return event or Event()
 
     def __enter__(self) -> Stream:
-        """Run what follows on it."""
+        """Make the stream current, without effect."""
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Go back."""
+        """Make the previous stream current, without effect."""
 
 
 class Event:
-    """An event that is past."""
+    """An event that has completed."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def _nothing(self, *_: Any, **__: Any) -> None: ...
+    def _do_nothing(self, *_: Any, **__: Any) -> None: ...
 
-    record = wait = synchronize = _nothing
+    record = wait = synchronize = _do_nothing
 
     def query(self) -> bool:
-        """Whether it is past."""
+        """Return whether the event has completed: always."""
         return True
 
     def elapsed_time(self, _: Any) -> float:
-        """Return milliseconds: nothing is timed, so one."""
+        """Return one millisecond, since nothing is timed."""
         return 1.0
 
 
 class Scope(nullcontext[None]):
-    """A device that is chosen: there is one."""
+    """A context of the current device, of which there is one."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
 
 
-def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]) -> Mapping[str, Any]:
-    """Return what functions of ``torch.cuda`` answer, by name.
+def cuda_function_stubs(
+    host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]
+) -> Mapping[str, Any]:
+    """Return stubs of the functions of ``torch.cuda``, by name.
 
     Parameters
     ----------
     host
-        Whether the device that is traced is the host.
+        Whether the traced device is the host.
     capability
         Compute capability of the device.
     note
-        Told in a sentence what is not traced as it runs.
+        Called with a sentence on what is traced other than it runs.
     """
 
     class Own(Stream):  # PyTorch's modules ask for classes of these names
@@ -96,14 +98,14 @@ def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callabl
             super().__init__()
             note(_ONE_STREAM)
 
-    def properties(*_: Any, **__: Any) -> SimpleNamespace:
+    def device_properties(*_: Any, **__: Any) -> SimpleNamespace:
         major, minor = capability()
         return SimpleNamespace(
             name="GPU", major=major, minor=minor, total_memory=1 << 40, multi_processor_count=100, warp_size=32
         )
 
-    def told(name: str, reply: Callable[..., Any]) -> Callable[..., Any]:
-        """Say that the user's own code asks for what depends on the device, as it may decide by the answer."""
+    def note_user_calls(name: str, reply: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a stub that notes calls from the user's code, which may branch on the result."""
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             if not host and str(sys._getframe(1).f_globals.get("__name__", "")).split(".")[0] != "torch":
@@ -121,12 +123,12 @@ def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callabl
     )  # fmt: skip
     numbers = {
         **dict.fromkeys(_MEMORY, zero), "mem_get_info": lambda *_, **__: (1 << 40, 1 << 40),
-        "get_device_properties": properties,
+        "get_device_properties": device_properties,
     }  # fmt: skip
     return {
         **dict.fromkeys(silent, nothing),
         **dict.fromkeys(("current_device", "initial_seed"), zero),
-        **{name: told(name, reply) for name, reply in numbers.items()},
+        **{name: note_user_calls(name, reply) for name, reply in numbers.items()},
         "is_available": lambda: not host,
         "is_initialized": lambda: not host,
         "device_count": lambda: 0 if host else 1,
@@ -150,10 +152,10 @@ def replies(host: bool, capability: Callable[[], tuple[int, int]], note: Callabl
     }
 
 
-def accelerator_replies(host: bool) -> Mapping[str, Any]:
-    """Return what functions of ``torch.accelerator`` answer to code that is not PyTorch's own, by name.
+def accelerator_stubs(host: bool) -> Mapping[str, Any]:
+    """Return stubs of the functions of ``torch.accelerator``, by name; calls from PyTorch's own code pass through.
 
-    PyTorch itself asks further, in C++, which nothing answers.
+    PyTorch also queries the accelerator in C++, which cannot be stubbed.
     """
     answers: Mapping[str, Callable[..., Any]] = {
         "is_available": lambda: not host,
@@ -166,7 +168,7 @@ def accelerator_replies(host: bool) -> Mapping[str, Any]:
     }
     real = {name: getattr(torch.accelerator, name, None) for name in answers}
 
-    def asked(name: str) -> Callable[..., Any]:
+    def stub_for_user_code(name: str) -> Callable[..., Any]:
         def answer(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_globals.get("__name__", "")
             function = real[name] if str(caller).split(".")[0] == "torch" else answers[name]
@@ -174,11 +176,11 @@ def accelerator_replies(host: bool) -> Mapping[str, Any]:
 
         return answer
 
-    return {name: asked(name) for name in answers}
+    return {name: stub_for_user_code(name) for name in answers}
 
 
-def nvtx_replies() -> Mapping[str, Any]:
-    """Return what functions of ``torch.cuda.nvtx`` answer, by name."""
+def nvtx_stubs() -> Mapping[str, Any]:
+    """Return stubs of the functions of ``torch.cuda.nvtx``, by name."""
     return {
         "range_push": lambda *_, **__: 0, "range_pop": lambda *_, **__: 0, "mark": lambda *_, **__: None,
         "range": lambda *_, **__: nullcontext(),

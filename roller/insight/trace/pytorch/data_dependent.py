@@ -1,7 +1,7 @@
-"""What a trace says of values, which it does not have: few are known, for all others a default is declared.
+"""Data-dependent values: few are known, others take a declared default.
 
-An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report says
-where. Values that follow from inputs and constants are known (``known``).
+An operator whose result depends on values (``item``, ``nonzero``) never fails: it gets the default, and the report
+names the line. Values that follow from inputs and constants are known (``known_values``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roller.insight.trace.pytorch import dynamic_output_operators, host_tensors,
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
-#: Operators whose result's size depends on values.
+#: Operators with data-dependent output size.
 _SHAPED = frozenset(
     (_aten.nonzero.default, _aten.masked_select.default, _aten._unique2.default, _aten.bincount.default,
      _aten.repeat_interleave.Tensor)
@@ -26,19 +26,19 @@ Rules = Mapping[Any, Callable[..., Any]]
 
 
 class Values:
-    """Runs operators on shapes.
+    """Runs operators on meta tensors, with known values or declared defaults.
 
     Parameters
     ----------
     share_nonzero
-        Share of a mask's elements that are true, where a shape depends on it; ``None`` for what its values say, and all
-        where they are not known.
+        Share of a mask's elements that are true, if a shape depends on it; ``None`` counts known values, and takes all
+        as true if they are unknown.
     where
-        Says in one word where the model is, for warnings.
+        Returns the current location in the model, for warnings.
     rules
-        What operators give on the device traced for, where their results on shapes alone differ.
+        Results of operators on the traced device that differ from those on meta tensors.
     hosted
-        Whether the host is another device than the one that is traced.
+        Whether the host is another device than the traced one.
     """
 
     def __init__(
@@ -60,141 +60,149 @@ class Values:
             _aten.allclose.default: self._equal,
             _aten._unique2.default: self._unique,
             _aten.bincount.default: self._bincount,
-            _aten.repeat_interleave.Tensor: self._repeats,
-            _aten._cudnn_rnn.default: self._recurrent,
-            _aten._cudnn_rnn_backward.default: self._recurrent_backward,
+            _aten.repeat_interleave.Tensor: self._repeat_interleave,
+            _aten._cudnn_rnn.default: self._cudnn_rnn,
+            _aten._cudnn_rnn_backward.default: self._cudnn_rnn_backward,
             _aten._thnn_fused_lstm_cell.default: self._lstm_cell,
             _aten._amp_foreach_non_finite_check_and_unscale_.default: self._unscale,
             _aten._amp_update_scale_.default: self._update_scale,
             **(rules or {}),
         }
 
-    def run(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
-        """Return what an operator gives, by shapes; ``ours`` says whether any argument is of the device."""
+    def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+        """Return the result of an operator on meta tensors; ``ours`` is whether an argument is on the device."""
         rule = self._rules.get(func)
         if rule in (self._unscale, self._update_scale):
             return rule(func, *args, **kwargs)
         if rule is not None and rule not in (self._copy, self._copy_into):
-            value = known_values.computed(func, args, kwargs) if ours and self._follows(func) else NotImplemented
+            value = (
+                known_values.compute_from_known_values(func, args, kwargs)
+                if ours and self._uses_known_values(func)
+                else NotImplemented
+            )
             if value is not NotImplemented:
-                self._shaped(func, args)
-                return tree_map_only(torch.Tensor, self._of_device, value)
+                self._warn_of_known_shape(func, args)
+                return tree_map_only(torch.Tensor, self._to_device, value)
             result = rule(func, *args, **kwargs)
         elif rule is not None:
             result = rule(func, *args, **kwargs)
         elif ours or not self.hosted:
-            result = self._by_shape(func, args, kwargs)
+            result = self._run_on_meta(func, args, kwargs)
         else:
-            result = host_tensors.run(func, args, kwargs)
-        if ours or any(t.is_meta for t in host_tensors.tensors_of((result,))):
-            known_values.follow(func, args, kwargs, result)
-            known_values.assume(func, args, kwargs, result)
+            result = host_tensors.run_on_host(func, args, kwargs)
+        if ours or any(t.is_meta for t in host_tensors.iterate_tensors((result,))):
+            known_values.propagate_known_values(func, args, kwargs, result)
+            known_values.assume_flag(func, args, kwargs, result)
         return result
 
-    def _by_shape(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            if not dynamic_output_operators.is_dynamic(error):
+            if not dynamic_output_operators.is_data_dependent_error(error):
                 raise
-        result, rows = dynamic_output_operators.largest(func, args, kwargs)
-        self.warn(f"the size of what {func.name()} gives depends on values; all {rows} rows are taken.")
+        result, rows = dynamic_output_operators.largest_result(func, args, kwargs)
+        self.add_warning(f"the size of what {func.name()} gives depends on values; all {rows} rows are taken.")
         return result
 
-    def _follows(self, func: Any) -> bool:
-        """Whether known values say what an operator gives whose shape depends on them."""
+    def _uses_known_values(self, func: Any) -> bool:
+        """Return whether known values determine the output size of a data-dependent operator."""
         return self.share_nonzero is None or func in (_aten._local_scalar_dense.default, _aten.equal.default)
 
-    def _shaped(self, func: Any, args: Any) -> None:
+    def _warn_of_known_shape(self, func: Any, args: Any) -> None:
         masks = args[1] if func is _aten.index.Tensor else ()
         if func in _SHAPED or any(isinstance(t, torch.Tensor) and t.dtype in _MASKS for t in masks):
-            self.warn("a shape depends on values; those of the inputs given are taken.")
+            self.add_warning("a shape depends on values; those of the inputs given are taken.")
 
     @staticmethod
-    def _of_device(value: torch.Tensor) -> torch.Tensor:
+    def _to_device(value: torch.Tensor) -> torch.Tensor:
         made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-        known_values.know(made, value)
+        known_values.set_known_value(made, value)
         return made
 
-    def note(self, sentence: str) -> None:
-        """Keep a sentence for the report that belongs to no line, once."""
+    def add_note(self, sentence: str) -> None:
+        """Add a sentence without a location to the report, once."""
         self.warnings[sentence] = None
 
-    def warn(self, what: str) -> None:
-        """Keep a sentence for the report, once."""
+    def add_warning(self, what: str) -> None:
+        """Add a sentence with the current location to the report, once."""
         self.warnings[f"{self._where()}: {what}"] = None
 
-    def read(self, dtype: torch.dtype, what: str) -> Any:
-        """Return the declared default of a value that is read and not known, and say so."""
-        return self._taken(host_tensors.default_of(dtype), what)
+    def read_unknown(self, dtype: torch.dtype, what: str) -> Any:
+        """Return the declared default of an unknown value that is read, with a warning."""
+        return self._warn_of_default(host_tensors.default_value(dtype), what)
 
-    def _taken(self, value: Any, what: str) -> Any:
-        self.warn(f"{what} reads a value that a trace does not have; {value} is taken for it.")
+    def _warn_of_default(self, value: Any, what: str) -> Any:
+        self.add_warning(f"{what} reads a value that a trace does not have; {value} is taken for it.")
         return value
 
     def _item(self, func: Any, tensor: torch.Tensor) -> Any:
-        value = known_values.value_of(tensor)
-        return self._taken(known_values.assumed_of(tensor), "item()") if value is None else func(value)
+        value = known_values.known_value(tensor)
+        return self._warn_of_default(known_values.assumed_value(tensor), "item()") if value is None else func(value)
 
     def _copy(self, func: Any, tensor: torch.Tensor, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if tensor.is_meta and device is not None and device.type != "meta":  # to the host
-            value = known_values.value_of(tensor)
+            value = known_values.known_value(tensor)
             if value is not None:
                 return func(value, **kwargs)
             shape = func(tensor, **{**kwargs, "device": torch.device("meta"), "pin_memory": False})
-            return host_tensors.unknown(shape.shape, shape.stride(), shape.dtype)
+            return host_tensors.tensor_without_values(shape.shape, shape.stride(), shape.dtype)
         return (
-            func(tensor, **kwargs) if tensor.is_meta or not self.hosted else host_tensors.run(func, (tensor,), kwargs)
+            func(tensor, **kwargs)
+            if tensor.is_meta or not self.hosted
+            else host_tensors.run_on_host(func, (tensor,), kwargs)
         )
 
     def _copy_into(self, func: Any, target: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if source.is_meta and not target.is_meta:
-            value = known_values.value_of(source)
+            value = known_values.known_value(source)
             if value is not None:
                 return func(target, value, *args, **kwargs)
-            host_tensors.forget(target)
+            host_tensors.forget_values(target)
             return target
         if target.is_meta or source.is_meta or not self.hosted:
             return func(target, source, *args, **kwargs)
-        return host_tensors.run(func, (target, source, *args), kwargs)
+        return host_tensors.run_on_host(func, (target, source, *args), kwargs)
 
-    def _count(self, mask: torch.Tensor, elements: int) -> int:
-        share, value = self.share_nonzero, None if self.share_nonzero is not None else known_values.value_of(mask)
+    def _count_true(self, mask: torch.Tensor, elements: int) -> int:
+        share, value = self.share_nonzero, None if self.share_nonzero is not None else known_values.known_value(mask)
         if value is not None:
             count: int = int(torch.count_nonzero(value)) * elements // max(1, mask.numel())
-            self.warn(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
+            self.add_warning(f"a shape depends on the values of a mask; {count} of its {elements} elements are true.")
             return count
         share = 1.0 if share is None else share
-        self.warn(f"a shape depends on the values of a mask; {share:.3g} of it is taken as true (share_nonzero).")
+        self.add_warning(
+            f"a shape depends on the values of a mask; {share:.3g} of it is taken as true (share_nonzero)."
+        )
         return math.ceil(elements * share)
 
     def _nonzero(self, func: Any, mask: torch.Tensor) -> Any:
         if not mask.is_meta:
             return func(mask)
         # Kernels write the transposed: one row of indices for each axis.
-        count = self._count(mask, mask.numel())
+        count = self._count_true(mask, mask.numel())
         return torch.empty((mask.dim(), count), dtype=torch.int64, device=mask.device).t()
 
     def _masked_select(self, func: Any, tensor: torch.Tensor, mask: torch.Tensor) -> Any:
         if not mask.is_meta:
             return func(tensor, mask)
         both = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
-        return torch.empty(self._count(mask, both), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty(self._count_true(mask, both), dtype=tensor.dtype, device=tensor.device)
 
-    def _numbers(self, indices: Any) -> Any:
-        """Return indices without masks: each is as many numbers as it has axes."""
+    def _masks_to_indices(self, indices: Any) -> Any:
+        """Return indices with each mask replaced by one index tensor per axis."""
         found: list[Any] = []
         for index in indices:
             if isinstance(index, torch.Tensor) and index.is_meta and index.dtype in _MASKS:
-                count = self._count(index, index.numel())
+                count = self._count_true(index, index.numel())
                 found += [torch.empty(count, dtype=torch.int64, device=index.device) for _ in range(index.dim())]
             else:
                 found.append(index)
         return found
 
     def _index(self, func: Any, tensor: torch.Tensor, indices: Any) -> Any:
-        return func(tensor, self._numbers(indices))
+        return func(tensor, self._masks_to_indices(indices))
 
     def _index_put(self, func: Any, tensor: torch.Tensor, indices: Any, values: Any, *args: Any) -> Any:
         return tensor if tensor.is_meta else func(tensor, indices, values, *args)
@@ -202,12 +210,12 @@ class Values:
     def _equal(self, func: Any, one: torch.Tensor, other: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
         if not (one.is_meta or other.is_meta):
             return func(one, other, *rest, **kwargs)
-        return bool(self.read(torch.bool, "a comparison"))
+        return bool(self.read_unknown(torch.bool, "a comparison"))
 
     def _unique(self, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if not tensor.is_meta:
             return func(tensor, *args, **kwargs)
-        self.warn("the number of distinct values is not known; all are taken as distinct.")
+        self.add_warning("the number of distinct values is not known; all are taken as distinct.")
         flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         numbers = torch.empty(tensor.shape, dtype=torch.int64, device=tensor.device)
         return flat, numbers, torch.empty(tensor.numel(), dtype=torch.int64, device=tensor.device)
@@ -215,20 +223,22 @@ class Values:
     def _bincount(self, func: Any, tensor: torch.Tensor, weights: Any = None, minlength: int = 0) -> Any:
         if not tensor.is_meta:
             return func(tensor, weights, minlength)
-        self.warn("bincount's length depends on values; minlength is taken for it.")
+        self.add_warning("bincount's length depends on values; minlength is taken for it.")
         dtype = torch.int64 if weights is None else torch.float64 if weights.dtype != torch.float32 else torch.float32
         return torch.empty(max(minlength, 1), dtype=dtype, device=tensor.device)
 
-    def _repeats(self, func: Any, repeats: torch.Tensor, output_size: int | None = None, **kwargs: Any) -> Any:
+    def _repeat_interleave(
+        self, func: Any, repeats: torch.Tensor, output_size: int | None = None, **kwargs: Any
+    ) -> Any:
         if not repeats.is_meta:
             return func(repeats, output_size=output_size)
         if output_size is None:
             output_size = repeats.numel()
-            self.warn("the sum of repeats is not known; each is taken as one.")
+            self.add_warning("the sum of repeats is not known; each is taken as one.")
         return torch.empty(output_size, dtype=repeats.dtype, device=repeats.device)
 
-    def _recurrent(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
-        """Return shapes of cuDNN's recurrent layers; the reserve holds gates and states of all steps."""
+    def _cudnn_rnn(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
+        """Return the results of cuDNN's recurrent layers; the reserve holds gates and states of all steps."""
         (_, weight_buffer, hx, cx, mode, hidden, projected, layers, _, _, train, both, sizes, _) = rest
         directions, width = 2 if both else 1, projected or hidden
         if sizes:
@@ -247,7 +257,7 @@ class Values:
             buffer = inputs.new_empty(sum(weight.numel() for weight in weights))
         return output, hx.new_empty(hx.shape), cy, reserve, buffer
 
-    def _recurrent_backward(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
+    def _cudnn_rnn_backward(self, func: Any, inputs: torch.Tensor, weights: Any, *rest: Any) -> Any:
         _, _, hx, cx = rest[:4]
         mask = rest[-1]
         dx = inputs.new_empty(inputs.shape)
@@ -255,7 +265,7 @@ class Values:
         dcx = cx.new_empty(cx.shape) if cx is not None and mask[2] else hx.new_empty(0)
         if not mask[3]:
             return dx, dhx, dcx, [w.new_empty(0) for w in weights]
-        # One buffer of all gradients; those of the weights are views of it.
+        # One buffer for all gradients of weights, which are views of it.
         flat = inputs.new_zeros(sum(weight.numel() for weight in weights))
         grads, offset = [], 0
         for weight in weights:
@@ -267,7 +277,7 @@ class Values:
         return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
 
     def _unscale(self, func: Any, *_: Any) -> None:
-        """Gradients are taken as finite."""
+        """Do nothing: gradients are assumed to be finite."""
 
     def _update_scale(self, func: Any, scale: torch.Tensor, *_: Any) -> Any:
         return scale

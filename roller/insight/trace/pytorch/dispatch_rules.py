@@ -1,4 +1,4 @@
-"""What PyTorch chooses by the type of a device inside of C++: rows of one table, a function's name and its choice."""
+"""PyTorch's device-dependent C++ dispatch, as a table of functions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import torch
 from roller.insight.trace.options import HOST
 from roller.insight.trace.pytorch import attention, recurrent
 
-#: What the kernels of cuDNN's batch norm take, as in ATen/native/Normalization.cpp.
+#: Most samples of cuDNN's batch norm, as in ATen/native/Normalization.cpp.
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
 
 
 @dataclass(frozen=True)
 class Target:
-    """What decides which kernels PyTorch would run.
+    """Properties of a device that decide which kernels PyTorch runs.
 
     Parameters
     ----------
     sm
-        Compute capability of the GPU; (0, 0) is a CPU.
+        Compute capability of the GPU; (0, 0) for a CPU.
     cudnn
-        Version of cuDNN as PyTorch gives it, 0 for none.
+        Version of cuDNN in PyTorch's format; 0 for none.
     attention
         Kernel of attention: ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
     """
@@ -37,23 +37,23 @@ class Target:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability; that a choice asked for it is remembered."""
+        """Compute capability; reading it sets :attr:`is_capability_used`."""
         self._asked.append(True)
         return self.sm
 
     @property
     def type(self) -> str:
-        """What a tensor says of its device."""
+        """Type of the device of a tensor."""
         return "cpu" if self.sm == HOST else "cuda"
 
     @property
-    def matters(self) -> bool:
-        """Whether any choice so far asked for the capability: if none did, all devices run the same."""
+    def is_capability_used(self) -> bool:
+        """Whether any choice so far depended on the capability; if none did, all devices run the same kernels."""
         return bool(self._asked)
 
 
-def dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Drop elements: the device keeps a mask of bytes; the host keeps numbers."""
+def dispatch_dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run dropout as on a GPU, which saves a mask of bytes."""
     tensor, share, train = (*args, *(kwargs[name] for name in ("input", "p", "train") if name in kwargs))[:3]
     if not (train and tensor.is_meta and 0 < share < 1 and tensor.numel()):
         return NotImplemented
@@ -61,8 +61,8 @@ def dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     return tensor.copy_(mask[0]) if func.__name__ == "dropout_" else mask[0]
 
 
-def batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Norm batches by cuDNN where it takes them, else by PyTorch's own kernel."""
+def dispatch_batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run batch norm by cuDNN if it supports the arguments, else by PyTorch's own kernel."""
     tensor, weight, bias, mean, variance, training, momentum, eps, enabled = args
     given = weight is not None and bias is not None
     statistics = mean is not None and variance is not None
@@ -78,12 +78,12 @@ def batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     if not takes:
         return NotImplemented
     return torch.cudnn_batch_norm(
-        tensor.contiguous(memory_format=_layout(tensor)), weight, bias, mean, variance, training, momentum, eps
+        tensor.contiguous(memory_format=_memory_format(tensor)), weight, bias, mean, variance, training, momentum, eps
     )[0]
 
 
-def instance_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Norm every sample's channels as one batch norm of them all, by whichever kernel that takes."""
+def dispatch_instance_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run instance norm as a batch norm over the channels of all samples."""
     tensor, weight, bias, mean, variance, statistics, momentum, eps, enabled = args
     if not tensor.is_meta or tensor.dim() < 3:
         return NotImplemented
@@ -91,7 +91,7 @@ def instance_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     each = [None if one is None else one.repeat(batch) for one in (weight, bias, mean, variance)]
     flat = tensor.contiguous().view(1, batch * channels, *tensor.shape[2:])
     given = (flat, *each, statistics, momentum, eps, enabled)
-    normed = batch_norm(target, func, given, {})
+    normed = dispatch_batch_norm(target, func, given, {})
     if normed is NotImplemented:
         normed = torch.batch_norm(*given)
     for whole, part in zip((mean, variance), each[2:], strict=True):
@@ -100,15 +100,15 @@ def instance_norm(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     return normed.view(tensor.shape)
 
 
-def _layout(tensor: torch.Tensor) -> torch.memory_format:
+def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
     for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if tensor.dim() == rank and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
             return layout
     return torch.contiguous_format
 
 
-def softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Widen in the same kernel where half numbers are to give float32."""
+def dispatch_softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run a softmax from float16 to float32 in one kernel, without a cast."""
     dtype = kwargs.get("dtype", args[2] if len(args) > 2 else None)
     if dtype is not torch.float32 or not args[0].is_meta or args[0].dtype != torch.float16:
         return NotImplemented
@@ -116,8 +116,8 @@ def softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     return kernel.default(args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), True)
 
 
-def cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
-    """Take the loss apart under autocast, where its steps have dtypes of their own."""
+def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
+    """Run cross entropy as separate operators under autocast, which casts each of them."""
     names = ("self", "target", "weight", "reduction", "ignore_index", "label_smoothing")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tensor, classes = given["self"], given["target"]
@@ -132,10 +132,10 @@ def cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     )  # fmt: skip
 
 
-def clip_gradients(
+def clip_grad_norm(
     parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
 ) -> torch.Tensor:
-    """Scale gradients to a norm as ``clip_grad_norm_`` does on the device: all of one dtype in one operator."""
+    """Clip the norm of gradients as ``clip_grad_norm_`` does on a GPU: by one operator for all of a dtype."""
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     grouped: dict[torch.dtype, list[torch.Tensor]] = {}
     with torch.no_grad():
@@ -152,16 +152,16 @@ def clip_gradients(
     return total
 
 
-#: Name of a function of PyTorch -> what the device does instead; ``NotImplemented`` for what any device does.
+#: Name of a function of PyTorch -> its replacement on a GPU, which returns ``NotImplemented`` for the default.
 REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
-    "dropout": dropout,
-    "dropout_": dropout,
-    "batch_norm": batch_norm,
-    "instance_norm": instance_norm,
-    "softmax": softmax,
-    "log_softmax": softmax,
-    "cross_entropy_loss": cross_entropy,
-    "scaled_dot_product_attention": attention.attend,
-    **{name: partial(recurrent.layer, name) for name in recurrent.MODES},
-    "lstm_cell": recurrent.lstm_cell,
+    "dropout": dispatch_dropout,
+    "dropout_": dispatch_dropout,
+    "batch_norm": dispatch_batch_norm,
+    "instance_norm": dispatch_instance_norm,
+    "softmax": dispatch_softmax,
+    "log_softmax": dispatch_softmax,
+    "cross_entropy_loss": dispatch_cross_entropy,
+    "scaled_dot_product_attention": attention.dispatch_attention,
+    **{name: partial(recurrent.dispatch_rnn, name) for name in recurrent.MODES},
+    "lstm_cell": recurrent.dispatch_lstm_cell,
 }

@@ -1,4 +1,4 @@
-"""Operators of other libraries whose result's size depends on values, e.g. boxes that are kept of many."""
+"""Operators of other libraries with data-dependent output size, e.g. non-maximum suppression of boxes."""
 
 from __future__ import annotations
 
@@ -9,29 +9,31 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._pytree import tree_map_only
 
-from roller.insight.trace.pytorch.host_tensors import tensors_of
+from roller.insight.trace.pytorch.host_tensors import iterate_tensors
 
 
-def is_dynamic(error: Exception) -> bool:
-    """Whether an operator refuses tensors of shapes alone since its result's shape depends on values."""
+def is_data_dependent_error(error: Exception) -> bool:
+    """Return whether an error says that an operator's output shape is data-dependent."""
     return isinstance(error, RuntimeError) and "data-dependent shape" in str(error)
 
 
-def largest(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
-    """Return what an operator gives at most, one row for each of its first argument's, and how many these are."""
-    rows = next((t.shape[0] for t in tensors_of((*args, *kwargs.values())) if t.dim()), 1)
+def largest_result(func: Any, args: Any, kwargs: Any) -> tuple[Any, int]:
+    """Return an operator's largest result, with one row for each row of its first argument, and their number."""
+    rows = next((t.shape[0] for t in iterate_tensors((*args, *kwargs.values())) if t.dim()), 1)
     mode = FakeTensorMode(shape_env=ShapeEnv())
 
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
+    def to_fake_tensor(tensor: torch.Tensor) -> torch.Tensor:
         with mode:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
-    given = tree_map_only(torch.Tensor, fake, (tuple(args), dict(kwargs)))
+    given = tree_map_only(torch.Tensor, to_fake_tensor, (tuple(args), dict(kwargs)))
     with mode:
         made = func(*given[0], **given[1])
-    return tree_map_only(torch.Tensor, lambda t: torch.empty(_sizes(t, rows), dtype=t.dtype, device="meta"), made), rows
+    return tree_map_only(
+        torch.Tensor, lambda t: torch.empty(_largest_sizes(t, rows), dtype=t.dtype, device="meta"), made
+    ), rows
 
 
-def _sizes(tensor: torch.Tensor, rows: int) -> list[int]:
+def _largest_sizes(tensor: torch.Tensor, rows: int) -> list[int]:
     return [rows if isinstance(size, torch.SymInt) and size.node.maybe_as_int() is None else int(size)
             for size in tensor.shape]  # fmt: skip

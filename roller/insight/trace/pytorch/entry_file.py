@@ -1,7 +1,7 @@
-"""Traces of an entry file: three functions of the user's that give a model, a batch, and what a step does.
+"""Traces an entry file: three functions of the user that return a model, a batch, and a step.
 
 ``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
-``iteration_provider(model)`` a function that runs a step on such inputs. What names a CUDA device there gets ours.
+``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device there is the traced one.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import torch
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
 from roller.hardware import DeviceSpec
-from roller.insight.trace.options import PRECISIONS, TraceOptions, capability_of
+from roller.insight.trace.options import PRECISIONS, TraceOptions, compute_capability_of
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
-from roller.insight.trace.pytorch.compat import default_device, plain
+from roller.insight.trace.pytorch.compat import default_device, without_torch_function
 from roller.insight.trace.pytorch.dispatch_rules import Target
 from roller.insight.trace.pytorch.stacks import driver
-from roller.insight.trace.pytorch.step_inputs import called, leaves, moved
-from roller.insight.trace.pytorch.trace_model import Session, errors
+from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
+from roller.insight.trace.pytorch.trace_model import Session, translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Trace
 
 _PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
 
 
-def retracer(
+def make_retracer(
     path: str | Path,
     wrap: Callable[[Trace, Retracer[T]], T],
     *,
@@ -47,49 +47,51 @@ def retracer(
     checkpoint: bool | str | Sequence[str] = False,
     calls: int | None = None,
 ) -> Retracer[T]:
-    """Return what traces the steps of an entry file: :func:`roller.insight.tracing.trace_entry`."""
-    module = _loaded(Path(path))
-    first = TraceOptions(batch_of(module) if batch is None else batch, device, amp or "fp32", checkpoint)
+    """Return the retracer of an entry file's step: see :func:`roller.insight.tracing.trace_entry`."""
+    module = _load_entry_file(Path(path))
+    first = TraceOptions(default_batch_size(module) if batch is None else batch, device, amp or "fp32", checkpoint)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
-    return Retracer(lambda options: _once(module, path, options, calls, lasting), first, wrap)
+    return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
 
 
 @driver
-def _once(
+def _trace_entry(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
-    session = Session(Target(capability_of(options.device)), folder=Path(str(module.__file__)).parent)
+    session = Session(Target(compute_capability_of(options.device)), folder=Path(str(module.__file__)).parent)
     for sentence in module._roller_said:
-        session.values.note(sentence)
+        session.values.add_note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
-    with warnings.catch_warnings(), _defaults(module):
+    with warnings.catch_warnings(), _default_dtype_and_device(module):
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
-        with session.recording(), watched, errors("model_provider failed", session.origins):
-            model = session.taken(model_copy.built(module.model_provider, session.values.note), lasting)
-            again = model_copy.checkpointed(model, options.checkpoint or False, session.origins)
-            session.adopt(model)
+        with session.recording(), watched, translate_errors("model_provider failed", session.origins):
+            model = session.move_to_device(
+                model_copy.build_model(module.model_provider, session.values.add_note), lasting
+            )
+            again = model_copy.checkpoint_modules(model, options.checkpoint or False, session.origins)
+            session.name_storages(model)
         with session.recording(), training_step.mixed_precision(precision) as around:
-            with errors("input_provider failed", session.origins):
+            with translate_errors("input_provider failed", session.origins):
                 inputs = module.input_provider(batch_size=options.batch)
-                with session.recorder.quiet():
-                    _check_batch(module, options.batch, inputs)
-                with session.recorder.quiet(), plain():
-                    inputs = moved(inputs, copies=False)
-                session.adopt(model, inputs)
-            with errors("iteration_provider failed", session.origins), session.registrations.watching():
+                with session.recorder.paused():
+                    _check_batch_size(module, options.batch, inputs)
+                with session.recorder.paused(), without_torch_function():
+                    inputs = move_to_device(inputs, copies=False)
+                session.name_storages(model, inputs)
+            with translate_errors("iteration_provider failed", session.origins), session.registrations.watching():
                 step = module.iteration_provider(model)
-                session.adopt(model)  # with what was added to it
+                session.name_storages(model)  # with what was added to it
             session.registered = {**session.registered, **session.registrations.lines(model)}
 
-            def body() -> None:
+            def run_step() -> None:
                 with around():
-                    called(step, inputs)
+                    call_step(step, inputs)
 
-            session.repeat(body, calls)
-        model_copy.unchecked(model, again)
-    return session.trace(
+            session.run_steps(run_step, calls)
+        model_copy.undo_checkpointing(model, again)
+    return session.make_trace(
         {
             "mode": "entry", "entry": str(path), "batch": options.batch, "amp": precision, "checkpoint": list(again),
             "device": getattr(options.device, "name", options.device),
@@ -98,8 +100,8 @@ def _once(
 
 
 @contextmanager
-def _defaults(module: ModuleType) -> Iterator[None]:
-    """Run under the default dtype and device that an entry file has set, and set none for others."""
+def _default_dtype_and_device(module: ModuleType) -> Iterator[None]:
+    """Set the default dtype and device of an entry file, and restore the previous ones."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
     try:
@@ -113,11 +115,11 @@ def _defaults(module: ModuleType) -> Iterator[None]:
             torch.set_default_device(before[1])
 
 
-def batch_of(module: ModuleType) -> int:
+def default_batch_size(module: ModuleType) -> int:
     """Return the batch size that is the default of ``input_provider``."""
     try:
         parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
-    except (ValueError, TypeError):  # what is built in says nothing
+    except (ValueError, TypeError):  # a builtin has no signature
         parameter = None
     if parameter is None or not isinstance(parameter.default, int):
         raise ModelError(
@@ -128,12 +130,12 @@ def batch_of(module: ModuleType) -> int:
     return parameter.default
 
 
-def _check_batch(module: ModuleType, batch: int | None, inputs: Any) -> None:
-    """Refuse a batch that the inputs do not follow: samples a second would be those of another batch."""
-    usual, shapes = batch_of(module), [tuple(t.shape) for t in leaves(inputs)]
+def _check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
+    """Raise an error if the inputs do not have the batch size: the throughput would be that of another batch."""
+    usual, shapes = default_batch_size(module), [tuple(t.shape) for t in iterate_tensors(inputs)]
     if batch in (None, usual) or not shapes:
         return
-    if shapes == [tuple(t.shape) for t in leaves(module.input_provider(batch_size=usual))]:
+    if shapes == [tuple(t.shape) for t in iterate_tensors(module.input_provider(batch_size=usual))]:
         raise ModelError(
             f"{module.__file__}: input_provider: expected inputs of {batch} samples, got the shapes of {usual}: "
             f"{', '.join(map(str, shapes[:4]))}. Use batch_size in their shapes, or ask for no other batch."
@@ -141,7 +143,7 @@ def _check_batch(module: ModuleType, batch: int | None, inputs: Any) -> None:
 
 
 class _Fresh(SourceFileLoader):
-    """Reads a file as it is: bytecode kept of one of the same second and size may be that of another text."""
+    """Loader without a bytecode cache, which may be that of an older file of the same second and size."""
 
     def get_code(self, fullname: str) -> Any:
         """Return the code of the file."""
@@ -149,7 +151,7 @@ class _Fresh(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-def _loaded(path: Path) -> ModuleType:
+def _load_entry_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
     path = path.absolute()  # the file may change the working directory
@@ -163,8 +165,9 @@ def _loaded(path: Path) -> ModuleType:
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
         session = Session(Target())
-        compiles = unsupported_wrappers.eager(session.values.note, session.origins.stacks.is_foreign)
-        with errors("the entry file could not be loaded", session.origins), compiles, _defaults(module):
+        compiles = unsupported_wrappers.disable_compile(session.values.add_note, session.origins.stacks.is_foreign)
+        defaults = _default_dtype_and_device(module)
+        with translate_errors("the entry file could not be loaded", session.origins), compiles, defaults:
             spec.loader.exec_module(module)
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:
@@ -181,11 +184,11 @@ def _loaded(path: Path) -> ModuleType:
 
 
 def _check_providers(path: Path) -> None:
-    """Refuse a program that defines no provider before it runs: a training script would train."""
+    """Raise an error for a program without providers before it runs: a training script would train."""
     try:
         body = ast.parse(read_text(path)).body
     except (OSError, ValueError, SyntaxError):
-        return  # loading it says what is wrong
+        return  # loading the file raises a better error
     bound: set[str] = set()
     for node in ast.walk(ast.Module(body, [])):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):

@@ -1,7 +1,7 @@
-"""Values of the device's small tensors that follow from what is known: inputs, constants, and what is computed of them.
+"""Known values of small tensors of the device: inputs, constants, and results computed from them.
 
-A step decides by values which branch it takes: a mask that is all ones is left out, lengths cut a batch. Beside a
-storage of shapes alone lies one with numbers, as long as they are known; views of the one are views of the other.
+A step may branch on values: a mask of all ones is skipped, lengths cut a batch. A meta storage has a twin storage on
+the host as long as its values are known; views of the one are views of the other.
 """
 
 from __future__ import annotations
@@ -12,26 +12,31 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from roller.insight.trace.pytorch import host_tensors
-from roller.insight.trace.pytorch.compat import argument_names, plain, takes_device, written
+from roller.insight.trace.pytorch.compat import (
+    has_device_argument,
+    schema_arguments,
+    without_torch_function,
+    written_arguments,
+)
 
-#: Elements of a tensor whose values are followed.
+#: Most elements of a tensor whose values are tracked.
 MOST_FOLLOWED = 1 << 18
 _KNOWN = "_roller_known"
 _ASSUMED = "_roller_assumed"
 _aten = torch.ops.aten
-#: What gives memory as it is.
+#: Operators that return uninitialized memory.
 _EMPTY = frozenset(
     (_aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default, _aten.new_empty.default,
      _aten.new_empty_strided.default, _aten.empty_permuted.default)
 )  # fmt: skip
-#: What gives every element of its first argument a value that does not depend on the one it had.
+#: Operators that overwrite every element of their first argument.
 _SETS = frozenset((_aten.copy_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default))
 
 
-def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor on the host; ``None`` where they are not known."""
+def known_value(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor on the host; ``None`` if they are unknown."""
     if not tensor.is_meta:
-        return None if host_tensors.is_unknown(tensor) else tensor
+        return None if host_tensors.has_unknown_values(tensor) else tensor
     if tensor.layout is not torch.strided:
         return None
     storage = tensor.untyped_storage().__dict__.get(_KNOWN)
@@ -41,8 +46,8 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return empty.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a tensor of the device, which fills its storage, its values."""
+def set_known_value(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Set the values of a tensor of the device that fills its storage."""
     if tensor.layout is not torch.strided or value.layout is not torch.strided:
         return
     own = tensor.untyped_storage()
@@ -52,106 +57,108 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
     own.__dict__[_KNOWN] = twin
 
 
-def unknow(tensor: torch.Tensor) -> None:
-    """Say that the values of a tensor of the device are not known."""
-    with plain():
+def discard_known_value(tensor: torch.Tensor) -> None:
+    """Mark the values of a tensor of the device as unknown."""
+    with without_torch_function():
         if tensor.layout is torch.strided:
             tensor.untyped_storage().__dict__.pop(_KNOWN, None)
 
 
-def forget(func: Any, args: Any, kwargs: Any) -> None:
-    """Say that what an operator writes into has other values now."""
-    for tensor in _targets(func, args, kwargs):
+def discard_written_values(func: Any, args: Any, kwargs: Any) -> None:
+    """Mark the values of the arguments that an operator writes as unknown."""
+    for tensor in _written_tensors(func, args, kwargs):
         if tensor.is_meta and tensor.layout is torch.strided:
             tensor.untyped_storage().__dict__.pop(_KNOWN, None)
         elif not tensor.is_meta:
-            host_tensors.forget(tensor)
+            host_tensors.forget_values(tensor)
 
 
-def computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operator gives on the host, where all its arguments are known; else ``NotImplemented``.
+def compute_from_known_values(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return an operator's result on the host if all its arguments are known; else ``NotImplemented``.
 
-    What it writes into is changed with it.
+    Known values of written arguments are updated.
     """
     if func in _EMPTY or torch.Tag.nondeterministic_seeded in func.tags:
         return NotImplemented
     values: dict[int, torch.Tensor] = {}
-    targets = _targets(func, args, kwargs)
+    targets = _written_tensors(func, args, kwargs)
     if any(not tensor.is_meta for tensor in targets):  # it has been written into already
         return NotImplemented
     if func in _SETS:
-        _prepare(targets[0])
-    for tensor in host_tensors.tensors_of((*args, *kwargs.values())):
-        value = value_of(tensor)
+        _allocate_known_values(targets[0])
+    for tensor in host_tensors.iterate_tensors((*args, *kwargs.values())):
+        value = known_value(tensor)
         if value is None or tensor.numel() > MOST_FOLLOWED:
             return NotImplemented
         values[id(tensor)] = value
-    if takes_device(func):
+    if has_device_argument(func):
         kwargs = {**kwargs, "device": torch.device("cpu")}
     try:
         return func(
             *tree_map_only(torch.Tensor, lambda t: values[id(t)], tuple(args)),
             **tree_map_only(torch.Tensor, lambda t: values[id(t)], kwargs),
         )
-    except Exception:  # noqa: BLE001 - the trace goes by shapes; what has no values stays unknown
+    except Exception:  # noqa: BLE001 - the trace needs only shapes; the result stays unknown
         return NotImplemented
 
 
-def assumed_of(tensor: torch.Tensor) -> Any:
-    """Return what is taken for the elements of a tensor of the device without values; a flag follows from numbers."""
+def assumed_value(tensor: torch.Tensor) -> Any:
+    """Return the assumed value of the elements of a tensor of the device without known values."""
     found = tensor.untyped_storage().__dict__.get(_ASSUMED) if tensor.layout is torch.strided else None
-    return host_tensors.default_of(tensor.dtype) if found is None else found
+    return host_tensors.default_value(tensor.dtype) if found is None else found
 
 
-def assume(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Let a flag that is computed of unknown numbers be what it is for their declared defaults: 1.0 is finite.
+def assume_flag(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Assume that a flag computed from unknown numbers has its value for their declared defaults: 1.0 is finite.
 
-    All elements of a tensor are taken as alike, so one stands for them.
+    All elements of a tensor are assumed to be equal, so one is computed.
     """
     if not isinstance(result, torch.Tensor) or result.dtype is not torch.bool or result.layout is not torch.strided:
         return
     storage = result.untyped_storage().__dict__
     storage.pop(_ASSUMED, None)
-    if _KNOWN in storage or _targets(func, args, kwargs) or takes_device(func):
+    if _KNOWN in storage or _written_tensors(func, args, kwargs) or has_device_argument(func):
         return
 
-    def one(tensor: torch.Tensor) -> torch.Tensor:
-        value = value_of(tensor)
-        return torch.tensor(assumed_of(tensor), dtype=tensor.dtype) if value is None else value
+    def one_element(tensor: torch.Tensor) -> torch.Tensor:
+        value = known_value(tensor)
+        return torch.tensor(assumed_value(tensor), dtype=tensor.dtype) if value is None else value
 
     try:
-        storage[_ASSUMED] = bool(func(*tree_map_only(torch.Tensor, one, tuple(args)), **kwargs))
-    except Exception:  # noqa: BLE001 - the trace goes by shapes; what cannot be told by one element keeps its default
+        storage[_ASSUMED] = bool(func(*tree_map_only(torch.Tensor, one_element, tuple(args)), **kwargs))
+    except Exception:  # noqa: BLE001 - the trace needs only shapes; a flag that cannot be computed keeps its default
         return
 
 
-def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Give what an operator gave on the device the values that follow from those of its arguments."""
-    made = [t for t in host_tensors.tensors_of((result,)) if t.is_meta]
+def propagate_known_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    """Set the values of an operator's result that follow from those of its arguments."""
+    made = [t for t in host_tensors.iterate_tensors((result,)) if t.is_meta]
     if any(t.numel() > MOST_FOLLOWED for t in made):
-        forget(func, args, kwargs)
+        discard_written_values(func, args, kwargs)
         return
-    value = computed(func, args, kwargs)
+    value = compute_from_known_values(func, args, kwargs)
     if value is NotImplemented:
-        forget(func, args, kwargs)
+        discard_written_values(func, args, kwargs)
         return
-    for tensor, own in zip(host_tensors.tensors_of((result,)), host_tensors.tensors_of((value,)), strict=False):
+    for tensor, own in zip(
+        host_tensors.iterate_tensors((result,)), host_tensors.iterate_tensors((value,)), strict=False
+    ):
         fresh = tensor.is_meta and _KNOWN not in tensor.untyped_storage().__dict__
         if fresh and tensor.shape == own.shape and tensor.dtype == own.dtype:
-            know(tensor, own)
+            set_known_value(tensor, own)
 
 
-def _targets(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    names = written(func)
+def _written_tensors(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    names = written_arguments(func)
     if not names:
         return []
-    given = {name: value for (name, _, _), value in zip(argument_names(func), args, strict=False)}
-    return list(host_tensors.tensors_of([given.get(name, kwargs.get(name)) for name in names]))
+    given = {name: value for (name, _, _), value in zip(schema_arguments(func), args, strict=False)}
+    return list(host_tensors.iterate_tensors([given.get(name, kwargs.get(name)) for name in names]))
 
 
-def _prepare(tensor: torch.Tensor) -> None:
-    """Let a tensor of the device that is written as a whole, and fills its storage, have values to write into."""
+def _allocate_known_values(tensor: torch.Tensor) -> None:
+    """Allocate known values for a tensor of the device that fills its storage and is fully overwritten."""
     storage = tensor.untyped_storage()
     whole = tensor.layout is torch.strided and tensor.numel() * tensor.element_size() == storage.nbytes()
     if whole and _KNOWN not in storage.__dict__ and tensor.numel() <= MOST_FOLLOWED:
-        know(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"))
+        set_known_value(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu"))

@@ -1,4 +1,4 @@
-"""A copy of a model whose parameters and buffers are of the device; nothing of the model itself is read or changed."""
+"""Copies a model with its parameters and buffers on the device; the model itself is not changed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from roller.errors import ModelError, shown
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
-from roller.insight.trace.pytorch.unsupported_wrappers import plain_model
+from roller.insight.trace.pytorch.unsupported_wrappers import unwrap_compiled
 
 
-def built(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
-    """Return a module: what it is, or what a function gives; what it is compiled by is left out, and said."""
+def build_model(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
+    """Return the module itself, or the result of a function, without the wrapper of ``torch.compile``."""
     if isinstance(model, torch.nn.Module):
-        return plain_model(model, said)
+        return unwrap_compiled(model, said)
     if not callable(model):
         raise ModelError(
             f"trace: model: expected a torch.nn.Module or a function that returns one, got {shown(model)}. "
@@ -31,10 +31,10 @@ def built(model: Any, said: Callable[[str], None]) -> torch.nn.Module:
         raise ModelError(
             f"trace: model: expected a function that returns a torch.nn.Module, got {shown(found)}. Return the module."
         )
-    return plain_model(found, said)
+    return unwrap_compiled(found, said)
 
 
-def on_device(model: torch.nn.Module) -> torch.nn.Module:
+def copy_to_device(model: torch.nn.Module) -> torch.nn.Module:
     """Return a copy of a model on the device; tied parameters stay tied."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
@@ -49,8 +49,8 @@ def on_device(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
-def lazy_apart(model: torch.nn.Module) -> Iterator[None]:
-    """Move a model without the parameters that have no shape yet, which are of the device afterwards."""
+def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
+    """Move a model without its lazy parameters, which are on the device afterwards."""
     found: list[tuple[dict[str, Any], str, Any]] = []
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -64,7 +64,9 @@ def lazy_apart(model: torch.nn.Module) -> Iterator[None]:
         held[name] = type(tensor)(tensor.requires_grad, device="meta", dtype=tensor.dtype)
 
 
-def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker) -> tuple[str, ...]:
+def checkpoint_modules(
+    model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker
+) -> tuple[str, ...]:
     """Make modules compute their forward again in backward, and return their paths.
 
     Parameters
@@ -72,18 +74,20 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], ori
     model
         Changed in place.
     chosen
-        Patterns of paths, see :func:`is_matched`; ``True`` for the blocks of every outermost list of alike modules.
-        What lies within a chosen module runs again with it.
-    places
-        Told of the forward that runs past the hooks.
+        Patterns of paths, see :func:`matches_path`; ``True`` for the blocks of every outermost list of modules of one
+        class. The submodules of a chosen module are recomputed with it.
+    origins
+        Records the module of a forward that bypasses the hooks.
     """
     if not chosen:
         return ()
     if chosen is True:
-        paths = _blocks(model)
+        paths = _repeated_blocks(model)
     else:
         patterns = (chosen,) if isinstance(chosen, str) else tuple(chosen)
-        paths = _outermost(path for path, _ in model.named_modules() if any(is_matched(path, p) for p in patterns))
+        paths = _outermost_paths(
+            path for path, _ in model.named_modules() if any(matches_path(path, p) for p in patterns)
+        )
     if not paths:
         raise ModelError(
             f"trace: checkpoint: expected modules of the model, got {shown(chosen)}, which finds none. "
@@ -91,39 +95,39 @@ def checkpointed(model: torch.nn.Module, chosen: bool | str | Sequence[str], ori
         )
     for path in paths:
         module = model.get_submodule(path)
-        module.forward = _again(module.forward, path, origins)
+        module.forward = _checkpointed_forward(module.forward, path, origins)
     return paths
 
 
-def unchecked(model: torch.nn.Module, paths: Iterable[str]) -> None:
-    """Let modules keep what they compute again."""
+def undo_checkpointing(model: torch.nn.Module, paths: Iterable[str]) -> None:
+    """Undo :func:`checkpoint_modules` for the modules of some paths."""
     for path in paths:
         model.get_submodule(path).__dict__.pop("forward", None)
 
 
-def is_matched(path: str, pattern: str) -> bool:
-    """Whether the path of a module matches a pattern, part by part: ``*`` stands within a part, ``**`` for any parts.
+def matches_path(path: str, pattern: str) -> bool:
+    """Return whether a module's path matches a pattern: ``*`` matches within a part, ``**`` any number of parts.
 
     Examples
     --------
-    >>> [is_matched(path, "encoder.layers.*") for path in ("encoder.layers.0", "encoder.layers.0.linear1")]
+    >>> [matches_path(path, "encoder.layers.*") for path in ("encoder.layers.0", "encoder.layers.0.linear1")]
     [True, False]
-    >>> is_matched("encoder.layers.0.linear1", "**.linear*")
+    >>> matches_path("encoder.layers.0.linear1", "**.linear*")
     True
     """
-    return bool(path) and _match(path.split("."), pattern.split("."))
+    return bool(path) and _match_parts(path.split("."), pattern.split("."))
 
 
-def _match(parts: list[str], wanted: list[str]) -> bool:
+def _match_parts(parts: list[str], wanted: list[str]) -> bool:
     if not wanted or not parts:
         return not parts and all(w == "**" for w in wanted)
     if wanted[0] == "**":
-        return _match(parts, wanted[1:]) or _match(parts[1:], wanted)
-    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _match(parts[1:], wanted[1:])
+        return _match_parts(parts, wanted[1:]) or _match_parts(parts[1:], wanted)
+    return fnmatch.fnmatchcase(parts[0], wanted[0]) and _match_parts(parts[1:], wanted[1:])
 
 
-def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths, parents first as modules are listed, without those that lie within another one."""
+def _outermost_paths(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths, in the order of modules, without those of submodules of another one."""
     found: list[str] = []
     for path in paths:
         if not any(path.startswith(f"{other}.") for other in found):
@@ -131,18 +135,18 @@ def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _again(forward: Callable[..., Any], path: str, origins: OriginTracker) -> Callable[..., Any]:
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        with origins.inside(path):
+def _checkpointed_forward(forward: Callable[..., Any], path: str, origins: OriginTracker) -> Callable[..., Any]:
+    def run_in_module(*args: Any, **kwargs: Any) -> Any:
+        with origins.enter_module(path):
             return forward(*args, **kwargs)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(inside, *args, use_reentrant=False, **kwargs)
+    def run_checkpointed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(run_in_module, *args, use_reentrant=False, **kwargs)
 
-    return run
+    return run_checkpointed
 
 
-def _blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
+def _repeated_blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
     """Return the paths of the outermost repeated blocks: two or more children of one class in one list."""
     found: list[str] = []
     for name, child in model.named_children():
@@ -152,5 +156,5 @@ def _blocks(model: torch.nn.Module, prefix: str = "") -> tuple[str, ...]:
         if listed and len(parts) > 1 and len({type(part) for _, part in parts}) == 1 and list(parts[0][1].children()):
             found += [f"{path}.{part}" for part, _ in parts]
         else:
-            found += _blocks(child, f"{path}.")
+            found += _repeated_blocks(child, f"{path}.")
     return tuple(found)

@@ -1,7 +1,7 @@
-"""Where in the user's model an operator belongs: module, line, phase; of backward operators, those of their forward.
+"""Origin of an operator in the user's model: module, line and phase; for backward operators those of their forward.
 
-Modules are told by PyTorch's global hooks. Every node of the autograd graph remembers the place it was made in, and
-says it when backward comes to it.
+Modules are tracked by PyTorch's global hooks. Every node of the autograd graph stores the origin of its forward, which
+is current while backward runs the node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from roller.errors import ModelError
-from roller.insight.trace.pytorch.compat import OuterFunction, backward_functions, number_of, sequence_number, unguarded
+from roller.insight.trace.pytorch.compat import (
+    OuterFunction,
+    backward_functions,
+    next_sequence_number,
+    node_sequence_number,
+    without_override_check,
+)
 from roller.insight.trace.pytorch.stacks import Stacks, driver
 from roller.insight.trace.trace import Phase, Stack
 
@@ -38,7 +44,7 @@ class OperatorOrigin:
 
 
 class OriginTracker:
-    """Where the model is at the moment.
+    """Tracks the current module, phase and autograd node.
 
     Parameters
     ----------
@@ -53,7 +59,7 @@ class OriginTracker:
         self.stacks = stacks
         self.phase: Phase = "forward"
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
-        #: Is called with an optimizer that is about to update its parameters.
+        #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
@@ -67,40 +73,40 @@ class OriginTracker:
         self._thread = get_ident()
         self._is_differentiated = False
         self._backward_stack: Stack = ()
-        #: Number of a node -> place of the first operator that was dispatched after the node was made.
+        #: Sequence number of a node -> origin of the first operator that was dispatched after its creation.
         self._dispatched: dict[int, OperatorOrigin] = {}
 
     @property
-    def recomputing(self) -> bool:
-        """Whether checkpointing runs a forward again: the engine itself records gradients only where it is told to."""
+    def is_recomputing(self) -> bool:
+        """Whether checkpointing recomputes a forward: the engine itself records gradients only with create_graph."""
         if self.phase != "backward" or self._node is None:
             return False
         return bool(self._stack) or (torch.is_grad_enabled() and not self._is_differentiated)
 
-    def here(self) -> OperatorOrigin:
-        """Return the place of an operator that is dispatched now."""
-        # within the engine, of hooks, functions of the user's own and what runs again
+    def current_origin(self) -> OperatorOrigin:
+        """Return the origin of an operator that is dispatched now."""
+        # within the engine: hooks, the user's functions, recomputed forwards
         inner = self.stacks.with_modules(self.stacks.here(), self._depths, self._stack)
         if self.phase == "backward" and self._node is not None:
             module, outer = self._node.module, self._node.stack
-            if self.recomputing:
+            if self.is_recomputing:
                 module = self._stack[-1] if self._stack else ""
             return OperatorOrigin(module, self.stacks.joined(outer, inner))
         return OperatorOrigin(self._stack[-1] if self._stack else "", self.stacks.joined(self._backward_stack, inner))
 
-    def dispatched(self) -> OperatorOrigin:
-        """Return the place of an operator that is dispatched now, and note it for the node that was made just before.
+    def dispatch_origin(self) -> OperatorOrigin:
+        """Return the origin of an operator that is dispatched now, and store it for the node created just before.
 
-        No mode sees calls of ``torch.jit.script`` and ``torch.func``; their nodes are met at a later call.
+        No mode sees calls of ``torch.jit.script`` and ``torch.func``; a later call finds their nodes.
         """
-        place = self.here()
+        place = self.current_origin()
         if self.phase != "backward":
-            self._dispatched.setdefault(sequence_number() - 1, place)
+            self._dispatched.setdefault(next_sequence_number() - 1, place)
         return place
 
-    def remember(self, result: Any) -> None:
-        """Give the new nodes of the autograd graph behind a result the place of now."""
-        if not torch.is_grad_enabled():  # no node is made, and a view made so must not be asked for one
+    def store_in_autograd_graph(self, result: Any) -> None:
+        """Store the current origin in the new nodes of the autograd graph of a result."""
+        if not torch.is_grad_enabled():  # no node is created, and reading grad_fn of a view would fail
             return
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         todo = [tensor.grad_fn for tensor in tensors if isinstance(tensor, torch.Tensor) and tensor.grad_fn is not None]
@@ -112,15 +118,15 @@ class OriginTracker:
             metadata: Any = node.metadata  # a mapping, whatever its annotation says
             if not following or _KEY in metadata:  # a leaf, or known
                 continue
-            now = now or self.here()
-            place = now if id(node) in own else self._dispatched.get(number_of(node), now)
+            now = now or self.current_origin()
+            place = now if id(node) in own else self._dispatched.get(node_sequence_number(node), now)
             metadata[_KEY] = place
-            node.register_prehook(partial(self._reach, place))
+            node.register_prehook(partial(self._before_backward_node, place))
             todo += [other for other, _ in following if other is not None]
 
     @contextmanager
-    def inside(self, path: str) -> Iterator[None]:
-        """Run in a module that is called past its hooks, and leave whatever it left open."""
+    def enter_module(self, path: str) -> Iterator[None]:
+        """Enter a module that is called without its hooks, and leave it with its submodules."""
         depth = len(self._stack)
         self._push(path)
         try:
@@ -129,34 +135,34 @@ class OriginTracker:
             del self._stack[depth:], self._depths[depth:]
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Follow modules, backward and optimizers."""
+    def track(self) -> Iterator[None]:
+        """Install the hooks that track modules, backward and optimizers."""
         handles = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-            register_optimizer_step_pre_hook(self._step),
-            register_optimizer_step_post_hook(self._stepped),
+            register_module_forward_pre_hook(self._before_module),
+            register_module_forward_hook(self._after_module, always_call=True),
+            register_optimizer_step_pre_hook(self._before_optimizer_step),
+            register_optimizer_step_post_hook(self._after_optimizer_step),
         ]
         made = torch.optim.Optimizer.__init__
 
-        def make(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+        def init_optimizer(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             made(optimizer, *args, **kwargs)
             self.made.add(optimizer)
 
         kept = [(home, name, getattr(home, name)) for home, name in backward_functions]
         for home, name, function in kept:
-            setattr(home, name, self._watched(function))
+            setattr(home, name, self._wrap_backward(function))
 
-        def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
+        def apply_and_store(cls: Any, *args: Any, **kwargs: Any) -> Any:  # no mode sees a function of the user's own
             result = super(OuterFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
-            self.remember(result)
+            self.store_in_autograd_graph(result)
             return result
 
         try:
             with (
-                patch.object(torch.optim.Optimizer, "__init__", make),
+                patch.object(torch.optim.Optimizer, "__init__", init_optimizer),
                 # Above `Function.apply`, which may have been looked up before: `square = Square.apply`.
-                patch.object(OuterFunction, "apply", classmethod(applied)),
+                patch.object(OuterFunction, "apply", classmethod(apply_and_store)),
             ):
                 yield
         finally:
@@ -165,7 +171,7 @@ class OriginTracker:
             for handle in handles:
                 handle.remove()
 
-    def _enter(self, module: torch.nn.Module, _: Any) -> None:
+    def _before_module(self, module: torch.nn.Module, _: Any) -> None:
         if get_ident() != self._thread:  # no mode sees it; it may be of another program in this process
             if id(module) in self.names:
                 path = self.names[id(module)] or "it"
@@ -182,30 +188,30 @@ class OriginTracker:
         self._stack.append(path)
         self._depths.append(len(self.stacks.here()))
 
-    def _leave(self, module: torch.nn.Module, *_: Any) -> None:
+    def _after_module(self, module: torch.nn.Module, *_: Any) -> None:
         if self._stack and get_ident() == self._thread:
             self._stack.pop()
             self._depths.pop()
 
-    def _reach(self, place: OperatorOrigin, *_: Any) -> None:
+    def _before_backward_node(self, place: OperatorOrigin, *_: Any) -> None:
         self._node = place
 
-    def _watched(self, function: Any) -> Any:
-        body = unguarded(function) or function
+    def _wrap_backward(self, function: Any) -> Any:
+        body = without_override_check(function) or function
 
         def backward(*args: Any, **kwargs: Any) -> Any:
             kept, self._is_differentiated = self._is_differentiated, _option(function, "create_graph", args, kwargs)
             try:
-                result = self._backward(body, *args, **kwargs)
+                result = self._run_backward(body, *args, **kwargs)
             finally:
                 self._is_differentiated = kept
-            self.remember(result)  # gradients that have gradients of their own
+            self.store_in_autograd_graph(result)  # gradients that have gradients of their own
             return result
 
         return backward
 
     @driver
-    def _backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
+    def _run_backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
         kept, depths, self._stack, self._depths = self._stack, self._depths, [], []
         around = self._backward_stack
@@ -214,16 +220,17 @@ class OriginTracker:
             return body(*args, **kwargs)
         finally:
             self._backward_stack = around
-            # What follows a whole backward (scaling, clipping) belongs to the update; a gradient inside of a model not.
+            # Operators after a whole backward (unscaling, clipping) belong to the update, but not after a gradient
+            # computed within a model.
             self.phase = "optimizer" if before != "backward" and not kept else before
             self._node, self._stack, self._depths = None, kept, depths
 
-    def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_within_backward, self.phase = self.phase == "backward", "optimizer"
         self.optimizers[id(optimizer)] = optimizer
         self.before_update(optimizer)
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _after_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.optimizers[id(optimizer)] = optimizer
         self.stepped.add(id(optimizer))
         if self._is_within_backward:  # an update in the hook of a gradient: backward goes on

@@ -1,4 +1,4 @@
-"""Recurrent layers as cuDNN runs them: one operator for all steps and layers."""
+"""Dispatch of recurrent layers to cuDNN: one operator for all steps and layers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 MODES: Mapping[str, int] = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 
 
-def layer(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return output and last state of a recurrent layer."""
+def dispatch_rnn(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return output and last state of recurrent layers, by cuDNN's operator."""
     packed = not isinstance(args[3], bool)
     if packed:
         inputs, sizes, state, weights, _, layers, dropout, train, both = args
@@ -37,12 +37,12 @@ def layer(name: str, target: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _dropout_state(inputs: torch.Tensor, dropout: float, train: bool) -> torch.Tensor | None:
-    """Return the state of cuDNN's generator; a small buffer, made for each layer that drops."""
+    """Return the state of cuDNN's dropout generator, a small buffer, for layers with dropout."""
     return torch.empty(0, dtype=torch.uint8, device=inputs.device) if dropout and train else None
 
 
-def lstm_cell(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Return state of a cell whose pointwise part is one kernel."""
+def dispatch_lstm_cell(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """Return the state of an LSTM cell whose element-wise part is one kernel."""
     inputs, (hx, cx), weight_in, weight_hidden, *biases = args
     if not inputs.is_meta:
         return NotImplemented

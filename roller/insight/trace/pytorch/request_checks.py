@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from roller.errors import ModelError, shown
-from roller.insight.trace.pytorch.step_inputs import leaves
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 
 
-def check(request: Any) -> None:
+def check_request(request: Any) -> None:
     """Refuse numbers out of their range, kernels of attention that there are not, and inputs without a sample."""
     for name, least in (("accumulate", 1), ("batch_axis", 0)):
         value = getattr(request, name)
@@ -24,7 +24,7 @@ def check(request: Any) -> None:
             f"trace: attention: expected auto, flash, efficient, cudnn or math, got {shown(request.attention)}. "
             f"Choose one of them."
         )
-    tensors = list(leaves(request.inputs))
+    tensors = list(iterate_tensors(request.inputs))
     if any(tensor.numel() == 0 for tensor in tensors):
         raise ModelError(
             f"trace: inputs: expected at least one sample, got a tensor of shape "

@@ -1,4 +1,4 @@
-"""Inputs and targets of a step: tensors in tuples, lists, mappings, data classes and other objects that hold some."""
+"""Inputs and targets of a step: tensors in tuples, lists, mappings, data classes and other objects."""
 
 from __future__ import annotations
 
@@ -12,133 +12,133 @@ import torch
 
 from roller.insight.trace.pytorch import known_values
 
-#: How deep objects are searched for tensors.
+#: Depth to which objects are searched for tensors.
 _DEPTH = 4
 
 
-def leaves(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
-    """Yield all tensors, in their order."""
+def iterate_tensors(value: Any, depth: int = _DEPTH) -> Iterator[torch.Tensor]:
+    """Yield all tensors of a nested value, in order."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping):
         for part in value.values():
-            yield from leaves(part, depth)
+            yield from iterate_tensors(part, depth)
     elif isinstance(value, (tuple, list)):
         for part in value:
-            yield from leaves(part, depth)
+            yield from iterate_tensors(part, depth)
     elif depth:
-        for part in _attributes(value).values():
-            yield from leaves(part, depth - 1)
+        for part in _tensor_attributes(value).values():
+            yield from iterate_tensors(part, depth - 1)
 
 
-def mapped(
+def map_tensors(
     value: Any, change: Callable[[torch.Tensor], torch.Tensor], copied: dict[int, tuple[Any, Any]] | None = None
 ) -> Any:
-    """Return a value with every tensor changed; what holds none is itself, and objects are copied, each once."""
+    """Return a nested value with every tensor changed; objects that contain tensors are copied, each once."""
     copied = {} if copied is None else copied
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, (tuple, list)):
-        parts = [mapped(part, change, copied) for part in value]
+        parts = [map_tensors(part, change, copied) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if type(value) is dict or (isinstance(value, Mapping) and not isinstance(value, MutableMapping)):
-        return {key: mapped(part, change, copied) for key, part in value.items()}
-    if isinstance(value, MutableMapping):  # what others make of a mapping has methods of its own
+        return {key: map_tensors(part, change, copied) for key, part in value.items()}
+    if isinstance(value, MutableMapping):  # a subclass may have methods of its own
         twin = copy.copy(value)
         for key in list(value):
-            twin[key] = mapped(value[key], change, copied)
+            twin[key] = map_tensors(value[key], change, copied)
         return twin
     if id(value) in copied:  # objects may refer to one another
         return copied[id(value)][1]
-    held = {name: part for name, part in _attributes(value).items() if any(True for _ in leaves(part))}
+    held = {name: part for name, part in _tensor_attributes(value).items() if any(True for _ in iterate_tensors(part))}
     if not held:
         return value
     twin = copy.copy(value)
     copied[id(value)] = value, twin
     for name, part in held.items():
-        object.__setattr__(twin, name, mapped(part, change, copied))
+        object.__setattr__(twin, name, map_tensors(part, change, copied))
     return twin
 
 
-def moved(value: Any, *, copies: bool = True) -> Any:
-    """Return a value whose tensors are on the device; small ones keep what is known of their values.
+def move_to_device(value: Any, *, copies: bool = True) -> Any:
+    """Return a nested value whose tensors are on the device; small ones keep their known values.
 
-    ``copies`` says whether one that is there already is another one then.
+    ``copies`` is whether tensors that are on the device already are copied.
     """
 
-    def there(tensor: torch.Tensor) -> torch.Tensor:
+    def move_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta and not copies:
             return tensor
         if tensor.layout is not torch.strided:
             return tensor.to("meta")
         twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-        values = known_values.value_of(tensor)
+        values = known_values.known_value(tensor)
         if values is not None and tensor.numel() <= known_values.MOST_FOLLOWED:
-            known_values.know(twin, values.detach())
+            known_values.set_known_value(twin, values.detach())
         return twin.requires_grad_(tensor.requires_grad)
 
-    return mapped(value, there)
+    return map_tensors(value, move_tensor)
 
 
-def resized(value: Any, old: int, new: int, axis: int = 0) -> Any:
-    """Return a value whose tensors have ``new`` for ``old`` samples on an axis; small ones repeat their values."""
+def resize_batch(value: Any, old: int, new: int, axis: int = 0) -> Any:
+    """Return a nested value with ``new`` instead of ``old`` samples on an axis; small tensors repeat their values."""
 
-    def grown(tensor: torch.Tensor) -> torch.Tensor:
+    def resize_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() <= axis or tensor.shape[axis] != old:
             return tensor
         shape = [new if n == axis else size for n, size in enumerate(tensor.shape)]
         order = sorted(range(tensor.dim()), key=lambda n: (-tensor.stride()[n], n))
         twin = torch.empty([shape[n] for n in order], dtype=tensor.dtype, device="meta")
         twin = twin.permute([order.index(n) for n in range(tensor.dim())])
-        values = known_values.value_of(tensor)
+        values = known_values.known_value(tensor)
         if values is not None and max(tensor.numel(), twin.numel()) <= known_values.MOST_FOLLOWED:
-            known_values.know(twin, values.detach().index_select(axis, torch.arange(new) % old))
+            known_values.set_known_value(twin, values.detach().index_select(axis, torch.arange(new) % old))
         return twin.requires_grad_(tensor.requires_grad)
 
-    return mapped(value, grown)
+    return map_tensors(value, resize_tensor)
 
 
-def channels_last(value: Any) -> Any:
-    """Return a value whose images have their channels innermost."""
-    return mapped(value, lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t)
+def to_channels_last(value: Any) -> Any:
+    """Return a nested value whose images are in the channels-last format."""
+    return map_tensors(value, lambda t: t.to(memory_format=torch.channels_last) if t.dim() == 4 else t)
 
 
-def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return inputs as arguments by place and by name."""
+def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs as positional and keyword arguments."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)), {}
 
 
-def called(step: Callable[..., Any], inputs: Any) -> Any:
-    """Run a step on inputs: a tuple is its arguments, a mapping is one, unless it takes them otherwise alone."""
-    args, kwargs = arguments(inputs)
+def call_step(step: Callable[..., Any], inputs: Any) -> Any:
+    """Call a step with inputs: a tuple as its arguments, a mapping as one, unless its signature needs another way."""
+    args, kwargs = split_arguments(inputs)
     if isinstance(inputs, Mapping):
-        whole = _takes(step, inputs) and not _named(step, kwargs)
-        return step(inputs) if whole or not _takes(step, **kwargs) else step(**kwargs)
-    return step(inputs) if not _takes(step, *args) and _takes(step, inputs) else step(*args)
+        whole = _accepts_arguments(step, inputs) and not _has_parameters_named(step, kwargs)
+        return step(inputs) if whole or not _accepts_arguments(step, **kwargs) else step(**kwargs)
+    return step(inputs) if not _accepts_arguments(step, *args) and _accepts_arguments(step, inputs) else step(*args)
 
 
-def _named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
-    """Whether a function's parameters are called as what is given."""
+def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+    """Return whether the names of a function's parameters are the given ones."""
     try:
         return set(inspect.signature(function).parameters) == set(given)
-    except (TypeError, ValueError):  # what is built in says nothing
+    except (TypeError, ValueError):  # a builtin has no signature
         return False
 
 
-def _takes(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
+def _accepts_arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # what is built in says nothing
+    except ValueError:  # a builtin has no signature
         return True
     return True
 
 
-def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object that may hold tensors."""
+def _tensor_attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object that may contain tensors."""
     if isinstance(value, (type, ModuleType, torch.nn.Module, str, bytes)) or callable(value):
         return {}
     held = getattr(value, "__dict__", None)

@@ -1,4 +1,4 @@
-"""What each storage was for, told at the end from when it lived."""
+"""Classifies each storage of a trace by its lifetime."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, St
 def classify_storages(
     operators: Sequence[Operator], events: Sequence[AllocEvent | FreeEvent], storages: Mapping[int, Storage]
 ) -> dict[int, Storage]:
-    """Return storages with a kind each.
+    """Return the storages, each with a kind.
 
-    What a forward made, the first one or one that checkpointing repeats, and what backward still found, is an
-    activation; all else that nobody named is temporary.
+    A storage that a forward allocated, also one that checkpointing repeats, and that lives until backward is an
+    activation; all other unnamed storages are temporary.
     """
     freed = {event.storage: event.operator for event in events if isinstance(event, FreeEvent)}
     made = {event.storage: event.operator for event in events if isinstance(event, AllocEvent)}
-    last_forward = _last_before_backward(operators)
+    last_forward = _next_backward_operators(operators)
     found: dict[int, Storage] = {}
     for number, storage in storages.items():
         kind: Kind = storage.kind
@@ -33,8 +33,8 @@ def classify_storages(
     return found
 
 
-def _last_before_backward(operators: Sequence[Operator]) -> list[int | None]:
-    """Return for each operator the index of the next one of backward proper in its step, or ``None``."""
+def _next_backward_operators(operators: Sequence[Operator]) -> list[int | None]:
+    """Return for each operator the index of the next backward operator, not a recomputed one, of its step."""
     following: list[int | None] = [None] * len(operators)
     found: int | None = None
     step = -1

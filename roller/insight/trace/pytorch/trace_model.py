@@ -1,4 +1,4 @@
-"""Makes a trace: a copy of the model on the device, two modes, a few steps."""
+"""Traces a model: copies it to the device, and runs a few steps under the two modes."""
 
 from __future__ import annotations
 
@@ -18,34 +18,28 @@ import torch
 
 from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, capability_of
+from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.pytorch import (
+    call_count,
     cpu_dispatch,
     known_values,
     model_copy,
+    step_inputs,
     storage_kinds,
     training_step,
     unsupported_wrappers,
 )
-from roller.insight.trace.pytorch.call_count import (
-    Call,
-    boundaries,
-    forward_of,
-    is_enough,
-    never_updated,
-    said,
-    traced_cycle,
-)
-from roller.insight.trace.pytorch.compat import writes_by_name
+from roller.insight.trace.pytorch.call_count import is_trace_complete
+from roller.insight.trace.pytorch.compat import is_in_place_name
 from roller.insight.trace.pytorch.data_dependent import Values
-from roller.insight.trace.pytorch.device_mode import DeviceMode, answers
+from roller.insight.trace.pytorch.device_mode import DeviceMode, patch_device_functions
 from roller.insight.trace.pytorch.dispatch_rules import Target
 from roller.insight.trace.pytorch.host_tensors import Building
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
-from roller.insight.trace.pytorch.request_checks import check
+from roller.insight.trace.pytorch.request_checks import check_request
 from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver, project_of
-from roller.insight.trace.pytorch.step_inputs import arguments, channels_last, leaves, moved, resized
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Stack, Trace
 
@@ -72,67 +66,70 @@ class Request:
     batch_axis: int = 0
 
 
-def retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
-    """Return what traces a request, under other options too."""
-    check(request)
-    first = TraceOptions(_batch(request), request.device, request.amp or "fp32", request.checkpoint)
-    return Retracer(lambda options: _once(_changed(request, options)), first, wrap)
+def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
+    """Return the retracer of a request."""
+    check_request(request)
+    first = TraceOptions(_batch_size(request), request.device, request.amp or "fp32", request.checkpoint)
+    return Retracer(lambda options: _trace_request(_apply_options(request, options)), first, wrap)
 
 
-def _changed(request: Request, options: TraceOptions) -> Request:
-    """Return a request under options: every tensor with the old batch on the axis of batches gets the new one."""
-    old, new = _batch(request), options.batch
+def _apply_options(request: Request, options: TraceOptions) -> Request:
+    """Return a request with other options; tensors with the old batch on the batch axis are resized."""
+    old, new = _batch_size(request), options.batch
     parts = {}
     if new is not None and new != old:
         if old is None:
             raise ModelError("trace: batch: expected inputs with an axis of batches, got none. Pass a tensor with one.")
-        parts = {n: resized(getattr(request, n), old, new, request.batch_axis) for n in ("inputs", "targets")}
+        parts = {
+            n: step_inputs.resize_batch(getattr(request, n), old, new, request.batch_axis)
+            for n in ("inputs", "targets")
+        }
     amp = PRECISIONS[options.amp or "fp32"]
     return replace(request, device=options.device, amp=amp, checkpoint=options.checkpoint or False, **parts)
 
 
 @driver
-def _once(request: Request) -> Trace:
-    target = Target(capability_of(request.device), attention=request.attention)
+def _trace_request(request: Request) -> Trace:
+    target = Target(compute_capability_of(request.device), attention=request.attention)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = Session(target, request.share_nonzero)
-        with errors("the model could not be built", session.origins), session.building():
-            original = model_copy.built(request.model, session.values.note)
+        with translate_errors("the model could not be built", session.origins), session.building_model():
+            original = model_copy.build_model(request.model, session.values.add_note)
             session.registered = session.registrations.lines(original)
-        with errors("the model could not be copied", session.origins):
-            copied = model_copy.on_device(original)
+        with translate_errors("the model could not be copied", session.origins):
+            copied = model_copy.copy_to_device(original)
             if request.channels_last:
                 copied = copied.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return _traced(request, session, original, copied)
+        return _trace_steps(request, session, original, copied)
 
 
-def _traced(request: Request, session: Session, original: torch.nn.Module, copied: torch.nn.Module) -> Trace:
+def _trace_steps(request: Request, session: Session, original: torch.nn.Module, copied: torch.nn.Module) -> Trace:
     learns = request.optimizer is not None or request.loss is not None
     amp = training_step.amp_dtype(request.amp)
     copied.train(learns)
-    inputs, targets = moved(request.inputs), moved(request.targets)
+    inputs, targets = step_inputs.move_to_device(request.inputs), step_inputs.move_to_device(request.targets)
     if request.channels_last:
-        inputs = channels_last(inputs)
-    again = model_copy.checkpointed(copied, request.checkpoint, session.origins) if learns else ()
-    session.adopt(copied, inputs, targets)
-    args, kwargs = arguments(inputs)
+        inputs = step_inputs.to_channels_last(inputs)
+    again = model_copy.checkpoint_modules(copied, request.checkpoint, session.origins) if learns else ()
+    session.name_storages(copied, inputs, targets)
+    args, kwargs = step_inputs.split_arguments(inputs)
     call = lambda: copied(*args, **kwargs)  # noqa: E731
     with session.recording():
-        with errors("the optimizer could not be made", session.origins):
+        with translate_errors("the optimizer could not be made", session.origins):
             twins = dict(zip(map(id, original.parameters()), copied.parameters(), strict=True))
-            optimizer = training_step.optimizer_of(request.optimizer, copied, twins)
+            optimizer = training_step.make_optimizer(request.optimizer, copied, twins)
         if learns:
             step = training_step.Step(
                 request.loss, targets, amp, request.keep_gradients, request.accumulate, request.scale_loss
             )
-            body = training_step.training(copied, call, optimizer, step)
+            body = training_step.training_step(copied, call, optimizer, step)
         else:
-            body = training_step.inference(call, amp)
-        session.repeat(body, request.calls)
-    return session.trace(
+            body = training_step.inference_step(call, amp)
+        session.run_steps(body, request.calls)
+    return session.make_trace(
         {
-            "mode": "training" if learns else "inference", "batch": _batch(request), "amp": request.amp,
+            "mode": "training" if learns else "inference", "batch": _batch_size(request), "amp": request.amp,
             "checkpoint": list(again), "device": getattr(request.device, "name", request.device),
             "attention": request.attention, "accumulate": request.accumulate, "keep_gradients": request.keep_gradients,
             "channels_last": request.channels_last,
@@ -142,16 +139,16 @@ def _traced(request: Request, session: Session, original: torch.nn.Module, copie
 
 
 class Session:
-    """One trace in the making.
+    """State of one trace while it is made.
 
     Parameters
     ----------
     target
-        What decides which kernels the device runs.
+        Properties that decide which kernels the device runs.
     share_nonzero
         Share of a mask that is taken as true.
     folder
-        Of the user's code: paths of stacks are relative to the project that contains it.
+        Folder of the user's code: paths of stacks are relative to the project that contains it.
     """
 
     def __init__(self, target: Target, share_nonzero: float | None = None, folder: Path | None = None) -> None:
@@ -162,52 +159,48 @@ class Session:
         self.names: dict[int, str] = {}
         self.parameters: dict[str, torch.nn.Parameter] = {}
         self.origins = OriginTracker(self.names, stacks)
-        self.origins.before_update = self._adopt_learning
+        self.origins.before_update = self._name_optimized
         hosted = target.type != "cpu"
-        self.values = Values(share_nonzero, self._where, None if hosted else cpu_dispatch.RULES, hosted=hosted)
+        rules = None if hosted else cpu_dispatch.RULES
+        self.values = Values(share_nonzero, self._current_location, rules, hosted=hosted)
         self.recorder = OperatorRecorder(self.origins, self.values, name=target.type)
         self.device = DeviceMode(target, self.origins, self.values)
-        self.calls: list[Call] = []
+        self.calls: list[call_count.Call] = []
         self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
 
-    def taken(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
-        """Move a model to the device, as a trainer does; one that outlives the trace is copied.
+    def move_to_device(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
+        """Move a model to the device, as a trainer does; one of ``lasting``, which outlives the trace, is copied.
 
-        Parameters
-        ----------
-        model
-            On the host, on the device, or in parts on both.
-        lasting
-            Models that another trace will find; this one is one of them from now on.
+        The model is added to ``lasting``.
         """
         self.registered = self.registrations.lines(model)
         if not self.values.hosted or model in lasting:
-            return model_copy.on_device(model)
+            return model_copy.copy_to_device(model)
         lasting.add(model)
-        with self.recorder.quiet(), model_copy.lazy_apart(model):
+        with self.recorder.paused(), model_copy.without_lazy_parameters(model):
             return model.to(torch.device("cuda", 0))
 
-    def adopt(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
-        """Give names to all that exists before the first step."""
+    def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
+        """Name the parameters, buffers and inputs that exist before the first step."""
         self.names.update({id(module): path for path, module in model.named_modules()})
         self.parameters.update(model.named_parameters())
         for name, held in self.parameters.items():
             if not torch.nn.parameter.is_lazy(held):
-                self._adopt_parameter(name, held)
-                known_values.unknow(held)  # it is trained, so no branch can depend on what it starts as
+                self._name_parameter(name, held)
+                known_values.discard_known_value(held)  # it is trained, so no branch may depend on its initial values
         for name, buffer in model.named_buffers():
-            self.recorder.name(buffer, "buffer", name)
-        for tensor in leaves((inputs, targets)):
-            self.recorder.name(tensor, "input")
+            self.recorder.name_storage(buffer, "buffer", name)
+        for tensor in iterate_tensors((inputs, targets)):
+            self.recorder.name_storage(tensor, "input")
 
     @contextmanager
-    def building(self) -> Iterator[None]:
-        """Run what makes a model on the host, and write nothing down."""
+    def building_model(self) -> Iterator[None]:
+        """Return a context that builds a model on the host, without recording."""
         with ExitStack() as stack:
-            stack.enter_context(unsupported_wrappers.eager(self.values.note))
+            stack.enter_context(unsupported_wrappers.disable_compile(self.values.add_note))
             if self.values.hosted:
-                stack.enter_context(answers(self.device))
+                stack.enter_context(patch_device_functions(self.device))
             stack.enter_context(Building())
             stack.enter_context(self.registrations.watching())
             if self.values.hosted:
@@ -216,16 +209,16 @@ class Session:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Write down all that runs."""
-        # What lived before is set aside, so that the collections between steps look at what the steps made alone.
+        """Return a context that records operators."""
+        # Older objects are frozen, so that collections between steps only traverse those of the steps.
         collected, ours = gc.isenabled(), not gc.get_freeze_count()
         gc.disable()
         if ours:
             gc.freeze()
         try:
             with (
-                self.origins.watching(), unsupported_wrappers.eager(self.values.note), answers(self.device),
-                self.recorder, self.device,
+                self.origins.track(), unsupported_wrappers.disable_compile(self.values.add_note),
+                patch_device_functions(self.device), self.recorder, self.device,
             ):  # fmt: skip
                 yield
         finally:
@@ -235,81 +228,81 @@ class Session:
                 gc.enable()
 
     @driver
-    def repeat(self, body: Callable[[], Any], count: int | None = None) -> None:
+    def run_steps(self, body: Callable[[], Any], count: int | None = None) -> None:
         """Run a step ``count`` times; by default until all optimizers have stepped and the calls repeat."""
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise ModelError(f"trace: calls: expected a whole number of at least 1, got {shown(count)}. Raise it.")
-        while len(self.calls) < count if count else not is_enough(self.calls, self._numbers()):
+        while len(self.calls) < count if count else not is_trace_complete(self.calls, self._optimizer_numbers()):
             first = len(self.recorder.operators)
             self.recorder.iteration = len(self.calls)
             self.origins.phase = "other"
             self.origins.stepped.clear()
-            with errors("a step failed", self.origins):
+            with translate_errors("a step failed", self.origins):
                 body()
-            self._gradients()
+            self._name_gradients_and_states()
             gc.collect()
             run = self.recorder.operators[first:]
-            self.calls.append(Call(first, forward_of(run), frozenset(map(self._number, self.origins.stepped))))
+            stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
+            self.calls.append(call_count.Call(first, call_count.forward_hash(run), stepped))
 
-    def _number(self, key: int) -> int:
+    def _optimizer_number(self, key: int) -> int:
         return self._optimizers.setdefault(key, len(self._optimizers))
 
-    def _numbers(self) -> frozenset[int]:
-        """Return the numbers of all optimizers there are."""
-        return frozenset(self._number(id(optimizer)) for optimizer in self.origins.made)
+    def _optimizer_numbers(self) -> frozenset[int]:
+        """Return the numbers of all optimizers."""
+        return frozenset(self._optimizer_number(id(optimizer)) for optimizer in self.origins.made)
 
-    def _adopt_parameter(self, name: str, parameter: torch.Tensor) -> None:
-        self.recorder.name(parameter, "parameter", name)
+    def _name_parameter(self, name: str, parameter: torch.Tensor) -> None:
+        self.recorder.name_storage(parameter, "parameter", name)
         if parameter.requires_grad and id(parameter) not in self._hooked:
-            # A step may drop its gradients before it ends, so each is named as soon as it is there.
-            parameter.register_post_accumulate_grad_hook(partial(self._accumulated, name))
+            # A step may drop its gradients before it ends, so each is named as soon as it is accumulated.
+            parameter.register_post_accumulate_grad_hook(partial(self._name_gradient, name))
             self._hooked[id(parameter)] = name, parameter
 
-    def _adopt_learning(self, optimizer: torch.optim.Optimizer) -> None:
-        """Name what an optimizer updates, in the model or not, and its gradients, which a step may have set itself."""
+    def _name_optimized(self, optimizer: torch.optim.Optimizer) -> None:
+        """Name the parameters that an optimizer updates, and their gradients, which a step may have set itself."""
         names = {id(p): name for name, p in self.parameters.items()}
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
             if self.values.hosted and parameter.device.type == "cpu":
-                self.values.note(
+                self.values.add_note(
                     f"optimizer: {type(optimizer).__name__} updates parameters on the host. What the host computes for "
                     f"it is not in the time; copies to the device and back are."
                 )
             if id(parameter) not in self._hooked:
                 name = names.get(id(parameter), f"parameter {len(self._hooked)} of {type(optimizer).__name__}")
-                self._adopt_parameter(name, parameter)
+                self._name_parameter(name, parameter)
             else:
                 name = self._hooked[id(parameter)][0]
-            self._accumulated(name, parameter)
+            self._name_gradient(name, parameter)
 
-    def _accumulated(self, name: str, parameter: torch.Tensor) -> None:
+    def _name_gradient(self, name: str, parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
-            self.recorder.name(parameter.grad, "gradient", name)
+            self.recorder.name_storage(parameter.grad, "gradient", name)
 
-    def _gradients(self) -> None:
+    def _name_gradients_and_states(self) -> None:
         for name, parameter in self.parameters.items():
-            if parameter.grad is not None:
-                self.recorder.name(parameter.grad, "gradient", name)
+            self._name_gradient(name, parameter)
         names = {id(parameter): name for name, parameter in self.parameters.items()}
         for optimizer in self.origins.optimizers.values():
             for key, state in optimizer.state.items():
-                for tensor in leaves(state):
-                    self.recorder.name(tensor, "optimizer_state", names.get(id(key), ""))
+                for tensor in iterate_tensors(state):
+                    self.recorder.name_storage(tensor, "optimizer_state", names.get(id(key), ""))
 
-    def trace(self, options: Mapping[str, Any]) -> Trace:
-        """Return what was written down."""
+    def make_trace(self, options: Mapping[str, Any]) -> Trace:
+        """Return the trace of the recorded operators and events."""
         recorder = self.recorder
-        recorder.close()
-        cycle, ends = traced_cycle(self.calls, self._numbers()), boundaries(self.calls)
-        names = {self._number(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
-        for sentence in said(self.calls, cycle, names, self._numbers()):
-            self.values.note(sentence)
+        recorder.stop_recording_frees()
+        cycle, ends = call_count.final_cycle(self.calls, self._optimizer_numbers()), call_count.step_ends(self.calls)
+        names = {self._optimizer_number(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
+        for sentence in call_count.cycle_notes(self.calls, cycle, names, self._optimizer_numbers()):
+            self.values.add_note(sentence)
         if options["mode"] == "entry" and not names and self._learns_without_update():
-            self.values.note(never_updated(len(self.calls)))
+            self.values.add_note(call_count.no_update_note(len(self.calls)))
         starts = [0, *ends[:-1]]
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1
             object.__setattr__(operator, "iteration", step)
-        libraries = _libraries(self.target, recorder)
+        libraries = _libraries_with_memory(self.target, recorder)
         return Trace(
             tuple(recorder.operators),
             tuple(recorder.events),
@@ -317,11 +310,11 @@ class Session:
             (*(self.calls[n].first for n in starts), len(recorder.operators)),
             {
                 **options,
-                "accumulate": options.get("accumulate", 1) * cycle.accumulate,
+                "accumulate": options.get("accumulate", 1) * cycle.calls_per_step,
                 "unlike_steps": cycle.steps,
                 "calls": len(self.calls),
                 "capability": list(self.target.sm),
-                "capability_matters": self.target.matters,
+                "capability_matters": self.target.is_capability_used,
                 "libraries": libraries,
             },
             tuple(self.values.warnings),
@@ -329,19 +322,19 @@ class Session:
         )
 
     def _learns_without_update(self) -> bool:
-        """Whether parameters got gradients, and nothing wrote to a parameter."""
+        """Return whether parameters got gradients, but no operator wrote to a parameter."""
         storages, run = self.recorder.storages, self.recorder.operators[self.calls[0].first :]
-        targets = {t.storage for o in run if writes_by_name(o.name) for t in o.outputs}
+        targets = {t.storage for o in run if is_in_place_name(o.name) for t in o.outputs}
         written = {held.kind for number, held in storages.items() if number in targets}
         return "parameter" not in written and any(held.kind == "gradient" for held in storages.values())
 
-    def _where(self) -> str:
-        place = self.origins.here()
+    def _current_location(self) -> str:
+        place = self.origins.current_origin()
         return self.origins.stacks.whole(place.stack[-1]) if place.stack else place.module or "trace"
 
 
-def _libraries(target: Target, recorder: OperatorRecorder) -> list[str]:
-    """Return the libraries that keep memory on the device."""
+def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[str]:
+    """Return the libraries that hold memory on the device."""
     if target.type == "cpu":
         return []
     convolves = any("convolution" in operator.name or "cudnn" in operator.name for operator in recorder.operators)
@@ -349,8 +342,8 @@ def _libraries(target: Target, recorder: OperatorRecorder) -> list[str]:
 
 
 @contextmanager
-def errors(what: str, origins: OriginTracker) -> Iterator[None]:
-    """Turn whatever a model raises into one clear error, at the user's line."""
+def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
+    """Translate any exception of a model to a ``ModelError`` at the user's line."""
     try:
         yield
         if origins.stopped is not None:
@@ -363,7 +356,7 @@ def errors(what: str, origins: OriginTracker) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
         line = "" if own is None else f" at {own.filename}:{own.lineno}"
-        wrapped = unsupported_wrappers.blamed(error, line)
+        wrapped = unsupported_wrappers.explain_wrapper_error(error, line)
         if wrapped is not None:
             raise wrapped from None
         text = str(error).strip().splitlines()
@@ -384,7 +377,7 @@ def errors(what: str, origins: OriginTracker) -> Iterator[None]:
         ) from None
 
 
-def _batch(request: Request) -> int | None:
-    """Return the size of the batch: that of the first tensor that has its axis."""
-    sizes = (t.shape[request.batch_axis] for t in leaves(request.inputs) if t.dim() > request.batch_axis)
+def _batch_size(request: Request) -> int | None:
+    """Return the batch size: that of the first tensor that has the batch axis."""
+    sizes = (t.shape[request.batch_axis] for t in iterate_tensors(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)

@@ -1,4 +1,4 @@
-"""The step that is traced: forward, loss, backward, update, as a user's script would write it."""
+"""The traced step: forward, loss, backward and update, as in a user's script."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 @dataclass(frozen=True)
 class Step:
-    """What a step does besides the forward.
+    """The parts of a step besides the forward.
 
     Parameters
     ----------
     loss
-        Of the output, and of the targets.
+        Function of the output and of the targets.
     targets
         Passed to the loss after the output.
     amp
@@ -37,7 +37,7 @@ class Step:
     keep_gradients
         Whether gradients are zeroed in place, rather than dropped.
     accumulate
-        Forwards and backwards for each update.
+        Forwards and backwards per update.
     scale_loss
         Whether the loss is scaled where ``amp`` is float16.
     """
@@ -51,7 +51,7 @@ class Step:
 
 
 def amp_dtype(name: Any) -> torch.dtype | None:
-    """Return the dtype of automatic mixed precision that a user names."""
+    """Return the dtype of automatic mixed precision by name."""
     if name is None or name is False:
         return None
     found = _AMP.get(str(name).removeprefix("torch."))
@@ -63,13 +63,13 @@ def amp_dtype(name: Any) -> torch.dtype | None:
     return found
 
 
-def optimizer_of(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
+def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
     """Return an optimizer over the copy's parameters.
 
     Parameters
     ----------
     given
-        Name, class or function of parameters, or an optimizer over the parameters of the user's own model.
+        Name, class or function of parameters, or an optimizer of the user's model.
     model
         The copy.
     twins
@@ -96,20 +96,20 @@ def optimizer_of(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.n
     return given(learning)
 
 
-def training(model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step) -> Callable[[], None]:
+def training_step(model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, step: Step) -> Callable[[], None]:
     """Return a function that trains one step."""
     scaler = None
     if step.amp is torch.float16 and step.scale_loss and optimizer is not None:
         scaler = torch.amp.GradScaler("cuda")
 
-    def run() -> None:
+    def run_step() -> None:
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=not step.keep_gradients)
         else:
             model.zero_grad(set_to_none=not step.keep_gradients)
         for _ in range(step.accumulate):
-            with _cast(step.amp):
-                loss = _loss(step, call())
+            with _autocast(step.amp):
+                loss = _compute_loss(step, call())
             if step.accumulate > 1:
                 loss = loss / step.accumulate
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -120,22 +120,22 @@ def training(model: torch.nn.Module, call: Callable[[], Any], optimizer: Any, st
         elif optimizer is not None:
             optimizer.step()
 
-    return run
+    return run_step
 
 
-def inference(call: Callable[[], Any], amp: torch.dtype | None) -> Callable[[], None]:
+def inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Callable[[], None]:
     """Return a function that runs the model once."""
 
-    def run() -> None:
-        with torch.no_grad(), _cast(amp):
+    def run_model() -> None:
+        with torch.no_grad(), _autocast(amp):
             call()
 
-    return run
+    return run_model
 
 
 @contextmanager
 def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
-    """Yield a scope that runs a step of the user's own in mixed precision, and with float16 scales its loss.
+    """Yield a context that runs a user's step in mixed precision; with float16 its loss is scaled.
 
     Raises
     ------
@@ -144,14 +144,14 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
     """
     dtype = amp_dtype(name)
     if dtype is not torch.float16:
-        yield lambda: _cast(dtype)
+        yield lambda: _autocast(dtype)
         return
     scaler = torch.amp.GradScaler("cuda")
     backward, scale = torch.Tensor.backward, torch.amp.GradScaler.scale
 
     inside = False
 
-    def scaled(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+    def scaled_backward(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         nonlocal inside
         if inside:  # a mode of PyTorch calls the method by its name once more
             backward(tensor, *args, **kwargs)
@@ -162,21 +162,22 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
         finally:
             inside = False
 
-    def refused(other: Any, outputs: Any) -> Any:
+    def refuse_own_scaling(other: Any, outputs: Any) -> Any:
         raise ModelError(
             "trace: amp: expected a step without mixed precision of its own, got one that scales its loss. "
             "Leave amp out."
         )
 
-    def unscaled(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def unscale_gradients(optimizer: Any, args: Any, kwargs: Any) -> None:
         checked: Any = _Checked(optimizer)
         scaler.step(checked)
 
-    before = register_optimizer_step_pre_hook(unscaled)
+    before = register_optimizer_step_pre_hook(unscale_gradients)
     after = register_optimizer_step_post_hook(lambda optimizer, args, kwargs: scaler.update())
-    torch.Tensor.backward, torch.amp.GradScaler.scale = scaled, refused  # type: ignore[method-assign, assignment]
+    torch.Tensor.backward = scaled_backward  # type: ignore[method-assign, assignment]
+    torch.amp.GradScaler.scale = refuse_own_scaling  # type: ignore[method-assign]
     try:
-        yield lambda: _cast(dtype)
+        yield lambda: _autocast(dtype)
     finally:
         torch.Tensor.backward, torch.amp.GradScaler.scale = backward, scale  # type: ignore[method-assign]
         before.remove()
@@ -184,20 +185,20 @@ def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextMa
 
 
 class _Checked:
-    """An optimizer for a scaler to unscale and check the gradients of; its step is taken elsewhere."""
+    """Stand-in for an optimizer, with which a scaler unscales and checks the gradients; its step does nothing."""
 
     def __init__(self, optimizer: Any) -> None:
         self.param_groups = optimizer.param_groups
 
     def step(self) -> None:
-        """Take none."""
+        """Do nothing."""
 
 
-def _cast(amp: torch.dtype | None) -> Any:
+def _autocast(amp: torch.dtype | None) -> Any:
     return nullcontext() if amp is None else torch.autocast("cuda", dtype=amp)
 
 
-def _loss(step: Step, output: Any) -> Any:
+def _compute_loss(step: Step, output: Any) -> Any:
     if step.loss is not None:
         loss = step.loss(output, *step.targets)
     elif isinstance(output, torch.Tensor):

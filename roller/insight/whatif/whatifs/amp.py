@@ -8,9 +8,9 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.primitives import scale_each
-from roller.insight.whatif.select import by_iteration, parameter_bytes, work
-from roller.insight.whatif.task_prices import Priced, TaskPrices, is_float32
-from roller.insight.whatif.what_if import Pricing, WhatIf, one_of
+from roller.insight.whatif.select import compute_tasks, parameter_bytes, tasks_by_step
+from roller.insight.whatif.task_prices import Priced, TaskPrices, uses_float32
+from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
 
 @dataclass(frozen=True)
@@ -27,29 +27,30 @@ class AMP(WhatIf):
         ``"model"`` prices products by their shapes, and the casts; ``"factor"`` uses the factors alone.
     """
 
-    dtype: str = field(default="bf16", metadata=one_of("bf16", "fp16"))
+    dtype: str = field(default="bf16", metadata=allowed_values("bf16", "fp16"))
     compute: float = 1 / 3
     memory: float = 1 / 2
-    prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
+    prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
     assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.half_precision(graph)
+        """Return the reason if it is in place."""
+        return already_applied.mixed_precision_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph in 16 bits."""
         prices, by_model = TaskPrices(graph), self.prices == "model"
         factors, new = {}, []
-        for task in (graph.tasks[n] for n in work(graph, "forward", "backward")):
-            if is_float32(task):
-                by_bound = Priced(self.compute if prices.bound(task) == "compute" else self.memory, "assumed")
-                found = prices.ratio(task, dtype={"bf16": "bfloat16", "fp16": "float16"}[self.dtype])
+        for task in (graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")):
+            if uses_float32(task):
+                by_bound = Priced(self.compute if prices.bound_by(task) == "compute" else self.memory, "assumed")
+                found = prices.time_ratio(task, dtype={"bf16": "bfloat16", "fp16": "float16"}[self.dtype])
                 factors[task.id] = found if by_model and found else by_bound
         for gradient in graph.gradients if by_model else ():
-            cast = prices.stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
+            cast = prices.price_stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
             new.append(New("cast", "kernel", cast.value, behind=gradient.ready, provenance=cast.provenance))
-        for own in by_iteration(graph, work(graph, "optimizer")).values() if by_model and self.dtype == "fp16" else ():
-            pass_us = prices.stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
+        updates = tasks_by_step(graph, compute_tasks(graph, "optimizer"))
+        for own in updates.values() if by_model and self.dtype == "fp16" else ():
+            pass_us = prices.price_stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
             new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
         return insert(scale_each(graph, factors), *new)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import select, set_duration
-from roller.insight.whatif.select import copies, shortest_us, work
-from roller.insight.whatif.what_if import WhatIf, at_least
+from roller.insight.whatif.select import compute_tasks, copy_tasks, shortest_kernel_us
+from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 
 @dataclass(frozen=True)
@@ -19,18 +19,20 @@ class Batch(WhatIf):
     factor
         How many times as many samples.
     floor_us
-        What a kernel takes however small it is; the shortest of the profile's by default.
+        Time of the smallest kernels; by default that of the profile.
     """
 
     factor: float = 2.0
-    floor_us: float | None = field(default=None, metadata=at_least(0))
+    floor_us: float | None = field(default=None, metadata=minimum_value(0))
     assumptions = ("Memory is not looked at (roller memory does), and kernels keep their rates.",)
     of_several_ranks = True
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph at the other batch."""
-        floor = shortest_us(graph) if self.floor_us is None else self.floor_us
-        grows = work(graph, "forward", "backward") | copies(graph) | select(graph, lambda t: t.kind == "data")
+        floor = shortest_kernel_us(graph) if self.floor_us is None else self.floor_us
+        grows = (
+            compute_tasks(graph, "forward", "backward") | copy_tasks(graph) | select(graph, lambda t: t.kind == "data")
+        )
         return set_duration(
             graph, grows, lambda t: floor + max(0.0, t.duration_us - floor) * self.factor if t.duration_us > floor
             else t.duration_us

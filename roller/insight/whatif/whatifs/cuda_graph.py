@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.primitives import launched_by, remove, select, set_duration
-from roller.insight.whatif.select import by_iteration
-from roller.insight.whatif.what_if import WhatIf, at_least
+from roller.insight.whatif.primitives import move_launches, remove, select, set_duration
+from roller.insight.whatif.select import tasks_by_step
+from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class CudaGraph(WhatIf):
     Parameters
     ----------
     launch_us
-        What the call takes.
+        Time of the call.
     """
 
-    launch_us: float = field(default=10.0, metadata=at_least(0))
+    launch_us: float = field(default=10.0, metadata=minimum_value(0))
     assumptions = ("All of a step can be captured: its shapes are fixed, and nothing in it reads a value.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.captured(graph)
+        """Return the reason if it is in place."""
+        return already_applied.captured_graph_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one launch a step."""
         inside = ("forward", "backward", "optimizer")
         several = Counter(d.source for d in graph.dependencies if d.kind == "launch")
-        calls = by_iteration(graph, select(
+        calls = tasks_by_step(graph, select(
             graph, lambda t: t.kind == "launch" and t.context.phase in inside and several[t.id] <= 1))  # fmt: skip
         joined = {n: own[0] for own in calls.values() for n in own[1:]}
-        made = remove(launched_by(graph, joined), joined, launches=False)
+        made = remove(move_launches(graph, joined), joined, launches=False)
         return set_duration(made, [own[0] for own in calls.values()], self.launch_us)

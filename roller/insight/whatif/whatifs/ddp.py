@@ -1,4 +1,4 @@
-"""Data parallelism: gradients in buckets, each reduced around a ring while backward goes on."""
+"""Data parallelism: gradients in buckets, each reduced around a ring in parallel with backward."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES
 from roller.insight.whatif import already_applied
-from roller.insight.whatif.collectives import link
+from roller.insight.whatif.collectives import link_rates
 from roller.insight.whatif.data_parallel import data_parallel
 from roller.insight.whatif.task_prices import TaskPrices
-from roller.insight.whatif.what_if import WhatIf, at_least
+from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 _ASSUMED = (
     "Devices are alike and none is late; the update waits for every gradient.",
@@ -39,18 +39,18 @@ class DDP(WhatIf):
 
     devices: int = 2
     bandwidth: float | None = None
-    latency_us: float | None = field(default=None, metadata=at_least(0))
+    latency_us: float | None = field(default=None, metadata=minimum_value(0))
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
-    assumptions, in_place = _ASSUMED, already_applied.reduced
+    assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
 
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph of one of the devices; nothing is added where there is one alone."""
-        bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
+        """Return the graph of one of the devices; unchanged for a single device."""
+        bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
         prices = TaskPrices(graph)
         ring = Ring(self.devices, bandwidth, latency_us / 1e6)
         return data_parallel(
-            graph, ring, lambda size, count: prices.stream("bucket", size, size, count),
+            graph, ring, lambda size, count: prices.price_stream("bucket", size, size, count),
             first_bytes=self.first_bytes, bucket_bytes=self.bucket_bytes, interference=self.interference,
         )  # fmt: skip

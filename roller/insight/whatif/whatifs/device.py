@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.device_ratio import on_device
+from roller.insight.whatif.device_ratio import device_ratios
 from roller.insight.whatif.primitives import scale, scale_each, select, with_lags
-from roller.insight.whatif.select import transfers, work
+from roller.insight.whatif.select import compute_tasks, network_tasks
 from roller.insight.whatif.task_prices import Priced
 from roller.insight.whatif.what_if import WhatIf
 
@@ -22,7 +22,7 @@ class Device(WhatIf):
     device
         Its name, or the file of its specification.
     host
-        Factor on what the host takes.
+        Factor on the host's times.
     """
 
     device: str
@@ -32,15 +32,15 @@ class Device(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph on the other device."""
-        to = on_device(graph, self.device)
+        to = device_ratios(graph, self.device)
         if to.spec.traits.blocks != graph.has_device:
             own, other = ("GPU", "processor") if graph.has_device else ("processor", "GPU")
             raise RollerError(
                 f"{graph.name}: Device: expected a {own}, as the step was recorded on, got {to.spec.name}: what a "
                 f"{other} would run is not in it. Describe the step in an entry file, and ask `roller forecast`."
             )
-        made = scale_each(graph, {n: to.ratio(graph.tasks[n]) for n in work(graph)})
-        made = scale_each(made, {n: Priced(to.link_ratio, "assumed") for n in transfers(graph)})
+        made = scale_each(graph, {n: to.kernel_time_ratio(graph.tasks[n]) for n in compute_tasks(graph)})
+        made = scale_each(made, {n: Priced(to.link_ratio, "assumed") for n in network_tasks(graph)})
         made = scale(made, select(made, lambda t: t.lane.kind == "thread" and t.kind != "sync"), self.host, "assumed")
         made = with_lags(made, lambda d: d.lag_us * {"launch": to.launch_ratio, "thread": self.host}.get(d.kind, 1.0))
         return replace(made, device=to.spec, latency_us=graph.latency_us * to.launch_ratio)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.collectives import link, sparse_us
+from roller.insight.whatif.collectives import link_rates, sparse_all_gather_us
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.primitives import set_duration
-from roller.insight.whatif.select import transfers
+from roller.insight.whatif.select import network_tasks
 from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.what_if import WhatIf
 
@@ -36,19 +36,21 @@ class DGC(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with compressed reductions."""
-        prices, (bandwidth, _), new = TaskPrices(graph), link(graph, self.bandwidth, None), []
-        reductions = [n for n in transfers(graph) if graph.tasks[n].kind == "collective" and graph.tasks[n].size_bytes]
+        prices, (bandwidth, _), new = TaskPrices(graph), link_rates(graph, self.bandwidth, None), []
+        collectives = [n for n in network_tasks(graph) if graph.tasks[n].kind == "collective"]
+        reductions = [n for n in collectives if graph.tasks[n].size_bytes]
         for n in reductions:
             size = graph.tasks[n].size_bytes
             makers = [d.source for d in graph.dependencies if d.target == n and graph.tasks[d.source].kind == "kernel"]
             users = [d.target for d in graph.dependencies if d.source == n and graph.tasks[d.target].kind == "kernel"]
-            pack, unpack = prices.stream("compress", size, size * self.density), prices.stream("unpack", 0, size)
+            pack = prices.price_stream("compress", size, size * self.density)
+            unpack = prices.price_stream("unpack", 0, size)
             new += [
                 New("compress", "kernel", pack.value, behind=m, before=(n,), provenance=pack.provenance) for m in makers
             ]
             new += [
                 New("unpack", "kernel", unpack.value, ahead=u, after=(n,), provenance=unpack.provenance) for u in users
             ]
-        made = set_duration(graph, reductions, lambda t: sparse_us(
+        made = set_duration(graph, reductions, lambda t: sparse_all_gather_us(
             t.size_bytes, self.devices, bandwidth, self.density, self.index_bytes, self.value_bytes))  # fmt: skip
         return insert(made, *new)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import remove, set_duration
-from roller.insight.whatif.select import by_iteration, shortest_us, total_us, work
+from roller.insight.whatif.select import compute_tasks, shortest_kernel_us, tasks_by_step, total_duration_us
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -25,17 +25,17 @@ class ForeachOptimizer(WhatIf):
     assumptions = ("A group takes the sum of its kernels, less what each takes however small it is.",)
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.grouped_update(graph)
+        """Return the reason if it is in place."""
+        return already_applied.foreach_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with grouped updates."""
-        update, floor = by_iteration(graph, work(graph, "optimizer")), shortest_us(graph)
-        kept = {n: total_us(graph, part) - floor * (len(part) - 1)
-                for own in update.values() for part in _groups(own, self.group) for n in part[:1]}  # fmt: skip
-        gone = work(graph, "optimizer") - kept.keys()
+        update, floor = tasks_by_step(graph, compute_tasks(graph, "optimizer")), shortest_kernel_us(graph)
+        kept = {n: total_duration_us(graph, part) - floor * (len(part) - 1)
+                for own in update.values() for part in _split_groups(own, self.group) for n in part[:1]}  # fmt: skip
+        gone = compute_tasks(graph, "optimizer") - kept.keys()
         return set_duration(remove(graph, gone), kept, lambda t: max(floor, kept[t.id]))
 
 
-def _groups(tasks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
+def _split_groups(tasks: tuple[int, ...], size: int) -> list[tuple[int, ...]]:
     return [tasks[at : at + size] for at in range(0, len(tasks), size)]

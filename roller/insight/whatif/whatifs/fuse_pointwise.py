@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.primitives import remove, set_duration
-from roller.insight.whatif.select import neighbours, ordered, work
+from roller.insight.whatif.select import compute_tasks, neighbouring_kernels, sort_by_start
 from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.what_if import WhatIf
 
@@ -19,7 +19,7 @@ class FusePointwise(WhatIf):
     Parameters
     ----------
     longest
-        Of a chain, in kernels.
+        Most kernels of a chain.
     """
 
     longest: int = 8
@@ -29,19 +29,19 @@ class FusePointwise(WhatIf):
     )
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.compiled(graph)
+        """Return the reason if it is in place."""
+        return already_applied.fused_pointwise_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with fused chains."""
-        prices, before = TaskPrices(graph), neighbours(graph)[0]
+        prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
         chains: dict[int, list[int]] = {}
         head_of: dict[int, int] = {}
-        for n in ordered(graph, work(graph, "forward", "backward")):
+        for n in sort_by_start(graph, compute_tasks(graph, "forward", "backward")):
             task, previous = graph.tasks[n], before.get(n)
             head = n if previous is None else head_of.get(previous.id, n)
             same = previous is not None and previous.context[:3] == task.context[:3]
-            if prices.bound(task) == "memory" and already_applied.COMPILED not in task.name:
+            if prices.bound_by(task) == "memory" and already_applied.COMPILED not in task.name:
                 head_of[n] = head if same and len(chains.get(head, ())) < self.longest else n
                 chains.setdefault(head_of[n], []).append(n)
         gone = [n for own in chains.values() for n in own[1:]]

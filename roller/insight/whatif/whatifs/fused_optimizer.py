@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED, update_bytes
+from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED, fused_update_bytes
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.select import by_iteration, total_us, work
+from roller.insight.whatif.select import compute_tasks, tasks_by_step, total_duration_us
 from roller.insight.whatif.task_prices import Priced, TaskPrices
-from roller.insight.whatif.what_if import Pricing, WhatIf, one_of
+from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
 
 @dataclass(frozen=True)
@@ -21,29 +21,29 @@ class FusedOptimizer(WhatIf):
     Parameters
     ----------
     optimizer
-        What it does: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
+        Its kind: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"momentum"``.
     prices
         ``"model"``: the bytes it moves (Adam reads p, g, m, v and writes p, m, v) over the device's bandwidth, or over
         that of the removed kernels where no device is named. ``"factor"``: the sum of the removed kernels, the
         published rule, an upper bound where each of them is all latency.
     """
 
-    optimizer: str = field(default="adam", metadata=one_of(*KINDS))
-    prices: Pricing = field(default="model", metadata=one_of("model", "factor"))
+    optimizer: str = field(default="adam", metadata=allowed_values(*KINDS))
+    prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.fused_update(graph)
+        """Return the reason if it is in place."""
+        return already_applied.fused_optimizer_reason(graph)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with one kernel for the update of each step."""
-        gone, new = work(graph, "optimizer"), []
-        for own in by_iteration(graph, gone).values():
-            time, name = Priced(total_us(graph, own), "assumed"), f"fused {self.optimizer}"
+        gone, new = compute_tasks(graph, "optimizer"), []
+        for own in tasks_by_step(graph, gone).values():
+            time, name = Priced(total_duration_us(graph, own), "assumed"), f"fused {self.optimizer}"
             if self.prices == "model" and (graph.device or name in graph.measured_kernels_us):
-                time = TaskPrices(graph).stream(name, *update_bytes(graph, self.optimizer))
+                time = TaskPrices(graph).price_stream(name, *fused_update_bytes(graph, self.optimizer))
             elif self.prices == "model" and len(own) >= UNFUSED[self.optimizer][0]:
                 moved = sum(KINDS[self.optimizer]) / UNFUSED[self.optimizer][1]
-                time = Priced(moved * total_us(graph, own), "calibrated")
+                time = Priced(moved * total_duration_us(graph, own), "calibrated")
             new.append(New(name, "kernel", time.value, behind=own[0], provenance=time.provenance))
         return insert(remove(graph, gone), *new)

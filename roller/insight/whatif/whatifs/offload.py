@@ -1,4 +1,4 @@
-"""Offloading (vDNN): feature maps leave the device behind their forward, and come back before their backward."""
+"""Offloading (vDNN): feature maps leave the device after their forward, and return before their backward."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.whatif.insertion import New, insert
-from roller.insight.whatif.saved_activations import saved_maps
-from roller.insight.whatif.select import ordered
-from roller.insight.whatif.what_if import WhatIf, at_least
+from roller.insight.whatif.saved_activations import saved_feature_maps
+from roller.insight.whatif.select import sort_by_start
+from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 OUT, BACK = Lane(0, "channel", "to host"), Lane(0, "channel", "from host")
 
@@ -24,25 +24,25 @@ class Offload(WhatIf):
     bandwidth
         Bytes a second between device and host.
     distance
-        So many offloaded layers ahead of the backward a map is fetched.
+        Number of offloaded layers ahead of the backward at which a map is fetched.
     waits
-        Whether the next kernel of forward waits for the copy, as where its memory is needed at once.
+        Whether the next kernel of forward waits for the copy, because its memory is needed at once.
     """
 
     layers: tuple[str, ...] | str = ()
     bandwidth: float = 12e9
-    distance: int = field(default=1, metadata=at_least(0))
+    distance: int = field(default=1, metadata=minimum_value(0))
     waits: bool = False
     assumptions = ("The host's memory takes what is offloaded, and copies disturb no kernel.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with copies both ways."""
         new: list[New] = []
-        for maps in saved_maps(graph, self.layers).values():
+        for maps in saved_feature_maps(graph, self.layers).values():
             for position, one in enumerate(maps):
                 time, number = one.size_bytes / self.bandwidth * 1e6, len(graph.tasks) + len(new)
                 nearer = maps[min(position + self.distance, len(maps) - 1)].preceding
-                comes = nearer is not None and nearer in ordered(graph, (nearer, one.backward))[:1]
+                comes = nearer is not None and nearer in sort_by_start(graph, (nearer, one.backward))[:1]
                 new += (
                     New("offload", "copy", time, lane=OUT, after=(one.forward,), size_bytes=one.size_bytes,
                         before=(one.following,) if self.waits and one.following is not None else ()),

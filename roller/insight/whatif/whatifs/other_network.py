@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import scale
-from roller.insight.whatif.select import transfers
+from roller.insight.whatif.select import network_tasks
 from roller.insight.whatif.what_if import WhatIf
 
 
 @dataclass(frozen=True)
 class OtherNetwork(WhatIf):
-    """Scale what crosses the network.
+    """Scale the transfers on the network.
 
     Parameters
     ----------
@@ -26,4 +26,4 @@ class OtherNetwork(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other network."""
-        return scale(graph, transfers(graph), 1.0 / self.bandwidth)
+        return scale(graph, network_tasks(graph), 1.0 / self.bandwidth)

@@ -1,4 +1,4 @@
-"""Another optimizer: the update has other kernels, which move other bytes."""
+"""Another optimizer: the update has other kernels, with other memory traffic."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.optimizer_bytes import KINDS, UNFUSED
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import by_iteration, spread, total_us, work
-from roller.insight.whatif.what_if import WhatIf, one_of
+from roller.insight.whatif.select import compute_tasks, pick_evenly, tasks_by_step, total_duration_us
+from roller.insight.whatif.what_if import WhatIf, allowed_values
 
 
 @dataclass(frozen=True)
 class OtherOptimizer(WhatIf):
-    """Scale the update by what the other optimizer launches, and by what it reads and writes.
+    """Scale the update by the other optimizer's number of kernels and memory traffic.
 
     Parameters
     ----------
@@ -22,25 +22,25 @@ class OtherOptimizer(WhatIf):
         The other optimizer, and the one of the profile.
     """
 
-    to: str = field(default="sgd", metadata=one_of(*KINDS))
-    of: str = field(default="adam", metadata=one_of(*KINDS))
+    to: str = field(default="sgd", metadata=allowed_values(*KINDS))
+    of: str = field(default="adam", metadata=allowed_values(*KINDS))
     assumptions = (
         "The update is as fused, and as grouped, as the one of the profile.",
         "No launches are added where the other optimizer has more; its time of the device is.",
     )
 
     def in_place(self, graph: StepGraph) -> str:
-        """Return why, where it is."""
-        return already_applied.optimizer(graph, self.to, self.of)
+        """Return the reason if it is in place."""
+        return already_applied.same_optimizer_reason(graph, self.to, self.of)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with the other optimizer's update."""
         made = graph
-        for own in by_iteration(graph, work(graph, "optimizer")).values():
+        for own in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values():
             fused = len(own) < UNFUSED[self.of][0]
             moved = sum(KINDS[self.to]) / sum(KINDS[self.of]) if fused else UNFUSED[self.to][1] / UNFUSED[self.of][1]
             launched = 1.0 if fused else min(1.0, UNFUSED[self.to][0] / UNFUSED[self.of][0])
-            kept = spread(own, max(1, round(launched * len(own))))
-            made = scale(made, kept, moved * total_us(graph, own) / (total_us(graph, kept) or 1.0))
+            kept = pick_evenly(own, max(1, round(launched * len(own))))
+            made = scale(made, kept, moved * total_duration_us(graph, own) / (total_duration_us(graph, kept) or 1.0))
             made = remove(made, set(own) - set(kept))
         return made

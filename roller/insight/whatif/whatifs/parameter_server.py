@@ -1,4 +1,4 @@
-"""Parameter server, and priority propagation (P3): gradients in slices, those that are needed first go first."""
+"""Parameter server, and priority propagation (P3): gradients in slices, sent in the order in which they are needed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 
 from roller.insight.step.graph import Lane, StepGraph
-from roller.insight.whatif.collectives import link, sliceable_bytes
+from roller.insight.whatif.collectives import check_slices, link_rates
 from roller.insight.whatif.insertion import New, insert
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.select import by_iteration, by_layer, work
-from roller.insight.whatif.unroll_steps import unrolled
-from roller.insight.whatif.what_if import WhatIf, at_least
+from roller.insight.whatif.select import compute_tasks, tasks_by_layer, tasks_by_step
+from roller.insight.whatif.unroll_steps import unroll_steps
+from roller.insight.whatif.what_if import WhatIf, minimum_value
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class ParameterServer(WhatIf):
     Parameters
     ----------
     servers
-        How many share the parameters, one of them on this machine: its part crosses no network.
+        Number of servers; one of them is on this machine, and its part crosses no network.
     bandwidth, latency_us
         Bytes a second of the link in one direction, and microseconds of a transfer; by default the device's.
     slice_bytes
@@ -32,18 +32,18 @@ class ParameterServer(WhatIf):
 
     servers: int = 4
     bandwidth: float | None = None
-    latency_us: float | None = field(default=None, metadata=at_least(0))
+    latency_us: float | None = field(default=None, metadata=minimum_value(0))
     slice_bytes: float = 4e6
     priority: bool = True
     assumptions = ("Servers update at once, and no two workers wait for each other at a server.",)
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one worker, of three steps at least."""
-        graph, size = unrolled(graph, 3), sliceable_bytes(graph, self.slice_bytes)
-        bandwidth, latency_us = link(graph, self.bandwidth, self.latency_us)
-        forward = {n: by_layer(graph, own) for n, own in by_iteration(graph, work(graph, "forward")).items()}
-        new: list[New] = []
-        remote = (1 - 1 / self.servers) if size else 0.0
+        graph, size = unroll_steps(graph, 3), check_slices(graph, self.slice_bytes)
+        bandwidth, latency_us = link_rates(graph, self.bandwidth, self.latency_us)
+        steps = tasks_by_step(graph, compute_tasks(graph, "forward"))
+        forward = {n: tasks_by_layer(graph, own) for n, own in steps.items()}
+        new, remote = list[New](), (1 - 1 / self.servers) if size else 0.0
         for order, gradient in enumerate(graph.gradients):
             readers = forward.get(gradient.iteration + 1, {})
             first = (readers.get(gradient.module) or next(iter(readers.values()), ()))[:1]
@@ -54,7 +54,7 @@ class ParameterServer(WhatIf):
                 new.append(New("push", "send", time, lane=SEND, after=(ready,), priority=rank, context=context))
                 new.append(New("pull", "receive", time, lane=RECEIVE, after=(number,), before=first, priority=rank,
                                context=context))  # fmt: skip
-        return insert(remove(graph, work(graph, "optimizer")), *new)
+        return insert(remove(graph, compute_tasks(graph, "optimizer")), *new)
 
 
 SEND, RECEIVE = Lane(0, "channel", "send"), Lane(0, "channel", "receive")

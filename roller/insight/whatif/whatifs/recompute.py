@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.repeat_tasks import repeated
-from roller.insight.whatif.select import by_iteration, some_layers, work
+from roller.insight.whatif.repeat_tasks import repeat_tasks
+from roller.insight.whatif.select import compute_tasks, compute_tasks_in_layers, tasks_by_step
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -17,7 +17,7 @@ class Recompute(WhatIf):
     Parameters
     ----------
     blocks
-        Patterns of layers; what each matches is one block, of which only the input is kept.
+        Patterns of layers; the layers of each pattern are one block, of which only the input is kept.
     """
 
     blocks: tuple[str, ...]
@@ -26,9 +26,9 @@ class Recompute(WhatIf):
         """Return the graph with recomputation."""
         made = graph
         for block in self.blocks:
-            chosen = some_layers(graph, block)
-            backward = by_iteration(graph, chosen & work(graph, "backward"))
-            for iteration, own in by_iteration(graph, chosen & work(graph, "forward")).items():
+            chosen = compute_tasks_in_layers(graph, block)
+            backward = tasks_by_step(graph, chosen & compute_tasks(graph, "backward"))
+            for iteration, own in tasks_by_step(graph, chosen & compute_tasks(graph, "forward")).items():
                 if iteration in backward:
-                    made = repeated(made, own, ahead=backward[iteration][0])
+                    made = repeat_tasks(made, own, ahead=backward[iteration][0])
         return made

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
-from roller.insight.whatif.layer_share import with_update_of
+from roller.insight.whatif.layer_share import scale_update_of_layers
 from roller.insight.whatif.primitives import remove
-from roller.insight.whatif.select import some_layers, work
+from roller.insight.whatif.select import compute_tasks, compute_tasks_in_layers
 from roller.insight.whatif.what_if import WhatIf
 
 
@@ -26,5 +26,5 @@ class RemoveLayer(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph without the layers."""
-        gone = some_layers(graph, self.layers) - work(graph, "optimizer")
-        return remove(with_update_of(graph, self.layers, 0.0), gone)
+        gone = compute_tasks_in_layers(graph, self.layers) - compute_tasks(graph, "optimizer")
+        return remove(scale_update_of_layers(graph, self.layers, 0.0), gone)

@@ -1,4 +1,4 @@
-"""Restructured batch normalisation: half of it in the convolution before, half in the one behind."""
+"""Restructured batch normalisation: half of it in the convolution before, half in the one after."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph, Task
 from roller.insight.whatif.primitives import remove, scale
-from roller.insight.whatif.select import neighbours, work
+from roller.insight.whatif.select import compute_tasks, neighbouring_kernels
 from roller.insight.whatif.what_if import WhatIf
 
 _NORM, _ACTIVATION, _CONVOLUTION = (
@@ -18,7 +18,7 @@ _NORM, _ACTIVATION, _CONVOLUTION = (
 
 @dataclass(frozen=True)
 class RestructuredNorm(WhatIf):
-    """Remove activations that stand between a normalisation and a convolution, and halve the normalisations.
+    """Remove activations between a normalisation and a convolution, and halve the normalisations.
 
     Parameters
     ----------
@@ -31,20 +31,20 @@ class RestructuredNorm(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with restructured normalisations."""
-        before, behind = neighbours(graph)
-        chosen = {n: graph.tasks[n] for n in work(graph, "forward", "backward")}
-        norms = {n for n, task in chosen.items() if _is(_NORM, task)}
+        before, behind = neighbouring_kernels(graph)
+        chosen = {n: graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")}
+        norms = {n for n, task in chosen.items() if _matches(_NORM, task)}
         gone = {
             n for n, task in chosen.items()
-            if _is(_ACTIVATION, task) and n in before and n in behind
-            and any(_is(_NORM, a) and _is(_CONVOLUTION, b) for a, b in _both(before[n], behind[n]))
+            if _matches(_ACTIVATION, task) and n in before and n in behind
+            and any(_matches(_NORM, a) and _matches(_CONVOLUTION, b) for a, b in _both_orders(before[n], behind[n]))
         }  # fmt: skip
         return scale(remove(graph, gone), norms, self.factor)
 
 
-def _both(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
+def _both_orders(one: Task, other: Task) -> tuple[tuple[Task, Task], ...]:
     return (one, other), (other, one)  # backward passes them the other way round
 
 
-def _is(pattern: re.Pattern[str], task: Task) -> bool:
+def _matches(pattern: re.Pattern[str], task: Task) -> bool:
     return pattern.search(task.context.operator or task.name) is not None

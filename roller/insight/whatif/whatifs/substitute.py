@@ -1,4 +1,4 @@
-"""Graph substitution (MetaFlow): layers go, change or come, as a search elsewhere has found."""
+"""Graph substitution (MetaFlow): layers are removed, scaled or added, as found by an external search."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.primitives import scale
-from roller.insight.whatif.select import some_layers
+from roller.insight.whatif.select import compute_tasks_in_layers
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs.add_layer import AddLayer
 from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
@@ -15,16 +15,16 @@ from roller.insight.whatif.whatifs.remove_layer import RemoveLayer
 
 @dataclass(frozen=True)
 class Substitute(WhatIf):
-    """Apply substitutions: this prices what a search for them proposes, and searches for none.
+    """Apply given substitutions, without searching for them.
 
     Parameters
     ----------
     remove
-        Patterns of layers that go, with launches and their share of the update.
+        Patterns of layers to remove, with launches and their share of the update.
     scale
         Pattern of layers -> factor on their kernels.
     add
-        Layer -> how many more like it follow it.
+        Layer -> number of additional copies.
     """
 
     remove: tuple[str, ...] = ()
@@ -35,7 +35,7 @@ class Substitute(WhatIf):
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of the other model."""
         for pattern, factor in self.scale.items():
-            graph = scale(graph, some_layers(graph, pattern), factor)
+            graph = scale(graph, compute_tasks_in_layers(graph, pattern), factor)
         for layer, times in self.add.items():
             graph = AddLayer(layer, times).change(graph)
         return RemoveLayer(self.remove).change(graph) if self.remove else graph

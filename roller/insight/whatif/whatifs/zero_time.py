@@ -1,4 +1,4 @@
-"""An upper bound: what if some of it took no time."""
+"""An upper bound of a gain: some tasks take no time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.whatif.what_if import WhatIf
 
 @dataclass(frozen=True)
 class ZeroTime(WhatIf):
-    """Remove tasks, with their launches, as if they took no time. What is named must all hold.
+    """Remove tasks, with their launches, as if they took no time. A task must meet all conditions.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class ZeroTime(WhatIf):
     of_several_ranks = True
 
     def __post_init__(self) -> None:
-        """Refuse a name that is no regular expression, too."""
+        """Check that the name is a regular expression, too."""
         super().__post_init__()
         try:
             re.compile(self.name)
