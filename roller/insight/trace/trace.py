@@ -367,13 +367,8 @@ def _read_operator(row: Mapping[str, Any], stacks: Sequence[Stack]) -> Operator:
         given["stack"] = () if source is None else (_read_frame(source[0], source[1], "", ""),)
     else:
         given["stack"] = _stack_by_index(stacks, given["stack"])
-    return Operator(
-        **{
-            **given,
-            "inputs": tuple(map(_read_tensor, row["inputs"])),
-            "outputs": tuple(map(_read_tensor, row["outputs"])),
-        }
-    )
+    given |= {side: tuple(map(_read_tensor, row[side])) for side in ("inputs", "outputs")}
+    return Operator(**given)
 
 
 def _check(trace: Trace) -> None:
