@@ -19,7 +19,7 @@ from rich.table import Table
 
 import roller
 from benchmarks.insight import models
-from roller.insight.cost.operators import Pricer
+from roller.insight.cost.operator_price import Pricer
 
 #: Names of devices in the table, and of their specifications.
 DEVICES = {

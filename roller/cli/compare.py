@@ -18,7 +18,7 @@ from roller.cli.training import devices_of
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.insight.compare import Comparison
+    from roller.insight.device_comparison import Comparison
 
 DevicesOption = Annotated[str, typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100,./mine.yaml.")]
 CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write every cell as CSV.")]
@@ -47,7 +47,7 @@ def compare_command(
 
     Everything is predicted, at the clock that lasts; nothing is built or run.
     """
-    from roller.insight import compare as comparing
+    from roller.insight import device_comparison
     from roller.insight.rate_card import read_rate_card
     from roller.insight.sweep import check_picture_path
 
@@ -55,7 +55,7 @@ def compare_command(
     if any(count > 1 for _, count in specs):
         raise UsageError("--device: expected one of each, got several: an operator runs on one. Name it alone.")
     one_of("--policy", policy, ("library", "roller"))
-    one_of("--theme", theme, tuple(comparing.THEMES))
+    one_of("--theme", theme, tuple(device_comparison.THEMES))
     known = None if prices is None else read_rate_card(prices)
     for path in (csv, picture):
         if path is not None:
@@ -72,14 +72,14 @@ def compare_command(
         parsed = roller.ops.parse(operators)
         expressions = {parsed.name: parsed}
     with counted_steps("compare", len(specs)) as done:
-        found = comparing.compare(expressions, [s for s, _ in specs], policy=policy, prices=known, done=done)
+        found = device_comparison.compare(expressions, [s for s, _ in specs], policy=policy, prices=known, done=done)
     if csv is not None:
         from roller.core.files import whole_file
 
         with whole_file(csv) as out:
             out.write(found.to_csv().encode())
     if picture is not None:
-        comparing.draw_comparison(found, picture, theme=theme, width=width)
+        device_comparison.draw_comparison(found, picture, theme=theme, width=width)
     if as_json:
         print_json(found.to_dict())
         return

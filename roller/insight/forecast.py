@@ -17,7 +17,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import Price
+from roller.insight.cost.operator_price import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.memory.largest_batch import fit_uncertainty_note, memory_on_device

@@ -20,7 +20,7 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, resized
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import check_policy
+from roller.insight.cost.operator_price import check_policy
 
 if TYPE_CHECKING:
     from roller.graph.steps import Program, Run

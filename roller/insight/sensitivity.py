@@ -13,7 +13,7 @@ from roller.hardware import DeviceSpec
 from roller.hardware.overrides import NOT_OF_KERNELS
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import KernelPrice, Kernels
-from roller.insight.cost.operators import Pricer, check_policy
+from roller.insight.cost.operator_price import Pricer, check_policy
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate

@@ -9,7 +9,7 @@ import pytest
 import roller
 from roller.errors import RollerError
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import Price
+from roller.insight.cost.operator_price import Price
 from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.cost.step_cost import PricedStep
 from roller.insight.forecast import _mean_of_steps, forecast

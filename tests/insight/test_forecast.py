@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.cost.operators import Pricer
+from roller.insight.cost.operator_price import Pricer
 from roller.insight.forecast import forecast
 from roller.insight.trace.trace import AllocEvent, Operator, Storage, TensorRecord, Trace
 

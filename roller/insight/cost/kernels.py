@@ -24,7 +24,7 @@ _WORTH_A_PROCESS, _CHUNKS = 4, 3
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """Cost of launches, as :class:`~roller.insight.cost.operators.Price`; ``work_s`` is their arithmetic alone."""
+    """Cost of launches, as :class:`~roller.insight.cost.operator_price.Price`; ``work_s`` is their arithmetic alone."""
 
     seconds: float
     lower: float
@@ -47,7 +47,7 @@ class Kernels:
     Parameters
     ----------
     spec, policy
-        As for :class:`~roller.insight.cost.operators.Pricer`.
+        As for :class:`~roller.insight.cost.operator_price.Pricer`.
     folder
         Where prices of expressions are kept between processes, in one file a device, policy and version of the model;
         ``None`` keeps none.

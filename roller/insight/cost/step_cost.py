@@ -9,7 +9,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import Price, Pricer, check_policy, price_all
+from roller.insight.cost.operator_price import Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
 from roller.insight.cost.host_copies import host_copy_notes
-from roller.insight.cost.operators import Price
+from roller.insight.cost.operator_price import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
 from roller.insight.step.graph import Dependency, Kind, Lane, Provenance, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import simulate

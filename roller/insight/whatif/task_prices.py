@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from roller.core.dtypes import FLOATS
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.cost.operators import Price, Pricer
+from roller.insight.cost.operator_price import Price, Pricer
 from roller.insight.cost.step_cost import cached_pricer
 from roller.insight.step.graph import Provenance, StepGraph, Task
 from roller.insight.step.profile_dtypes import dtype_from_profile_name, element_bytes

@@ -8,7 +8,7 @@ import pytest
 
 from roller.hardware import load_spec
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import Pricer, price_all
+from roller.insight.cost.operator_price import Pricer, price_all
 from roller.insight.forecast import forecast
 from roller.insight.trace.progress import Cancelled, listening, report
 from roller.insight.trace.trace import Operator, TensorRecord, Trace

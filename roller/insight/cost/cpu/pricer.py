@@ -9,7 +9,7 @@ from roller.insight.cost.cpu.cache_state import Touched
 from roller.insight.cost.cpu.machine_rates import Machine
 from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import Traffic, Work
-from roller.insight.cost.operators import Price
+from roller.insight.cost.operator_price import Price
 from roller.insight.memory.cpu_heap import Placed, storage_placements
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace

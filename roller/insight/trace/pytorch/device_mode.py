@@ -29,7 +29,7 @@ from roller.insight.trace.pytorch.compat import (
     without_torch_function,
 )
 from roller.insight.trace.pytorch.data_dependent import Values
-from roller.insight.trace.pytorch.dispatch_rules import REPLACED, Target, clip_grad_norm
+from roller.insight.trace.pytorch.device_dependent_dispatch import REPLACED, Target, clip_grad_norm
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
 _META = torch.device("meta")

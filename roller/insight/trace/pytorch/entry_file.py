@@ -27,7 +27,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, TraceOptions, compute_capability_of
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, without_torch_function
-from roller.insight.trace.pytorch.dispatch_rules import Target
+from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
 from roller.insight.trace.pytorch.trace_model import Session, translate_errors

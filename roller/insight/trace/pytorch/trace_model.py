@@ -32,8 +32,8 @@ from roller.insight.trace.pytorch import (
 from roller.insight.trace.pytorch.call_count import is_trace_complete
 from roller.insight.trace.pytorch.compat import is_in_place_name
 from roller.insight.trace.pytorch.data_dependent import Values
+from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.device_mode import DeviceMode, patch_device_functions
-from roller.insight.trace.pytorch.dispatch_rules import Target
 from roller.insight.trace.pytorch.host_tensors import Building
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder

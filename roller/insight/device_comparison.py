@@ -14,7 +14,7 @@ from roller.core.display import seconds_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.operators import check_policy
+from roller.insight.cost.operator_price import check_policy
 from roller.insight.rate_card import RateCard
 from roller.insight.sweep import check_picture_path
 from roller.perf.unit_notes import unit_notes

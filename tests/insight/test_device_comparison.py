@@ -13,7 +13,7 @@ from roller import ops
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight import sensitivity
-from roller.insight.compare import ALL, THEMES, Cell, _mark_best_devices, compare, draw_comparison
+from roller.insight.device_comparison import ALL, THEMES, Cell, _mark_best_devices, compare, draw_comparison
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
