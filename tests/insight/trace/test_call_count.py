@@ -168,4 +168,6 @@ def test_calls_may_be_asked_for(tmp_path, cli):
     path = str(tmp_path / "entry.py")
     code, out, _ = cli("forecast", path, "--device", "a100", "--calls", "1", "--json")
     assert code == 0 and json.loads(out)[0]["samples"] == 4
+    assert any("those of a first step" in note for note in json.loads(out)[0]["notes"])
+    assert not any("those of a first step" in note for note in entry(tmp_path, calls=2).warnings)
     assert cli("memory", path, "--device", "a100", "--calls", "0")[0] != 0

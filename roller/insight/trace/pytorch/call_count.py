@@ -137,7 +137,12 @@ def cycle_notes(
             f"{names[number]}: the optimizer does not step within {count} calls, so its state is not counted and its "
             f"time is missing. Trace more: --calls {4 * count}, in Python calls={4 * count}."
         )
-    if not cycle.repeats:
+    if count == 1 and done:
+        yield (
+            "calls: one call was traced, in which optimizers create their state. Its time and memory are those of a "
+            "first step; --calls 2, in Python calls=2, gives a steady one."
+        )
+    elif not cycle.repeats:
         yield (
             f"calls: none of the {count} that were traced repeat in shapes and updates. Time is the mean of the last "
             f"{cycle.steps} steps, memory the most of all; a longer one may need more. --calls traces more."
