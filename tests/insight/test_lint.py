@@ -73,7 +73,7 @@ def test_together_and_one_by_one_prices_are_the_same():
     exprs = [roller.ops.matmul(m, 64, 96) for m in range(8, 24)]
     together, one_by_one = Kernels(spec, "roller"), Kernels(spec, "roller")
     together.price_in_parallel(exprs)
-    assert [together.expression(e) for e in exprs] == [one_by_one.expression(e) for e in exprs]
+    assert [together.price_expression(e) for e in exprs] == [one_by_one.price_expression(e) for e in exprs]
 
 
 @every(

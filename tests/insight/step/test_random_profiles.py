@@ -16,7 +16,7 @@ from tests.offenders import every
 
 CHANGES = (
     "amp:prices=factor", "fused-optimizer:prices=factor", "ddp:devices=4,bandwidth=1e10,latency_us=1", "batch",
-    "loader-workers:workers=2", "foreach-optimizer", "fuse-pointwise", "cuda-graph", "free:kind=copy",
+    "loader-workers:workers=2", "foreach-optimizer", "fuse-pointwise", "cuda-graph", "zero-time:kind=copy",
     "other-optimizer:to=adam,of=sgd", "restructured-norm",
 )  # fmt: skip
 #: What times in whole microseconds may add up to.
