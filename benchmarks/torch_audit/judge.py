@@ -20,7 +20,7 @@ import torch
 from benchmarks.torch_audit.samples import Sample, graph_of, samples
 from roller.onnx.partition import partition
 from roller.onnx.reader import read
-from roller.onnx.torch_backend import _reason, roller_backend
+from roller.onnx.torch_backend import REFUSALS, _reason, roller_backend
 from roller.onnx.torch_call import in_memory, maker
 from roller.onnx.torch_compare import FirstCall
 from roller.onnx.torch_export import Exported, export
@@ -44,7 +44,7 @@ class Verdict:
     left
         Those that it leaves to PyTorch, by reason.
     differs
-        Of those it took, which differ from PyTorch and how.
+        Of those it took, which differ from PyTorch, or fail, and how.
     compiled
         What the compiled sample said: ``"agrees"``, or how it differs; empty where none was compiled.
     note
@@ -104,13 +104,16 @@ def _judge(function: Any, some: Sequence[Sample], verdict: Verdict, left: Counte
     """Try samples in one graph; where it is refused, in smaller ones, so that others do not hide a sample."""
     graph, arguments = graph_of(function, some), [t for s in some for t in s.tensors]
     try:
-        found = _evaluated(export(graph, arguments), arguments)
+        exported = export(graph, arguments)
+        program = partition(read(exported.model))
     except _TooLongError:
         raise
     except Exception as why:  # noqa: BLE001 - exporters raise what they like
         if len(some) == 1:
             verdict.tried += 1
-            left[cut_reason(why)] += 1
+            # as the backend has it: any other error is an internal one, for which PyTorch runs the graph, and says so
+            internal = "" if isinstance(why, REFUSALS) else "internal error: "
+            left[f"{internal}{cut_reason(why)}"] += 1
             return
         if len(some) > 3:
             probes: Counter[str] = Counter()
@@ -123,6 +126,19 @@ def _judge(function: Any, some: Sequence[Sample], verdict: Verdict, left: Counte
         half = len(some) // 2
         _judge(function, some[:half], verdict, left)
         _judge(function, some[half:], verdict, left)
+        return
+    try:
+        found = _evaluated(exported, program, arguments)
+    except _TooLongError:
+        raise
+    except Exception as why:  # noqa: BLE001 - what the backend takes it has to compute: no error is PyTorch's to catch
+        if len(some) == 1:
+            verdict.tried += 1
+            verdict.taken += 1
+            verdict.differs[str(some[0].number)] = f"fails: {type(why).__name__}: {str(why)[:100]}"
+            return
+        for part in (some[: len(some) // 2], some[len(some) // 2 :]):
+            _judge(function, part, verdict, left)
         return
     results = iter(found)
     for sample in some:
@@ -139,9 +155,8 @@ def _difference(function: Any, sample: Sample, mine: Sequence[Any]) -> str | Non
     return difference(mine, sample.results, graph.forward, sample.tensors, pointwise=False)
 
 
-def _evaluated(exported: Exported, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Return what an exported graph computes, by the definition of its kernels."""
-    program = partition(read(exported.model))
+def _evaluated(exported: Exported, program: Any, arguments: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Return what an exported graph computes, by the definition of its program's kernels."""
     places = dict(zip(exported.names, exported.positions, strict=True))
     tensors = [*arguments, *(h.tensors[h.name] for h in exported.held)]
     feeds = {n: in_memory(tensors[places[n]]).numpy() for n in program.inputs}

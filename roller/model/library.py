@@ -47,7 +47,10 @@ def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tup
 
 
 def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
-    """Return the coordinates of single elements: their own position, but along ``axis``."""
+    """Return the coordinates of single elements: their own position, but along ``axis``; a scalar has one element."""
+    if not shape:
+        _inside(xp, indices, 1)
+        return (Ellipsis,)
     where = list(xp.meshgrid(*(xp.arange(n) for n in indices.shape), indexing="ij", sparse=True))
     where[axis] = _inside(xp, indices, shape[axis])
     return tuple(where)

@@ -41,7 +41,7 @@ MOST_SHAPES = 8
 #: Arguments of ``compile_model`` that the backend gives itself.
 _OURS = ("model", "device", "values", "shapes", "batch")
 #: What exporting and compiling may end in where a graph is not for roller; anything else is a fault of roller's own.
-_REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
+REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
 
 Graph = Callable[..., Any]
 
@@ -162,7 +162,7 @@ def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
     try:
         with _compiling:
             return make()
-    except _REFUSALS as why:
+    except REFUSALS as why:
         return _eager(graph, _reason(why))
     except Exception as why:  # noqa: BLE001 - whatever it is: PyTorch runs the graph, so no model fails for it
         fault = f"{type(why).__name__}: {_reason(why)}" if str(why) else type(why).__name__

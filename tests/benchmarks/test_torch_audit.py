@@ -61,3 +61,19 @@ def test_a_handful_of_operators_and_a_run_that_goes_on(tmp_path):
     }
     main(ops="", dtypes="float32", compiling=False, **{**given, "minutes": 0.0})
     assert json.loads(state.read_text())["verdicts"].keys() == found.keys()
+
+
+@pytest.mark.slow
+def test_an_error_of_ours_is_no_sample_left_to_pytorch(monkeypatch):
+    from benchmarks.torch_audit import judge
+    from benchmarks.torch_audit.samples import name_of, operators
+
+    (info,) = [one for one in operators() if name_of(one) == "add"]
+    right = judge.judged(info, "float32", most=4, compiling=False)
+    assert right.taken == right.tried == 4 and not right.differs
+    monkeypatch.setattr(judge, "evaluate_program", lambda program, feeds: {}[0])
+    wrong = judge.judged(info, "float32", most=4, compiling=False)
+    assert wrong.tried == wrong.taken == 4 and not wrong.left
+    assert len(wrong.differs) == 4 and set(wrong.differs.values()) == {"fails: KeyError: 0"}
+    monkeypatch.setattr(judge, "partition", lambda graph: {}[0])
+    assert list(judge.judged(info, "float32", most=4, compiling=False).left) == ["internal error: 0"]

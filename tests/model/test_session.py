@@ -394,7 +394,8 @@ def test_a_profile_names_every_step(case):
     found = session.profile(repeats=3)
     top = [s for s in found.steps if s.lane is None]
     assert sum(s.share for s in top) == pytest.approx(1)
-    assert found.measured_s >= sum(s.measured_s for s in top) * 0.5
+    # whole calls and steps are timed in different runs, so a disturbance may set them apart, a wrong unit by a thousand
+    assert 0 < found.best_s <= found.measured_s and 100 * found.measured_s > sum(s.measured_s for s in top)
     runs = [s for s in found.steps if s.kind == "kernel"]
     assert len(runs) == sum(1 for s in programs.flat(program.steps) if isinstance(s, Run))
     assert all(s.measured_s > 0 and s.nodes and s.kernel in program.kernels for s in runs)

@@ -171,3 +171,16 @@ def test_refusals_say_why(op, message):
     n = node(op, 1 + len(extra), **attributes)
     with pytest.raises(Unsupported, match=message):
         lowering(n, [x, *extra], x.shape, tuple(range(1, 1 + len(extra))))
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_the_one_element_of_a_scalar_is_gathered_and_scattered_to(index):
+    scalar, where = np.array(2.0, np.float32), np.array(index)
+    (got,) = library.FUNCTIONS["gather_elements"](np, (scalar, where), {"axis": 0})
+    assert got.shape == () and got == 2.0
+    for reduction, value in (("none", 3.0), ("add", 5.0), ("mul", 6.0), ("max", 3.0), ("min", 2.0)):
+        given = (scalar, where, np.array(3.0, np.float32))
+        (got,) = library.FUNCTIONS["scatter_elements"](np, given, {"axis": 0, "reduction": reduction})
+        assert got.shape == () and got.dtype == np.float32 and got == value
+    with pytest.raises(IndexError, match="expected -1 to 0, got 1"):
+        library.FUNCTIONS["gather_elements"](np, (scalar, np.array(1)), {"axis": 0})
