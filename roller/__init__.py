@@ -37,8 +37,10 @@ _HOME = {
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
     "load_model": "roller.model.saved",
+    "load_profile": "roller.insight.step_profile.profile_json",
     "load_spec": "roller.hardware",
     "predict": "roller.pipeline",
+    "profile": "roller.insight.step_profile.profiling",
     "record": "roller.insight.step.recording",
     "replay": "roller.insight.step.replay",
     "sensitivity": "roller.report.sensitivity",
@@ -51,8 +53,8 @@ _MODULES = ("ops",)
 __all__ = [
     "Candidate", "CompiledKernel", "ConstructOptions", "DeviceSpec", "Estimate", "KernelArtifact", "RProgram",
     "RollerError", "TensorExpr", "compile", "compile_model", "construct", "explain", "from_kineto", "lint",
-    "list_specs", "load", "load_model", "load_spec", "ops", "predict", "record", "replay", "sensitivity", "trace",
-    "what_if", "why_not",
+    "list_specs", "load", "load_model", "load_profile", "load_spec", "ops", "predict", "profile", "record", "replay",
+    "sensitivity", "trace", "what_if", "why_not",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -64,6 +66,8 @@ if TYPE_CHECKING:
     from roller.insight.lint import lint
     from roller.insight.step.recording import record
     from roller.insight.step.replay import from_kineto, replay
+    from roller.insight.step_profile.profile_json import load_profile
+    from roller.insight.step_profile.profiling import profile
     from roller.insight.tracing import trace
     from roller.insight.whatif.predict import what_if
     from roller.model.saved import load_model

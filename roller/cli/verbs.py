@@ -20,6 +20,7 @@ VERBS = {
     "construct": "roller.cli.construct:construct_command",
     "predict": "roller.cli.predict:predict_command",
     "forecast": "roller.cli.forecast:forecast_command",
+    "profile": "roller.cli.profile:profile_command",
     "memory": "roller.cli.memory:memory_command",
     "sweep": "roller.cli.sweep:sweep_command",
     "compare": "roller.cli.compare:compare_command",

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-from roller.expr import TensorExpr
-from roller.expr.conversions import dtypes_of
-from roller.expr.exact_sums import is_product
-from roller.expr.scalar import Load, walk
-from roller.expr.tensor_expr import Stage
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.launches import Fused, Kernel
+from roller.insight.cost.multiplications import multiplications
 from roller.insight.trace.trace import Operator
 
 
@@ -41,15 +35,4 @@ def operator_flops(operator: Operator) -> float:
     launches, _ = operator_launches(operator)
     kernels = [(one.expr, one.count) for one in launches if isinstance(one, Kernel)]
     kernels += [(p, 1) for one in launches if isinstance(one, Fused) for p in one.products]
-    return float(sum(2 * count * _multiplications(expr) for expr, count in kernels))
-
-
-def _multiplications(expr: TensorExpr) -> int:
-    """Return the multiplications of the stages that sum products of two tensors."""
-    inputs, dtypes = {t.name for t in expr.inputs}, dtypes_of(expr)
-    products = [s for s in expr.stages if is_product(s, inputs, dtypes) and len(_tensors_read(s)) == 2]
-    return sum(math.prod(axis.extent for axis in s.axes) for s in products)
-
-
-def _tensors_read(stage: Stage) -> set[str]:
-    return {n.tensor for n in walk(stage.body) if isinstance(n, Load)}
+    return float(sum(2 * count * multiplications(expr) for expr, count in kernels))

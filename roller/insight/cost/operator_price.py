@@ -12,12 +12,36 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Wait
+from roller.insight.cost.pipe_work import PipeWork, launch_name, pipe_work
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator
 
 #: Whose kernels run: the framework's libraries', or Roller's.
 Policy = Literal["library", "roller"]
 POLICIES: tuple[Policy, ...] = ("library", "roller")
+
+
+@dataclass(frozen=True)
+class LaunchPrice:
+    """Cost of one launch of an operator, or of several equal ones.
+
+    Parameters
+    ----------
+    name
+        Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` of those priced by their bytes.
+    kernels
+        Number of kernels.
+    seconds, resource
+        As in :class:`Price`.
+    work
+        What the arithmetic units do, where the launch is given by expressions.
+    """
+
+    name: str
+    kernels: int
+    seconds: float
+    resource: str
+    work: PipeWork | None = None
 
 
 @dataclass(frozen=True)
@@ -40,6 +64,8 @@ class Price:
         names; ``"bytes"``: no mapping, all it reads and writes; ``"none"``: a view, or nothing to do.
     waits
         Whether the host waits for the operator, since it reads a value.
+    launches
+        Its launches, in order, where a device has them.
     """
 
     seconds: float
@@ -49,6 +75,7 @@ class Price:
     kernels: int
     provenance: str
     waits: bool = False
+    launches: tuple[LaunchPrice, ...] = ()
 
 
 def check_policy(policy: str) -> None:
@@ -106,9 +133,14 @@ class Pricer:
         longest = max(parts, key=lambda p: p.seconds)
         seconds, lower, upper = (math.fsum(getattr(p, n) for p in parts) for n in ("seconds", "lower", "upper"))
         provenance = longest.provenance if mapped else "bytes"
-        count = sum(_kernel_count(x) for x in launches)
-        return Price(
-            seconds, lower, upper, longest.resource, count, provenance, any(isinstance(x, Wait) for x in launches)
+        rows = tuple(self._row(x, p) for x, p in zip(launches, parts, strict=True))
+        count = sum(row.kernels for row in rows)
+        waits = any(isinstance(x, Wait) for x in launches)
+        return Price(seconds, lower, upper, longest.resource, count, provenance, waits, rows)
+
+    def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
+        return LaunchPrice(
+            launch_name(launch), _kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec)
         )
 
     def _price_launch(self, launch: Launch) -> KernelPrice:

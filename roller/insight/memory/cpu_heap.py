@@ -233,4 +233,5 @@ def cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0)
     return Memory(
         MemoryStats(peak, peak, peak), peak + process_bytes, 0, peak_operator, holders,
         oom=None if oom is None else oom[0], oom_operator=None if oom is None else oom[1],
+        at_peak=MemoryStats(peak, peak, peak), context_bytes=process_bytes, held=dict(at_peak),
     )  # fmt: skip

@@ -59,6 +59,37 @@ class Holder:
 
 
 @dataclass(frozen=True)
+class MemoryAtPeak:
+    """Memory at one moment, that of the total's peak: ``total_bytes`` is the sum of all parts, to the byte.
+
+    Parameters
+    ----------
+    requested_bytes
+        Bytes that tensors requested, by kind of storage, most first.
+    rounding_bytes
+        Bytes of blocks in excess of the requests they serve.
+    cached_bytes
+        Bytes reserved from the driver in blocks that serve no request.
+    context_bytes
+        Bytes of the process outside of the allocator.
+    page_rounding_bytes
+        Bytes up to a whole page of the driver.
+    """
+
+    requested_bytes: Mapping[str, int]
+    rounding_bytes: int = 0
+    cached_bytes: int = 0
+    context_bytes: int = 0
+    page_rounding_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum of all parts."""
+        rest = self.rounding_bytes + self.cached_bytes + self.context_bytes + self.page_rounding_bytes
+        return sum(self.requested_bytes.values()) + rest
+
+
+@dataclass(frozen=True)
 class Memory:
     """The memory of a traced run on a device.
 
@@ -71,9 +102,10 @@ class Memory:
     total_error_bytes
         Error of the context's size.
     peak_operator
-        Index of the operator at the peak of allocated bytes.
+        Index of the operator at the total's peak: of all moments with the most reserved bytes, that with the most
+        allocated ones.
     holders
-        Holders of memory at the peak, largest first.
+        Holders of memory at that moment, largest first.
     timeline
         Per operator the bytes allocated and reserved after it; empty unless requested.
     segments
@@ -84,6 +116,12 @@ class Memory:
         The request that failed, with PyTorch's facts; all else is as of that moment. ``None``: it fits.
     oom_operator
         Index of the operator whose request failed; ``None``: it fits.
+    at_peak
+        Bytes at the moment of ``peak_operator``; ``None`` if they were not kept.
+    context_bytes
+        Bytes of the process outside of the allocator.
+    held
+        Number of every storage that is allocated at that moment -> its allocation.
     """
 
     peak: MemoryStats
@@ -96,6 +134,9 @@ class Memory:
     retries: int = 0
     oom: OutOfDeviceMemoryError | None = None
     oom_operator: int | None = None
+    at_peak: MemoryStats | None = None
+    context_bytes: int = 0
+    held: Mapping[int, AllocEvent] = field(repr=False, default_factory=dict)
 
     @property
     def fits(self) -> bool:
@@ -108,6 +149,13 @@ class Memory:
         for holder in self.holders:
             total[holder.kind] += holder.requested_bytes
         return dict(sorted(total.items(), key=lambda x: -x[1]))
+
+    def parts_at_peak(self) -> MemoryAtPeak:
+        """Return the parts of ``total_bytes`` at its peak."""
+        now, kinds = self.at_peak or self.peak, self.by_kind()
+        rounding, cached = now.allocated_bytes - now.requested_bytes, now.reserved_bytes - now.allocated_bytes
+        pages = self.total_bytes - now.reserved_bytes - self.context_bytes
+        return MemoryAtPeak(kinds, rounding, cached, self.context_bytes, pages)
 
 
 _PAGE_BYTES = 2 << 20
@@ -131,10 +179,11 @@ def simulate_memory(
     run = _Run(allocator, add_cublas_workspaces(trace, library), timeline=timeline)
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
+    held = run.allocations_at_peak()
     return Memory(
-        allocator.peak, total, library.context_error_bytes, run.peak_operator,
-        group_holders(trace, run.allocations_at_peak()), run.timeline,
-        allocator.segment_requests, allocator.retries, run.oom, run.oom_operator,
+        allocator.peak, total, library.context_error_bytes, run.peak_operator, group_holders(trace, held), run.timeline,
+        allocator.segment_requests, allocator.retries, run.oom, run.oom_operator, run.at_peak, library.context_bytes,
+        held,
     )  # fmt: skip
 
 
@@ -175,7 +224,7 @@ class _Run:
         self, allocator: CachingAllocator, events: Sequence[AllocEvent | FreeEvent], *, timeline: bool
     ) -> None:
         self.allocator, self.events, self._keeps = allocator, events, timeline
-        self.peak_bytes, self.peak_event, self.peak_operator = 0, -1, -1
+        self.at_peak, self.peak_event, self.peak_operator = allocator.stats, -1, -1
         self.timeline: list[tuple[int, int]] = []
         self.oom: OutOfDeviceMemoryError | None = None
         self.oom_operator: int | None = None
@@ -194,9 +243,11 @@ class _Run:
             except OutOfDeviceMemoryError as error:
                 self.oom, self.oom_operator = error, event.operator
                 break
-            if allocator.allocated_bytes > self.peak_bytes:
-                self.peak_bytes, self.peak_event = allocator.allocated_bytes, position
-                self.peak_operator = event.operator
+            peak = self.at_peak
+            if allocator.reserved_bytes > peak.reserved_bytes or (
+                allocator.reserved_bytes == peak.reserved_bytes and allocator.allocated_bytes > peak.allocated_bytes
+            ):
+                self.at_peak, self.peak_event, self.peak_operator = allocator.stats, position, event.operator
         if self._keeps and self.events:
             self._extend_timeline(self.events[-1].operator + 1)
 

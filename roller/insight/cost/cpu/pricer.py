@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from roller.hardware import DeviceSpec, MemoryLayer
+from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.cost.cpu.cache_state import Touched
 from roller.insight.cost.cpu.machine_rates import Machine
 from roller.insight.cost.cpu.operator_table import operator_work
 from roller.insight.cost.cpu.operator_work import Traffic, Work
-from roller.insight.cost.operator_price import Price
+from roller.insight.cost.operator_price import LaunchPrice, Price
+from roller.insight.cost.pipe_work import PipeWork
 from roller.insight.memory.cpu_heap import Placed, storage_placements
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator, Trace
@@ -60,7 +62,17 @@ class ProcessorPricer:
         strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
         parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, strewn)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
-        return Price(parts.seconds, low, high, parts.resource, 1, "library" if mapped else "bytes")
+        row = LaunchPrice(operator.name, 1, parts.seconds, parts.resource, self._pipe_work(work))
+        provenance = "library" if mapped else "bytes"
+        return Price(parts.seconds, low, high, parts.resource, 1, provenance, launches=(row,))
+
+    def _pipe_work(self, work: Work) -> PipeWork | None:
+        spec = self.machine.spec
+        peak = peak_flops_per_s(spec, work.dtype) if work.multiplies else None
+        if peak is not None:
+            return PipeWork("fma", 2 * work.multiplies, 2 * work.multiplies / peak[0])
+        rate = spec.compute.ops_per_cycle_per_unit["special"] * spec.clock_hz * spec.units
+        return PipeWork("special", work.exponentials, work.exponentials / rate) if work.exponentials else None
 
     def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
         """Return the memory layer of a tensor and the bytes moved from it, and record the access."""

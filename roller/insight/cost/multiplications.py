@@ -1,0 +1,22 @@
+"""The multiplications of an expression's products: of those stages that sum products of two tensors."""
+
+from __future__ import annotations
+
+import math
+
+from roller.expr import TensorExpr
+from roller.expr.conversions import dtypes_of
+from roller.expr.exact_sums import is_product
+from roller.expr.scalar import Load, walk
+from roller.expr.tensor_expr import Stage
+
+
+def multiplications(expr: TensorExpr) -> int:
+    """Return the multiplications of the stages that sum products of two tensors."""
+    inputs, dtypes = {t.name for t in expr.inputs}, dtypes_of(expr)
+    products = [s for s in expr.stages if is_product(s, inputs, dtypes) and len(_tensors_read(s)) == 2]
+    return sum(math.prod(axis.extent for axis in s.axes) for s in products)
+
+
+def _tensors_read(stage: Stage) -> set[str]:
+    return {n.tensor for n in walk(stage.body) if isinstance(n, Load)}

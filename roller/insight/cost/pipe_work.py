@@ -1,0 +1,94 @@
+"""The operations of a launch by arithmetic pipe, and the time they take at the pipe's peak."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+from roller.core.display import bytes_text
+from roller.expr import TensorExpr
+from roller.expr.scalar import FUNCTIONS, Call, walk
+from roller.hardware import DeviceSpec
+from roller.hardware.peaks import peak_flops_per_s
+from roller.insight.cost.launches import Fused, Kernel, Launch
+from roller.insight.cost.multiplications import multiplications
+
+#: Units that do arithmetic: scalar multiply-adds, matrix products, and functions such as ``exp``.
+Pipe = Literal["fma", "matrix", "special"]
+
+
+class PipeWork(NamedTuple):
+    """The operations of a launch on the pipe that takes longest for them at its peak.
+
+    Parameters
+    ----------
+    pipe
+        The pipe.
+    operations
+        A multiply-add is two.
+    at_peak_s
+        Seconds that they take at the peak of the pipe, at the device's clock.
+    """
+
+    pipe: Pipe
+    operations: float
+    at_peak_s: float
+
+
+def launch_name(launch: Launch) -> str:
+    """Return a launch in words: the expression that its kernels compute, or the bytes that they move."""
+    if isinstance(launch, Kernel):
+        return str(launch.expr)
+    if isinstance(launch, Fused):
+        return " -> ".join(str(p) for p in launch.products)
+    moved = [f"{word} {bytes_text(int(n))}" for word, n in _moved(launch) if n]
+    return ", ".join(moved) or "launch"
+
+
+def _moved(launch: Launch) -> tuple[tuple[str, float], ...]:
+    return ("read", getattr(launch, "read_bytes", 0.0)), ("write", getattr(launch, "written_bytes", 0.0))
+
+
+def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
+    """Return the work of a launch; ``None`` if it is given by bytes alone, or the device names no rate.
+
+    Products of two tensors count on the fastest pipe of their dtype, all else by the functions of the expression.
+    """
+    if isinstance(launch, Kernel):
+        found = _works_of_expression(launch.expr, launch.count, spec)
+    elif isinstance(launch, Fused):
+        found = [work for p in launch.products for work in _works_of_expression(p, launch.share, spec)]
+        products = [w for w in found if w.pipe != "special"]
+        if products:
+            operations, at_peak_s = sum(w.operations for w in products), sum(w.at_peak_s for w in products)
+            found = [PipeWork(products[0].pipe, operations, at_peak_s)]
+        found += _functions(launch.exponentials, "special", spec)
+    else:
+        return None
+    return max(found, key=lambda work: work.at_peak_s, default=None)
+
+
+def _works_of_expression(expr: TensorExpr, times: float, spec: DeviceSpec) -> list[PipeWork]:
+    products = multiplications(expr)
+    found = []
+    if products:
+        peak = peak_flops_per_s(spec, expr.inputs[0].dtype)
+        if peak is not None:
+            rate, unit = peak
+            pipe: Pipe = "fma" if unit == "fma" else "matrix"
+            found.append(PipeWork(pipe, 2.0 * products * times, 2.0 * products * times / rate))
+    calls = {"fma": 0.0, "special": 0.0}
+    for stage in expr.stages:
+        points = math.prod(axis.extent for axis in stage.axes)
+        for node in walk(stage.body):
+            if isinstance(node, Call):
+                calls["special" if FUNCTIONS[node.fn].instruction_class == "special" else "fma"] += points
+    found += _functions(times * calls["special"], "special", spec)
+    if not products:
+        found += _functions(times * calls["fma"], "fma", spec)
+    return found
+
+
+def _functions(count: float, pipe: Pipe, spec: DeviceSpec) -> list[PipeWork]:
+    rate = spec.compute.ops_per_cycle_per_unit.get(pipe, 0.0) * spec.units * spec.clock_hz
+    return [PipeWork(pipe, count, count / rate)] if count and rate else []

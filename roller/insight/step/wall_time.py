@@ -1,0 +1,92 @@
+"""Divides the wall time of a step among its tasks: each instant belongs to one task, so all parts sum to the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task
+
+_Span = tuple[float, float]
+
+
+def wall_time_us(
+    graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None
+) -> tuple[dict[int, float], float]:
+    """Return the wall time that belongs to each task, and the rest, in which none runs.
+
+    While a device computes, the time is that of its kernel; else that of a collective or transfer over a network; else
+    that of a call on a thread. Of several tasks of one such class the first to start has it.
+
+    Parameters
+    ----------
+    graph
+        The step, or several.
+    start_us, end_us
+        Of every task, as measured or as simulated.
+    tasks
+        Of the graph; by default all.
+
+    Returns
+    -------
+    tuple[dict[int, float], float]
+        Microseconds by id of the task, and the rest: the host's code between calls while nothing runs. Together they
+        are the time from the first start to the last end.
+
+    Examples
+    --------
+    >>> from roller.insight.step.graph import Lane, StepGraph, Task
+    >>> host, stream = Lane(0, "thread", "1"), Lane(0, "stream", "7")
+    >>> tasks = [Task(0, "launch", "launch", host, 5.0, 0, 0), Task(1, "gemm", "kernel", stream, 6.0, 0, 0)]
+    >>> wall_time_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 4.0], [5.0, 10.0])
+    ({1: 6.0, 0: 4.0}, 0.0)
+    """
+    chosen = graph.tasks if tasks is None else tasks
+    found: dict[int, float] = {}
+    covered: list[_Span] = []
+    for members in _classes(chosen):
+        spans = sorted((start_us[t.id], end_us[t.id], t.id) for t in members)
+        found.update(_parts_not_covered(spans, covered))
+        covered = _union([*covered, *((a, b) for a, b, _ in spans)])
+    whole = 0.0
+    if chosen:
+        whole = max(end_us[t.id] for t in chosen) - min(start_us[t.id] for t in chosen)
+    return found, max(0.0, whole - math.fsum(b - a for a, b in covered))
+
+
+def _classes(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
+    classes: tuple[list[Task], ...] = ([], [], [])
+    for task in tasks:
+        if not task.is_removed:
+            on_network = task.kind in NETWORK_KINDS
+            classes[1 if on_network else 0 if task.on_device else 2].append(task)
+    return classes
+
+
+def _parts_not_covered(spans: Sequence[tuple[float, float, int]], covered: Sequence[_Span]) -> dict[int, float]:
+    """Return the length of each span past those before it and outside of those that are covered."""
+    found: dict[int, float] = {}
+    at, own_end = 0, -math.inf
+    for start, end, number in spans:
+        since, length = max(start, own_end), 0.0
+        own_end = max(own_end, end)
+        while since < end:
+            while at < len(covered) and covered[at][1] <= since:
+                at += 1
+            if at == len(covered) or covered[at][0] >= end:
+                length += end - since
+                break
+            length += max(0.0, covered[at][0] - since)
+            since = covered[at][1]
+        found[number] = length
+    return found
+
+
+def _union(spans: Iterable[_Span]) -> list[_Span]:
+    found: list[list[float]] = []
+    for start, end in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1][1] = max(found[-1][1], end)
+        else:
+            found.append([start, end])
+    return [(a, b) for a, b in found]

@@ -1,0 +1,296 @@
+"""Throughput and memory of a step over its batch: the line through three batches, and computed ones beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from roller.errors import NoCandidateError
+
+#: Distances between the three batches, largest first: a step that takes little of the memory takes the first.
+STEPS = (100, 20, 10, 5, 1)
+#: Share of the memory that the batches of the widest distance may take.
+SMALL = 0.1
+#: Relative distance of a computed batch from the line, from which on the line does not hold there.
+APART = 0.05
+#: Growth of throughput by a doubled batch, below which returns diminish.
+DIMINISHING = 1.1
+
+
+class BatchPoint(NamedTuple):
+    """One step of a batch.
+
+    Parameters
+    ----------
+    batch
+        Samples of a call.
+    iteration_s
+        Time of a step.
+    throughput
+        Samples per second; 0 if the step does not fit.
+    allocated_bytes, total_bytes
+        Peaks of the allocator, and of the process.
+    fits
+        Whether it fits.
+    bound
+        What bounds the step.
+    """
+
+    batch: int
+    iteration_s: float
+    throughput: float
+    allocated_bytes: int
+    total_bytes: int
+    fits: bool
+    bound: str = ""
+
+
+class BatchLine(NamedTuple):
+    """Lines over the batch ``x``: ``a x + b`` seconds, ``c x + d`` allocated bytes.
+
+    Parameters
+    ----------
+    a, b, c, d
+        By least squares, ``b`` at least 0.
+    batches
+        Where they were sampled.
+    holds
+        Whether ``a`` and ``c`` are above 0 and no constraint was needed.
+    """
+
+    a: float
+    b: float
+    c: float
+    d: float
+    batches: tuple[int, ...]
+    holds: bool
+
+    def iteration_s(self, batch: float) -> float:
+        """Return the time of a step."""
+        return self.a * batch + self.b
+
+    def throughput(self, batch: float) -> float:
+        """Return the samples per second."""
+        took = self.iteration_s(batch)
+        return batch / took if took > 0 else 0.0
+
+    def allocated_bytes(self, batch: float) -> float:
+        """Return the peak of allocated bytes."""
+        return self.c * batch + self.d
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """Throughput and memory of a step over its batch.
+
+    Parameters
+    ----------
+    line
+        Through three batches; ``None`` if three do not fit.
+    computed
+        Batches that were computed, those of the line among them, in order.
+    largest
+        Largest batch that fits; 0 if none does, or it was not searched.
+    notes
+        Where the line does not hold, and why, a sentence each.
+    """
+
+    line: BatchLine | None
+    computed: tuple[BatchPoint, ...]
+    largest: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def most_throughput(self) -> float:
+        """Limit of the line for large batches, ``1 / a`` samples per second; 0 where it does not hold."""
+        return 1.0 / self.line.a if self.line is not None and self.line.a > 0 else 0.0
+
+    @property
+    def throughput_at_largest(self) -> float:
+        """Samples per second at the largest batch that fits; 0 if it was not computed."""
+        return next((p.throughput for p in self.computed if p.batch == self.largest), 0.0)
+
+    def at(self, batch: int) -> BatchPoint | None:
+        """Return a batch that was computed; ``None`` if it was not."""
+        return next((p for p in self.computed if p.batch == batch), None)
+
+    def diminishing_from(self) -> int:
+        """Return the first batch ``x`` with ``T(2 x) / T(x) < 1.1`` on the line: the first above ``4.5 b / a``.
+
+        Raises
+        ------
+        NoCandidateError
+            There is no line that holds.
+        """
+        line = self.line
+        if line is None or not line.holds:
+            why = self.notes[0] if self.notes else "three batches do not fit"
+            raise NoCandidateError(
+                f"profile: diminishing_from: expected a time that is linear in the batch, got another ({why}). "
+                f"Look at the computed batches."
+            )
+        # 2 (a x + b) / (2 a x + b) < g  <=>  x > (2 - g) b / (2 a (g - 1))
+        limit = (2.0 - DIMINISHING) * line.b / (2.0 * (DIMINISHING - 1.0) * line.a)
+        return max(1, math.floor(limit + 1e-9) + 1)
+
+    def batch_of_memory(self, allocated_bytes: float) -> int:
+        """Return the largest batch whose allocated bytes are at most these, by the line; at least 1.
+
+        Raises
+        ------
+        NoCandidateError
+            There is no line, or memory does not grow with the batch.
+        """
+        line = self._line()
+        if line.c <= 0:
+            raise NoCandidateError(
+                "profile: expected memory that grows with the batch, got memory that does not. Ask for a batch."
+            )
+        return max(1, math.floor((allocated_bytes - line.d) / line.c))
+
+    def batch_of_throughput(self, per_s: float) -> int:
+        """Return the smallest batch with a throughput, by the line; at least 1.
+
+        Raises
+        ------
+        NoCandidateError
+            There is no line, or no batch is so fast.
+        """
+        line = self._line()
+        if per_s >= self.most_throughput:
+            raise NoCandidateError(
+                f"profile: expected a throughput below {self.most_throughput:.6g} samples/s, the limit of large "
+                f"batches, got {per_s:.6g}. Ask for less."
+            )
+        return max(1, math.ceil(line.b * per_s / (1.0 - line.a * per_s)))
+
+    def _line(self) -> BatchLine:
+        if self.line is None:
+            why = self.notes[0] if self.notes else "three batches do not fit"
+            raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
+        return self.line
+
+
+def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
+    """Return the lines of least squares through some batches.
+
+    Where the time would be negative at batch 0, ``b`` is 0; the line is then said not to hold.
+
+    Examples
+    --------
+    >>> points = [BatchPoint(x, 0.5 * x + 1.0, 0.0, 100 * x + 7, 0, True) for x in (8, 16, 24)]
+    >>> line = fit_line(points)
+    >>> round(line.a, 9), round(line.b, 9), round(line.c), round(line.d), line.holds
+    (0.5, 1.0, 100, 7, True)
+    """
+    xs = [float(p.batch) for p in points]
+    a, b = _least_squares(xs, [p.iteration_s for p in points])
+    c, d = _least_squares(xs, [float(p.allocated_bytes) for p in points])
+    holds = a > 0 and b >= 0
+    if b < 0:
+        a, b = sum(x * p.iteration_s for x, p in zip(xs, points, strict=True)) / sum(x * x for x in xs), 0.0
+    return BatchLine(a, b, c, d, tuple(p.batch for p in points), holds)
+
+
+def _least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, float]:
+    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    spread = math.fsum((x - mean_x) ** 2 for x in xs)
+    slope = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread
+    return slope, mean_y - slope * mean_x
+
+
+def batch_curve(
+    point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
+    largest: int = 0, others: Sequence[int] = (),
+) -> BatchCurve:  # fmt: skip
+    """Return the curve of a step: a line through three batches from ``batch`` on, and others beside it.
+
+    The three are 100, 20, 10, 5 or 1 apart, as the memory allows; if one of them does not fit, they are ``batch`` and
+    its halves.
+
+    Parameters
+    ----------
+    point_at
+        Profiles a batch.
+    batch
+        The batch of the step.
+    capacity_bytes
+        Of the device; 0 for no limit.
+    fixed_bytes
+        Allocated bytes that do not grow with the batch, as far as they are known: parameters, their states.
+    largest
+        Largest batch that fits; 0 if it is not known. It is computed, too.
+    others
+        More batches to compute beside the line.
+    """
+    known: dict[int, BatchPoint] = {}
+
+    def point(size: int) -> BatchPoint:
+        if size not in known:
+            known[size] = point_at(size)
+        return known[size]
+
+    first = point(batch)
+    chosen = _upwards(point, first, capacity_bytes, fixed_bytes) or _downwards(point, batch)
+    notes: list[str] = []
+    if len(chosen) < 3:
+        notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
+    for size in dict.fromkeys((*others, *([largest] if largest else []))):
+        point(size)
+    computed = tuple(known[size] for size in sorted(known))
+    line = fit_line(chosen) if len(chosen) == 3 else None
+    return BatchCurve(line, computed, largest, (*notes, *_doubts(line, computed)))
+
+
+def _upwards(
+    point: Callable[[int], BatchPoint], first: BatchPoint, capacity_bytes: int, fixed_bytes: int
+) -> list[BatchPoint]:
+    """Return three batches upwards from the first; none if one of them does not fit."""
+    if not first.fits:
+        return []
+    each = max(1.0, (first.allocated_bytes - fixed_bytes) / first.batch)
+    room = capacity_bytes - first.total_bytes if capacity_bytes else math.inf
+    for step in STEPS:
+        grown = 2 * step * each
+        if grown > room or (step == STEPS[0] and capacity_bytes and first.total_bytes + grown > SMALL * capacity_bytes):
+            continue
+        found = [point(first.batch + n * step) for n in range(3)]
+        if all(p.fits for p in found):
+            return found
+    return []
+
+
+def _downwards(point: Callable[[int], BatchPoint], batch: int) -> list[BatchPoint]:
+    """Return the largest three of a batch and its halves that fit."""
+    found: list[BatchPoint] = []
+    while batch >= 1 and len(found) < 3:
+        if point(batch).fits:
+            found.append(point(batch))
+        batch //= 2
+    return found[::-1]
+
+
+def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]:
+    """Return where the line does not hold, and why."""
+    if line is None:
+        return []
+    found = []
+    if not line.holds:
+        found.append("The time does not grow in proportion to the batch: the line is only a first guess.")
+    off = [p for p in computed if p.fits and abs(line.iteration_s(p.batch) / p.iteration_s - 1.0) > APART]
+    if off:
+        sizes = ", ".join(f"{p.batch} ({100 * (line.iteration_s(p.batch) / p.iteration_s - 1.0):+.0f} %)" for p in off)
+        found.append(f"The line is off at batch {sizes}: {_cause(line, off, computed)}.")
+    return found
+
+
+def _cause(line: BatchLine, off: Sequence[BatchPoint], computed: Sequence[BatchPoint]) -> str:
+    sampled = {p.bound for p in computed if p.batch in line.batches}
+    others = {p.bound for p in off} - sampled
+    if others:
+        return (
+            f"those are bound by the {' and the '.join(sorted(others))}, the sampled ones by the {', '.join(sampled)}"
+        )
+    return "time grows in steps there, at multiples of tiles and waves"

@@ -1,0 +1,107 @@
+"""The lines of a profile: what each costs, for every module instance that runs it, and in sum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from roller.insight.step_profile.node import Node, Seconds
+
+
+class LineInstance(NamedTuple):
+    """A line that one module instance runs; ``module`` is ``""`` for the root module and outside of all."""
+
+    module: str
+    node: Node
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the project that runs operators, calls a line that does, or registers parameters.
+
+    Parameters
+    ----------
+    file, line
+        Relative to the project, and from 1.
+    seconds
+        Time by phase, of all instances. A line that calls itself counts once.
+    held_bytes, requested_bytes
+        Bytes by kind of storage, of all instances: at the total's peak, and in the course of the step.
+    registered_bytes
+        Bytes of parameters that the line registers.
+    instances
+        The line in each module instance that runs it, the one with the most time first.
+    """
+
+    file: str
+    line: int
+    seconds: Mapping[str, Seconds] = field(default_factory=dict)
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
+    requested_bytes: Mapping[str, int] = field(default_factory=dict)
+    registered_bytes: int = 0
+    instances: tuple[LineInstance, ...] = field(default=(), repr=False)
+
+    @property
+    def name(self) -> str:
+        """``"file:line"``."""
+        return f"{self.file}:{self.line}"
+
+    @property
+    def wall_s(self) -> float:
+        """Part of the step's time."""
+        return math.fsum(part.wall_s for part in self.seconds.values())
+
+    @property
+    def total_held_bytes(self) -> int:
+        """Bytes at the total's peak."""
+        return sum(self.held_bytes.values())
+
+
+def lines_of_tree(root: Node) -> tuple[Line, ...]:
+    """Return every line of a tree, by file and line."""
+    instances: dict[str, list[tuple[LineInstance, bool]]] = {}
+    registered: dict[str, int] = {}
+    for node, module, around in _walk(root):
+        if node.kind == "line":
+            instances.setdefault(node.name, []).append((LineInstance(module, node), node.name not in around))
+        for name in node.registered:
+            registered[name] = registered.get(name, 0) + node.held_bytes.get("parameter", 0)
+    return tuple(
+        sorted(
+            (_line(name, instances.get(name, []), registered.get(name, 0)) for name in {**instances, **registered}),
+            key=lambda line: (line.file, line.line),
+        )
+    )
+
+
+def _walk(root: Node) -> Iterator[tuple[Node, str, frozenset[str]]]:
+    """Yield every node with the module instance and the lines around it."""
+    todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
+    while todo:
+        node, module, around = todo.pop()
+        yield node, module, around
+        within = node.name if node.kind == "module" else module
+        lines = around | {node.name} if node.kind == "line" else around
+        todo += [(child, within, lines) for child in node.children]
+
+
+def _line(name: str, found: list[tuple[LineInstance, bool]], registered_bytes: int) -> Line:
+    outer = [instance.node for instance, is_outer in found if is_outer]
+    phases = dict.fromkeys(phase for node in outer for phase in node.seconds)
+    seconds = {
+        phase: Seconds(*map(math.fsum, zip(*(n.seconds[phase] for n in outer if phase in n.seconds), strict=True)))
+        for phase in phases
+    }
+    file, _, number = name.rpartition(":")
+    instances = sorted((instance for instance, _ in found), key=lambda x: (-x.node.wall_s, x.module))
+    return Line(
+        file, int(number), seconds, _sum([n.held_bytes for n in outer]), _sum([n.requested_bytes for n in outer]),
+        registered_bytes, tuple(instances),
+    )  # fmt: skip
+
+
+def _sum(parts: list[Mapping[str, int]]) -> dict[str, int]:
+    kinds = dict.fromkeys(kind for part in parts for kind in part)
+    return {kind: sum(part.get(kind, 0) for part in parts) for kind in kinds}

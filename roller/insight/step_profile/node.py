@@ -1,0 +1,113 @@
+"""The nodes of a profile's tree: module instances and lines, down to operators, kernels and tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+#: Kind of a node. ``"tensors"`` are bytes of one kind; ``"overhead"`` is what belongs to no operator.
+NodeKind = Literal["step", "line", "module", "operator", "kernel", "call", "tensors", "overhead"]
+
+
+class Seconds(NamedTuple):
+    """Time of one phase.
+
+    Parameters
+    ----------
+    wall_s
+        Part of the step's time: each instant belongs to one task, so all nodes of a level sum to the step.
+    device_s
+        Durations of kernels; on a processor, of operators.
+    host_s
+        Durations of calls on threads, without waits.
+    """
+
+    wall_s: float = 0.0
+    device_s: float = 0.0
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A module instance, a line, an operator, a kernel or tensors, with all within it.
+
+    Parameters
+    ----------
+    kind, name
+        ``name`` is the path of a module, ``"file:line"``, the name of an operator or kernel, or the kind or name of
+        tensors.
+    calls
+        Operators in it that were called; for a kernel its launches, for tensors their number.
+    seconds
+        Time by phase. Those of children sum to those of their parent.
+    held_bytes
+        Bytes requested by kind of storage, at the total's peak. Those of children sum to those of their parent.
+    requested_bytes
+        Bytes requested in the course of the step, by kind of storage.
+    bound_s
+        Seconds of kernels by the resource that bounds them, if prices say it.
+    pipe_s
+        Seconds that the operations take at the peak of their pipe, by pipe.
+    registered
+        ``"file:line"`` of the lines that register a parameter, outermost first.
+    children
+        The one with the most wall time first, then the one with the most bytes.
+
+    Examples
+    --------
+    >>> leaf = Node("kernel", "gemm", 1, {"forward": Seconds(0.75, 0.5, 0.0)}, bound_s={"compute": 0.5})
+    >>> leaf.wall_s, leaf.device_s, leaf.bound
+    (0.75, 0.5, 'compute')
+    """
+
+    kind: NodeKind
+    name: str
+    calls: int = 0
+    seconds: Mapping[str, Seconds] = field(default_factory=dict)
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
+    requested_bytes: Mapping[str, int] = field(default_factory=dict)
+    bound_s: Mapping[str, float] = field(default_factory=dict)
+    pipe_s: Mapping[str, float] = field(default_factory=dict)
+    registered: tuple[str, ...] = ()
+    children: tuple[Node, ...] = field(default=(), repr=False)
+
+    @property
+    def wall_s(self) -> float:
+        """Part of the step's time."""
+        return math.fsum(part.wall_s for part in self.seconds.values())
+
+    @property
+    def device_s(self) -> float:
+        """Durations of kernels."""
+        return math.fsum(part.device_s for part in self.seconds.values())
+
+    @property
+    def host_s(self) -> float:
+        """Durations of calls on threads."""
+        return math.fsum(part.host_s for part in self.seconds.values())
+
+    @property
+    def total_held_bytes(self) -> int:
+        """Bytes at the total's peak."""
+        return sum(self.held_bytes.values())
+
+    @property
+    def bound(self) -> str:
+        """The resource that bounds most of the time of kernels; ``""`` where it is unknown."""
+        return max(self.bound_s, key=lambda r: self.bound_s[r], default="")
+
+    @property
+    def share_of_peak(self) -> tuple[str, float] | None:
+        """The pipe with the most work, and the share of its peak that the kernels reach; ``None`` if it is unknown."""
+        pipe = max(self.pipe_s, key=lambda p: self.pipe_s[p], default=None)
+        return None if pipe is None or not self.device_s else (pipe, self.pipe_s[pipe] / self.device_s)
+
+    def walk(self) -> Iterator[Node]:
+        """Yield the node, and all nodes within it."""
+        todo = [self]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo.extend(reversed(node.children))

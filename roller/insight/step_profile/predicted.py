@@ -1,0 +1,146 @@
+"""The profile of a forecast: its simulated graph and its memory, as one tree."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+
+from roller.insight.cost.operator_price import LaunchPrice, Price
+from roller.insight.forecast import Forecast
+from roller.insight.memory.simulate import Memory
+from roller.insight.step.graph import StepGraph, Task, TaskContext
+from roller.insight.step.simulate import Timeline
+from roller.insight.step.wall_time import wall_time_us
+from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.tree import Key, Path, Tree, path_of_call
+from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
+from roller.insight.trace.trace import AllocEvent, Operator, Stack, Storage, Trace
+
+#: Time in which no task runs: the host's code between its calls.
+BETWEEN_CALLS = Key("overhead", "host code between calls")
+_STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_state": ".state"}
+
+
+def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
+    """Return the tree of a forecast step.
+
+    Parameters
+    ----------
+    trace
+        The trace of which ``forecast`` was made.
+    forecast
+        The predicted step.
+    """
+    tree = Tree()
+    for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
+        tree.count_call(path_of_operator(operator))
+    add_graph(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
+    held_by = trace if forecast.devices == 1 else add_bucket_storages(trace, buckets(trace))
+    add_memory(tree, held_by, forecast.memory)
+    return tree.build()
+
+
+def path_of_operator(operator: Operator) -> Path:
+    """Return the path of an operator's node."""
+    return path_of_call(operator.stack, operator.module, operator.name)
+
+
+def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[int, Price]) -> None:
+    """Add the time of a simulated step to a tree.
+
+    Parameters
+    ----------
+    tree
+        Grows by a leaf for every kernel and call.
+    graph, timeline
+        One step.
+    prices
+        Index of an operator -> its price, whose launches become leaves.
+    """
+    wall_us, rest_us = wall_time_us(graph, timeline.start_us, timeline.end_us)
+    path_of = cache(_path_of_context)
+    for task in graph.tasks:
+        if task.is_removed:
+            continue
+        path = path_of(task.context) or (Key("overhead", task.name),)
+        phase, operator = task.context.phase, graph.operators.get(task.id)
+        took = Seconds(wall_us[task.id] / 1e6, *_device_and_host_s(task, operator is not None))
+        price = None if operator is None else prices.get(operator.index)
+        if price is not None and price.launches:
+            for row, part in _shares(took, price.launches):
+                pipes = () if row.work is None else ((row.work.pipe, row.work.at_peak_s),)
+                tree.add_time(
+                    (*path, Key("kernel", row.name)), phase, part, calls=row.kernels, bound=row.resource, pipes=pipes
+                )
+        else:
+            computes = task.on_device or operator is not None
+            leaf = path if path[0].kind == "overhead" else (*path, Key("kernel" if computes else "call", task.name))
+            tree.add_time(leaf, phase, took, bound=task.resource if computes else "")
+    lags_us = math.fsum(d.lag_us for d in graph.dependencies if d.kind == "thread")
+    if rest_us or lags_us:
+        tree.add_time((BETWEEN_CALLS,), "other", Seconds(rest_us / 1e6, 0.0, lags_us / 1e6), calls=0)
+
+
+def _path_of_context(context: TaskContext) -> Path:
+    return path_of_call(context.stack, context.module, context.operator)
+
+
+def _device_and_host_s(task: Task, is_operator: bool) -> tuple[float, float]:
+    took_s = task.duration_us / 1e6
+    return (took_s, 0.0) if task.on_device or is_operator else (0.0, took_s)
+
+
+def _shares(took: Seconds, launches: tuple[LaunchPrice, ...]) -> Iterator[tuple[LaunchPrice, Seconds]]:
+    """Divide the time of an operator among its launches by their prices."""
+    whole = math.fsum(row.seconds for row in launches)
+    for row in launches:
+        share = row.seconds / whole if whole else 1.0 / len(launches)
+        yield row, Seconds(*(share * part for part in took))
+
+
+def add_memory(tree: Tree, trace: Trace, memory: Memory) -> None:
+    """Add the bytes at the total's peak to a tree, and those that the last step requests.
+
+    Named storages belong to the module of their parameter, others to the operator that allocates them. The rest of the
+    total, which no tensor requests, is overhead: rounding, cached blocks, the context and the rounding to pages.
+    """
+    place = _Place(tree, trace)
+    for number, event in memory.held.items():
+        place.add(number, event, held=event.size_bytes)
+    first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
+    for request in trace.events:
+        if isinstance(request, AllocEvent) and request.operator >= first:
+            place.add(request.storage, request, requested=request.size_bytes)
+    parts = memory.parts_at_peak()
+    for name, size in (
+        ("rounding", parts.rounding_bytes), ("cached", parts.cached_bytes), ("context", parts.context_bytes),
+        ("page rounding", parts.page_rounding_bytes),
+    ):  # fmt: skip
+        if size:
+            tree.add_bytes((Key("overhead", "memory of no tensor"),), name, held=size, tensors=0)
+
+
+class _Place:
+    """Finds the node of a storage."""
+
+    def __init__(self, tree: Tree, trace: Trace) -> None:
+        self.tree, self.trace = tree, trace
+        self._path_of: Callable[[Stack, str, str], Path] = cache(path_of_call)
+
+    def add(self, number: int, event: AllocEvent, *, held: int = 0, requested: int = 0) -> None:
+        storage = self.trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))
+        suffix = _STATE_SUFFIX.get(storage.kind)
+        if storage.name and suffix is not None:
+            module, _, name = storage.name.rpartition(".")
+            lines = tuple(f"{f.file}:{f.line}" for f in self.trace.registered.get(storage.name, ()))
+            self.tree.add_bytes(
+                self.tree.path_of_module(module), storage.kind, name=name + suffix, held=held, requested=requested,
+                registered=lines if storage.kind == "parameter" else (),
+            )  # fmt: skip
+            return
+        path: Path = ()
+        if number >= 0 and 0 <= event.operator < len(self.trace.operators):
+            maker = self.trace.operators[event.operator]
+            path = self._path_of(maker.stack, maker.module, maker.name)
+        self.tree.add_bytes(path, storage.kind, held=held, requested=requested)

@@ -1,0 +1,207 @@
+"""Reads and writes profiles as versioned JSON. Docs: docs/profile-json.md."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from roller.core.files import read_file, whole_file
+from roller.errors import ArtifactError, shown
+from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
+from roller.insight.step_profile.node import Node, NodeKind, Seconds
+from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
+
+#: Name and version of the format that is written; every version from 1 on can be read.
+FORMAT, VERSION = "roller-profile", 1
+#: Fields of a profile that are written as they are.
+_PLAIN = (
+    "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
+    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "notes",
+)  # fmt: skip
+_KINDS = frozenset(get_args(NodeKind))
+_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory"})
+
+
+def to_data(profile: StepProfile) -> dict[str, Any]:
+    """Return a profile as JSON-ready data; :func:`from_data` is the inverse."""
+    rows: list[dict[str, Any]] = []
+    todo: list[tuple[Node, int]] = [(profile.root, -1)]
+    while todo:
+        node, parent = todo.pop()
+        rows.append(_node_row(node, parent))
+        todo += [(child, len(rows) - 1) for child in reversed(node.children)]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        **{name: getattr(profile, name) for name in _PLAIN},
+        "total_bytes": profile.total_bytes,
+        "throughput_per_s": profile.throughput,
+        "categories": dict(profile.categories),
+        "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
+        "curve": None if profile.curve is None else _curve_data(profile.curve),
+        "nodes": rows,
+    }
+
+
+def _node_row(node: Node, parent: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"parent": parent, "kind": node.kind, "name": node.name, "calls": node.calls}
+    if node.seconds:
+        row["seconds"] = {phase: list(part) for phase, part in node.seconds.items()}
+    for name in ("held_bytes", "requested_bytes", "bound_s", "pipe_s"):
+        if getattr(node, name):
+            row[name] = dict(getattr(node, name))
+    if node.registered:
+        row["registered"] = list(node.registered)
+    return row
+
+
+def _curve_data(curve: BatchCurve) -> dict[str, Any]:
+    return {
+        "line": None if curve.line is None else curve.line._asdict(),
+        "computed": [p._asdict() for p in curve.computed],
+        "largest": curve.largest,
+        "notes": list(curve.notes),
+    }
+
+
+def from_data(data: Any, where: str = "profile") -> StepProfile:
+    """Return the profile of JSON data.
+
+    Raises
+    ------
+    ArtifactError
+        The data are no profile, or one of a newer version, or its parts do not sum to the whole.
+    """
+    if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+        raise ArtifactError(f"{where}: expected a profile of roller, got JSON of another kind. Write it with --out.")
+    version = data.get("version")
+    if type(version) is not int or not 1 <= version <= VERSION:
+        raise ArtifactError(
+            f"{where}: expected a profile of version 1 to {VERSION}, got version {shown(version)}. "
+            f"Read it with the roller that wrote it, or profile the step again."
+        )
+    try:
+        found = _read_profile(data)
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise ArtifactError(
+            f"{where}: expected the JSON of a profile, got what cannot be read ({error!r}). Profile the step again."
+        ) from error
+    found.check()
+    return found
+
+
+def _read_profile(data: Mapping[str, Any]) -> StepProfile:
+    known = {field.name for field in fields(StepProfile)}
+    plain = {name: _plain(name, data[name]) for name in _PLAIN if name in data and name in known}
+    if plain["source"] not in get_args(Source):
+        raise ValueError(f"source {plain['source']!r}")
+    return StepProfile(
+        root=_read_tree(data["nodes"]),
+        categories=_numbers(data.get("categories", {}), float),
+        memory_curve=tuple(_read_point(row) for row in data.get("memory_curve", ())),
+        curve=None if data.get("curve") is None else _read_curve(data["curve"]),
+        **plain,
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name in _NAMES_OF_TEXT:
+        return _text(value)
+    if name in ("checkpoint", "notes"):
+        return tuple(_text(part) for part in value)
+    return _number(value, float if name.endswith("_s") or name == "samples" else int)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} for a text")
+    return value
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
+        raise TypeError(f"{type(value).__name__} for a number")
+    if not math.isfinite(value):
+        raise ValueError(f"the number {value}")
+    return kind(value)
+
+
+def _numbers(data: Mapping[str, Any], kind: type[int] | type[float]) -> dict[str, Any]:
+    return {_text(name): _number(value, kind) for name, value in data.items()}
+
+
+def _read_point(row: Sequence[Any]) -> MemoryPoint:
+    at, allocated, reserved, kinds = row
+    return MemoryPoint(_number(at, float), _number(allocated, int), _number(reserved, int), _numbers(kinds, int))
+
+
+def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
+    line = data["line"]
+    if line is not None:
+        a, b, c, d = (_number(line[name], float) for name in "abcd")
+        line = BatchLine(a, b, c, d, tuple(_number(n, int) for n in line["batches"]), bool(line["holds"]))
+    points = tuple(
+        BatchPoint(
+            _number(row["batch"], int), _number(row["iteration_s"], float), _number(row["throughput"], float),
+            _number(row["allocated_bytes"], int), _number(row["total_bytes"], int), bool(row["fits"]),
+            _text(row["bound"]),
+        )
+        for row in data["computed"]
+    )  # fmt: skip
+    return BatchCurve(line, points, _number(data["largest"], int), tuple(_text(n) for n in data["notes"]))
+
+
+def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
+    children: list[list[Node]] = [[] for _ in rows]
+    for number in range(len(rows) - 1, -1, -1):  # parents come before their children
+        row, parent = rows[number], rows[number]["parent"]
+        if type(parent) is not int or not (parent == -1 if number == 0 else 0 <= parent < number):
+            raise ValueError(f"node {number} of parent {parent!r}")
+        if row["kind"] not in _KINDS:
+            raise ValueError(f"node {number} of kind {row['kind']!r}")
+        name = _text(row["name"])
+        if row["kind"] == "line":
+            int(name.rpartition(":")[2])
+        node = Node(
+            row["kind"], name, _number(row["calls"], int),
+            {_text(p): Seconds(*(_number(x, float) for x in part)) for p, part in row.get("seconds", {}).items()},
+            _numbers(row.get("held_bytes", {}), int), _numbers(row.get("requested_bytes", {}), int),
+            _numbers(row.get("bound_s", {}), float), _numbers(row.get("pipe_s", {}), float),
+            tuple(_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
+        )  # fmt: skip
+        if parent == -1:
+            return node
+        children[parent].append(node)
+    raise ValueError("no nodes")
+
+
+def _line_name(value: Any) -> str:
+    int(_text(value).rpartition(":")[2])
+    return str(value)
+
+
+def save_profile(profile: StepProfile, path: str | Path) -> None:
+    """Write a profile as JSON, atomically."""
+    with whole_file(Path(path)) as file:
+        file.write(json.dumps(to_data(profile), allow_nan=False).encode())
+
+
+def load_profile(path: str | Path) -> StepProfile:
+    """Read a profile that :func:`save_profile` wrote.
+
+    Raises
+    ------
+    ArtifactError
+        The file cannot be read, or is no profile of a known version.
+    """
+    try:
+        data = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(
+            f"{path}: expected a profile of roller, got what cannot be read ({error}). Write it with --out."
+        ) from error
+    return from_data(data, str(path))

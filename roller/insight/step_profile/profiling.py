@@ -1,0 +1,156 @@
+"""``roller.profile``: the profile of a training step, predicted for any device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from roller.errors import NoCandidateError, RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.forecast import Forecast
+from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
+from roller.insight.step_profile.memory_curve import memory_over_step
+from roller.insight.step_profile.predicted import tree_of_forecast
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.trace import Trace
+from roller.insight.traced_step import TracedStep
+
+#: Kinds of storages whose bytes do not depend on the batch.
+_FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
+
+
+def profile(
+    step: str | Path | TracedStep,
+    device: str | DeviceSpec = "a100",
+    *,
+    batch: int | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] | None = None,
+    policy: str = "library",
+    devices: int = 1,
+    calls: int | None = None,
+    curve: bool = False,
+) -> StepProfile:
+    """Return where the time and memory of a training step go, by module and line, on a device that is not here.
+
+    Parameters
+    ----------
+    step
+        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`), or the result of :func:`roller.trace`.
+    device
+        A specification, or its name.
+    batch, amp, checkpoint
+        As in :meth:`~roller.insight.traced_step.TracedStep.at`; by default those of the step.
+    policy, devices
+        As in :func:`roller.insight.forecast.forecast`.
+    calls
+        Of an entry file, as in :func:`roller.trace`.
+    curve
+        Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs. Each
+        batch is traced; else ``batch_curve()`` computes them on demand.
+
+    Raises
+    ------
+    ModelError
+        The step cannot be traced.
+    RollerError
+        No such device or policy.
+
+    Examples
+    --------
+    >>> import pytest
+    >>> torch = pytest.importorskip("torch")
+    >>> from roller.insight.tracing import trace
+    >>> step = trace(torch.nn.Linear(8, 4), torch.zeros(2, 8), optimizer="sgd")
+    >>> found = profile(step, "a100")
+    >>> found.source, found.total_bytes == sum(found.memory_parts.values()), found.heaviest()[-1].kind
+    ('predicted', True, 'operator')
+    """
+    from roller.arguments import target_of
+    from roller.insight.tracing import trace_entry
+
+    spec = target_of(device)[0]
+    traced = step if isinstance(step, Trace) else trace_entry(step, device=spec, calls=calls)
+    chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
+    name = Path(str(traced.options.get("entry") or "step")).name
+    found = _profile_of_trace(chosen, spec, name, policy, devices)
+    made = replace(found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices))
+    return replace(made, curve=made.batch_curve()) if curve else made
+
+
+def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:
+    from roller.insight.forecast import forecast
+
+    return profile_of_forecast(trace, forecast(trace, spec, policy=policy, devices=devices), spec, name)
+
+
+def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name: str = "step") -> StepProfile:
+    """Return the profile of a forecast of a trace.
+
+    Parameters
+    ----------
+    trace, forecast
+        A trace, and the result of :func:`roller.insight.forecast.forecast` for it.
+    spec
+        The device of the forecast.
+    name
+        Of the step.
+    """
+    root = tree_of_forecast(trace, forecast)
+    took = root.wall_s
+    scale = took / forecast.iteration_s if forecast.iteration_s else 1.0
+    notes = forecast.notes
+    if len(trace.unlike()) > 1:
+        notes = (
+            f"The last {len(trace.unlike())} steps differ; the profile is that of the longest one. Their mean takes "
+            f"{1e3 * forecast.iteration_s:.3f} ms.",
+            *notes,
+        )
+    return StepProfile(
+        name, "predicted", spec.name, root, took, scale * forecast.lower_s, scale * forecast.upper_s, forecast.batch,
+        forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
+        forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
+        _out_of_memory(trace, forecast), memory_over_step(trace, spec), notes=notes,
+    )  # fmt: skip
+
+
+def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
+    memory = forecast.memory
+    if memory.oom is None:
+        return ""
+    number = memory.oom_operator
+    if number is None or not 0 <= number < len(trace.operators):
+        return str(memory.oom)
+    operator = trace.operators[number]
+    place = "" if operator.source is None else f" at {operator.source[0]}:{operator.source[1]}"
+    return f"{operator.name} of {operator.phase}{place}: {memory.oom}"
+
+
+def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, policy: str, devices: int) -> BatchCurve:
+    if not found.batch:
+        raise NoCandidateError("profile: batch_curve: expected a step with a batch, got none. Give its inputs a batch.")
+
+    def point_at(batch: int) -> BatchPoint:
+        one = trace.forecast(spec, batch=batch, policy=policy, devices=devices)
+        peak, total = one.memory.peak, one.memory.total_bytes
+        return BatchPoint(
+            batch, one.iteration_s, one.throughput, peak.allocated_bytes, total, one.memory.fits, one.bound
+        )
+
+    fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
+    try:
+        largest = trace.max_batch(spec).batch if found.capacity_bytes else 0
+    except RollerError:  # not even one sample fits, or the device has no limit
+        largest = 0
+    return batch_curve(
+        point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
+        others=_batches_beside_line(found.batch, largest),
+    )  # fmt: skip
+
+
+def _batches_beside_line(batch: int, largest: int) -> list[int]:
+    """Return powers of two up to the largest batch, at most eight, the last ones."""
+    most = largest or 4 * batch
+    return [n for n in (1 << k for k in range(31)) if n <= most][-8:]

@@ -1,0 +1,252 @@
+"""The profile of one training step, from any source: one type for predictions, measurements and recordings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+from roller.errors import NoCandidateError, RollerError, shown
+from roller.insight.step_profile.batch_curve import BatchCurve
+from roller.insight.step_profile.lines import Line, lines_of_tree
+from roller.insight.step_profile.node import Node
+
+#: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
+Source = Literal["predicted", "measured", "recorded"]
+Metric = Literal["time", "memory"]
+
+
+class MemoryPoint(NamedTuple):
+    """Memory at one moment of the step.
+
+    Parameters
+    ----------
+    at
+        Index of the operator in the step, or seconds from the start of a recording.
+    allocated_bytes, reserved_bytes
+        Of the allocator.
+    kinds
+        Bytes requested by kind of storage, where kinds are known.
+    """
+
+    at: float
+    allocated_bytes: int
+    reserved_bytes: int
+    kinds: Mapping[str, int]
+
+
+class Split(NamedTuple):
+    """Bytes of weights and activations at the total's peak, and which of them is more."""
+
+    weights_bytes: int
+    activations_bytes: int
+
+    @property
+    def more(self) -> str:
+        """``"weights"`` or ``"activations"``."""
+        return "weights" if self.weights_bytes >= self.activations_bytes else "activations"
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Where the time and memory of one training step go.
+
+    Parameters
+    ----------
+    name
+        Of the entry file, the model or the recording.
+    source
+        Origin of the times.
+    device
+        The device, ``""`` where a recording does not name it.
+    root
+        The step: its children are lines and modules, down to operators, kernels and tensors. Times of children sum to
+        their parent to 1e-9 s, bytes exactly.
+    iteration_s, lower_s, upper_s
+        Time of one step, and its interval: one expected error below and above, or the spread of measurements.
+    batch, samples
+        Samples of one call of the step and of one update, on each device; 0 where they are unknown.
+    devices, amp, checkpoint, policy
+        As in :class:`~roller.insight.forecast.Forecast`.
+    bound
+        What bounds the step: ``"device"``, ``"launches"``, ``"links"``; ``""`` where it is unknown.
+    capacity_bytes
+        Of the device's memory; 0 where it is unknown.
+    total_error_bytes
+        Error of the total memory.
+    out_of_memory
+        Why the step does not fit, with the line that fails; ``""`` if it fits. Memory is then that before the failure.
+    memory_curve
+        Memory in the course of the step.
+    categories
+        Seconds of the step by category, where a recording tells them.
+    curve
+        Throughput and memory over the batch; ``None`` if it was not asked for.
+    notes
+        Sentences: declared defaults, parts that are left out.
+    """
+
+    name: str
+    source: Source
+    device: str
+    root: Node = field(repr=False)
+    iteration_s: float
+    lower_s: float
+    upper_s: float
+    batch: int = 0
+    samples: float = 0.0
+    devices: int = 1
+    amp: str = "fp32"
+    checkpoint: tuple[str, ...] = ()
+    policy: str = ""
+    bound: str = ""
+    capacity_bytes: int = 0
+    total_error_bytes: int = 0
+    out_of_memory: str = ""
+    memory_curve: tuple[MemoryPoint, ...] = field(default=(), repr=False)
+    categories: Mapping[str, float] = field(default_factory=dict)
+    curve: BatchCurve | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    #: Computes the curve of the batch, where the step can be profiled again.
+    make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of the process at its peak; the sum of all bytes in the tree."""
+        return self.root.total_held_bytes
+
+    @property
+    def memory_parts(self) -> Mapping[str, int]:
+        """Parts of ``total_bytes``: requested by kind, then rounding, cached, context and page rounding."""
+        return self.root.held_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether the step fits the device."""
+        return not self.out_of_memory
+
+    @property
+    def throughput(self) -> float:
+        """Samples per second of all devices; 0 if the batch is unknown, or the step does not fit."""
+        return self.devices * self.samples / self.iteration_s if self.fits and self.iteration_s else 0.0
+
+    @cached_property
+    def lines(self) -> tuple[Line, ...]:
+        """Every line with an operator, a parameter, or a call of one of those, by file and line."""
+        return lines_of_tree(self.root)
+
+    def line(self, name: str) -> Line:
+        """Return a line by ``"file:line"``.
+
+        Raises
+        ------
+        RollerError
+            The line has no operator and no parameter.
+        """
+        for found in self.lines:
+            if found.name == name:
+                return found
+        files = ", ".join(dict.fromkeys(found.file for found in self.lines)) or "none"
+        raise RollerError(
+            f"profile: expected a line with an operator or a parameter, got {shown(name)}. Files with such lines: "
+            f"{files}."
+        )
+
+    def heaviest(self, metric: Metric = "time") -> tuple[Node, ...]:
+        """Return the nodes from the step down to the operator, each with the most time or memory of its siblings.
+
+        Parameters
+        ----------
+        metric
+            ``"time"``: of the step's wall time. ``"memory"``: of the bytes at the total's peak; the way may then end at
+            tensors, or at memory of no tensor.
+
+        Raises
+        ------
+        RollerError
+            ``metric`` is neither.
+        """
+        if metric not in ("time", "memory"):
+            raise RollerError(f"profile: heaviest: expected 'time' or 'memory', got {shown(metric)}. Choose one.")
+        found = [self.root]
+        while found[-1].children and found[-1].kind != "operator":
+            children = found[-1].children
+            found.append(max(children, key=lambda n: n.wall_s if metric == "time" else n.total_held_bytes))
+        return tuple(found)
+
+    def split(self) -> Split:
+        """Return the bytes of weights and of activations at the total's peak.
+
+        Activations are the tensors that backward needs and temporary ones.
+        """
+        held = self.root.held_bytes
+        return Split(held.get("parameter", 0), held.get("activation", 0) + held.get("temporary", 0))
+
+    def balanced_batch(self) -> float:
+        """Return the batch at which activations take as many bytes as weights: weights / activations of one sample.
+
+        Raises
+        ------
+        NoCandidateError
+            The batch is unknown, or the step holds no activations at its peak.
+        """
+        weights, activations = self.split()
+        if not self.batch or not activations:
+            raise NoCandidateError(
+                f"profile: balanced_batch: expected a batch and activations at the peak, got batch {self.batch} and "
+                f"{activations} bytes. Profile a training step with a batch size."
+            )
+        return weights * self.batch / activations
+
+    def diminishing_from(self) -> int:
+        """Return the first batch whose double raises throughput by less than a tenth, by the line over the batch.
+
+        Raises
+        ------
+        NoCandidateError
+            The line over the batch does not hold, or cannot be computed.
+        """
+        return self.batch_curve().diminishing_from()
+
+    def batch_curve(self) -> BatchCurve:
+        """Return throughput and memory over the batch, computed on demand.
+
+        Raises
+        ------
+        NoCandidateError
+            The profile does not have the curve, and the step cannot be profiled again.
+        """
+        if self.curve is not None:
+            return self.curve
+        if self.make_curve is None:
+            raise NoCandidateError(
+                f"profile: expected a step that can be profiled at other batches, got a {self.source} profile without "
+                f"its curve. Make it of an entry file: roller profile FILE --curve."
+            )
+        return self._computed_curve
+
+    @cached_property
+    def _computed_curve(self) -> BatchCurve:
+        assert self.make_curve is not None
+        return self.make_curve()
+
+    def check(self) -> None:
+        """Raise an error if the parts of a tree do not sum to the whole.
+
+        Raises
+        ------
+        RollerError
+            Some do not.
+        """
+        for node in self.root.walk():
+            if node.kind in ("kernel", "call", "tensors") or not node.children:
+                continue
+            apart = node.wall_s - math.fsum(child.wall_s for child in node.children)
+            held = node.total_held_bytes - sum(child.total_held_bytes for child in node.children)
+            if abs(apart) > 1e-9 or held:
+                raise RollerError(
+                    f"profile: {shown(node.name)}: expected the sum of its parts, got {apart:g} s and {held} bytes "
+                    f"more. The file was changed by hand; profile the step again."
+                )

@@ -1,0 +1,202 @@
+"""Builds the tree of a profile from its leaves, bottom-up, so that children sum to their parents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from roller.insight.step_profile.node import Node, NodeKind, Seconds
+from roller.insight.trace.trace import Stack
+
+
+class Key(NamedTuple):
+    """What tells a node from its siblings."""
+
+    kind: NodeKind
+    name: str
+
+
+#: Keys of the nodes from below the root to one node.
+Path = tuple[Key, ...]
+
+
+def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
+    """Return the path of an operator: the lines of its stack, and the module instances between them.
+
+    Parameters
+    ----------
+    stack
+        The project's frames around it, outermost first.
+    module
+        Path of its innermost module. What is below the module of the last frame is no code of the project.
+    operator
+        Its name; ``""`` for the path of the line or module itself.
+
+    Examples
+    --------
+    >>> from roller.insight.trace.trace import Frame
+    >>> path = path_of_call((Frame("a.py", 9), Frame("a.py", 4, "Block.forward", "body.0")), "body.0.fc", "aten.mm")
+    >>> [key.name for key in path]
+    ['a.py:9', 'body', 'body.0', 'a.py:4', 'body.0.fc', 'aten.mm']
+    """
+    found: list[Key] = []
+    within = ""
+    for frame in stack:
+        found += _modules_between(within, frame.module)
+        found.append(Key("line", f"{frame.file}:{frame.line}"))
+        within = frame.module
+    found += _modules_between(within, module)
+    if operator:
+        found.append(Key("operator", operator))
+    return tuple(found)
+
+
+def _modules_between(outer: str, inner: str) -> Iterator[Key]:
+    """Yield every module from below one path to another; the other alone if it is not within the first."""
+    if inner == outer or not inner:
+        return
+    if outer and not inner.startswith(outer + "."):
+        yield Key("module", inner)
+        return
+    names = inner.split(".")
+    for count in range(1 + (outer.count(".") + 1 if outer else 0), len(names) + 1):
+        yield Key("module", ".".join(names[:count]))
+
+
+@dataclass
+class _Draft:
+    """A node that grows. Only leaves have numbers of their own."""
+
+    key: Key
+    children: dict[Key, _Draft] = field(default_factory=dict)
+    calls: int = 0
+    seconds: dict[str, list[Seconds]] = field(default_factory=dict)
+    held: dict[str, int] = field(default_factory=dict)
+    requested: dict[str, int] = field(default_factory=dict)
+    bound: dict[str, list[float]] = field(default_factory=dict)
+    pipes: dict[str, list[float]] = field(default_factory=dict)
+    registered: tuple[str, ...] = ()
+
+
+class Tree:
+    """A tree that grows by leaves.
+
+    Examples
+    --------
+    >>> tree = Tree()
+    >>> for phase in ("forward", "backward"):
+    ...     tree.add_time((Key("line", "a.py:3"), Key("operator", "mm")), phase, Seconds(0.1, 0.1, 0.0))
+    >>> tree.add_bytes((Key("line", "a.py:3"),), "activation", held=12)
+    >>> root = tree.build()
+    >>> root.wall_s, root.held_bytes, [child.name for child in root.children[0].children]
+    (0.2, {'activation': 12}, ['mm', 'activation'])
+    """
+
+    def __init__(self) -> None:
+        self._root = _Draft(Key("step", "step"))
+        self._module_paths: dict[str, Path] = {"": ()}
+
+    def add_time(
+        self, path: Path, phase: str, seconds: Seconds, *, calls: int = 1, bound: str = "",
+        pipes: Iterable[tuple[str, float]] = (),
+    ) -> None:  # fmt: skip
+        """Add time to a leaf."""
+        leaf = self._leaf(path)
+        leaf.calls += calls
+        leaf.seconds.setdefault(phase, []).append(seconds)
+        if bound:
+            leaf.bound.setdefault(bound, []).append(seconds.device_s)
+        for pipe, took_s in pipes:
+            leaf.pipes.setdefault(pipe, []).append(took_s)
+
+    def count_call(self, path: Path) -> None:
+        """Count a call of an operator, whose kernels are leaves of their own."""
+        self._leaf(path).calls += 1
+
+    def add_bytes(
+        self, path: Path, kind: str, *, name: str = "", held: int = 0, requested: int = 0,
+        registered: tuple[str, ...] = (), tensors: int = 1,
+    ) -> None:  # fmt: skip
+        """Add the bytes of tensors of a kind to what a path leads to."""
+        leaf = self._leaf((*path, Key("tensors", name or kind)))
+        leaf.calls += tensors
+        leaf.registered = leaf.registered or registered
+        if held:
+            leaf.held[kind] = leaf.held.get(kind, 0) + held
+        if requested:
+            leaf.requested[kind] = leaf.requested.get(kind, 0) + requested
+
+    def path_of_module(self, module: str) -> Path:
+        """Return the path of a module instance: where it was called first, else below the nearest module around it."""
+        known = module
+        while known not in self._module_paths:
+            known = known.rpartition(".")[0]
+        return (*self._module_paths[known], *_modules_between(known, module))
+
+    def build(self) -> Node:
+        """Return the tree; a module whose only content is another module is left out."""
+        return _build(self._root)
+
+    def _leaf(self, path: Path) -> _Draft:
+        at = self._root
+        for depth, key in enumerate(path, 1):
+            following = at.children.get(key)
+            if following is None:
+                following = at.children[key] = _Draft(key)
+                if key.kind == "module":
+                    self._module_paths.setdefault(key.name, path[:depth])
+            at = following
+        return at
+
+
+#: Kinds of nodes whose calls are operators.
+_CALLED = ("line", "module", "operator")
+
+
+def _build(root: _Draft) -> Node:
+    order = [root]
+    for draft in order:
+        order.extend(draft.children.values())
+    built: dict[int, Node] = {}
+    for draft in reversed(order):  # children before their parents, without recursion: stacks may be deep
+        built[id(draft)] = _build_node(draft, [built.pop(id(child)) for child in draft.children.values()])
+    return built[id(root)]
+
+
+def _build_node(draft: _Draft, children: list[Node]) -> Node:
+    if draft.key.kind == "module" and len(children) == 1 and children[0].kind == "module":
+        return children[0]
+    calls = draft.calls
+    if draft.key.kind in ("step", "line", "module"):
+        calls = sum(child.calls for child in children if child.kind in _CALLED)
+    seconds = {phase: list(own) for phase, own in draft.seconds.items()}
+    for child in children:
+        for phase, own in child.seconds.items():
+            seconds.setdefault(phase, []).append(own)
+    children.sort(key=lambda child: (-child.wall_s, -child.total_held_bytes, child.kind, child.name))
+    return Node(
+        draft.key.kind, draft.key.name, calls, {phase: _sum_seconds(own) for phase, own in seconds.items()},
+        _sum_bytes(draft.held, *(child.held_bytes for child in children)),
+        _sum_bytes(draft.requested, *(child.requested_bytes for child in children)),
+        _sum_floats(draft.bound, [child.bound_s for child in children]),
+        _sum_floats(draft.pipes, [child.pipe_s for child in children]), draft.registered, tuple(children),
+    )  # fmt: skip
+
+
+def _sum_seconds(parts: list[Seconds]) -> Seconds:
+    return Seconds(*map(math.fsum, zip(*parts, strict=True)))
+
+
+def _sum_bytes(*parts: Mapping[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in parts:
+        for kind, size in part.items():
+            found[kind] = found.get(kind, 0) + size
+    return found
+
+
+def _sum_floats(own: Mapping[str, list[float]], parts: list[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys((*own, *(name for part in parts for name in part)))
+    return {n: math.fsum([*own.get(n, ()), *(part[n] for part in parts if n in part)]) for n in names}
