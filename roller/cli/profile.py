@@ -29,7 +29,11 @@ if TYPE_CHECKING:
     from roller.insight.traced_step import TracedStep
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or a profile.json.")
+    Path,
+    typer.Argument(
+        metavar="FILE",
+        help="An entry file, an ONNX model, a recording of PyTorch, or a profile of --out.",
+    ),
 ]
 AmpOption = Annotated[
     str,
@@ -71,16 +75,13 @@ def profile_command(
     """Show what costs what in a training step: time and memory by module and line, on a device that is not here.
 
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
-    (needs PyTorch), or a profile that `--out` wrote.
+    (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
     for path in (out, trace, snapshot):
         if path is not None:
             check_writable(path)
-    if file.suffix == ".json":
-        found = [_read(file, trace, snapshot)]
-    else:
-        found = _profiles(file, devices, batches, amp, checkpoint, calls, curve, settings, out, trace, snapshot)
+    found = _profiles(file, devices, batches, amp, checkpoint, calls, curve, settings, out, trace, snapshot)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -95,21 +96,11 @@ def profile_command(
         print_profile(screen, profile, depth, top, order, file)
 
 
-def _read(file: Path, trace: Path | None, snapshot: Path | None) -> StepProfile:
-    from roller.insight.step_profile.profile_json import load_profile
-
-    if trace is not None or snapshot is not None:
-        raise UsageError(
-            f"{file.name}: expected an entry file for --trace and --snapshot, got a profile. Name the entry file."
-        )
-    return load_profile(file)
-
-
 def _profiles(
     file: Path, devices: str, batches: str, amp: str, checkpoint: str, calls: int | None, curve: bool,
     settings: list[str] | None, *outputs: Path | None,
 ) -> list[StepProfile]:  # fmt: skip
-    from roller.insight.step_profile.profiling import profile
+    from roller.insight.step_profile.profiling import kind_of_file, profile
     from roller.insight.trace.progress import listening
     from roller.insight.tracing import require_torch
 
@@ -121,6 +112,18 @@ def _profiles(
         )
     if any(outputs) and len(specs) * len(sizes) != 1:
         raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
+    _, trace, snapshot = outputs
+    if (kind := kind_of_file(file)) != "entry":
+        if trace is not None or snapshot is not None or calls is not None or any(count > 1 for _, count in specs):
+            raise UsageError(
+                f"{file.name}: expected an entry file for --trace, --snapshot, --calls and several devices, got a "
+                f"{kind}. Leave them out."
+            )
+        alone = specs if kind == "model" else specs[:1]  # others have their device
+        return [
+            profile(file, spec, batch=size, amp=precision[0], checkpoint=again[0], curve=curve)
+            for spec, _ in alone for size in sizes
+        ]  # fmt: skip
     require_torch()
     step, found = step_of(file, calls), []
     with counted_steps("profile", len(specs) * len(sizes)) as done, listening(done.within):
@@ -130,7 +133,6 @@ def _profiles(
                     profile(step, spec, batch=size, amp=precision[0], checkpoint=again[0], devices=count, curve=curve)
                 )
                 done(f"{spec.name}, batch {found[-1].batch}")
-    _, trace, snapshot = outputs
     chosen = step.at(batch=sizes[0], device=specs[0][0], amp=precision[0], checkpoint=again[0])
     if trace is not None:
         _write_trace(chosen, *specs[0], trace)

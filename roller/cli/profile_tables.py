@@ -11,7 +11,7 @@ from rich.table import Table
 from roller.cli.common import seconds
 from roller.cli.training import MIB
 from roller.core.files import read_text
-from roller.errors import NoCandidateError, printable
+from roller.errors import printable
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Share of the step's time or memory from which on a node is printed, and from which on its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
+#: A shorter step is printed in microseconds.
+_SHORT_S = 0.01
 #: Relative difference of the times of modules that are printed as one.
 _ALIKE = 0.02
 #: Width from which on a table has all columns; columns besides the first one, and the least for that.
@@ -137,7 +139,8 @@ def _shortened(name: str, most: int) -> str:
 
 def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
     share = 100 * wall_s / profile.iteration_s if profile.iteration_s else 0.0
-    time = (f"{wall_s * 1e3:.2f} ms", f"{share:.1f} %") if wall_s else ("", "")
+    scale, unit = (1e3, "ms") if profile.iteration_s >= _SHORT_S else (1e6, "us")
+    time = (f"{wall_s * scale:.2f} {unit}", f"{share:.1f} %") if wall_s else ("", "")
     return *time, f"{held_bytes / MIB:.0f} MiB" if held_bytes >= MIB / 2 else ""
 
 
@@ -274,13 +277,10 @@ def _curve(curve: BatchCurve) -> Table:
 
 
 def _curve_sentences(curve: BatchCurve) -> Iterator[str]:
-    if curve.line is not None:
+    if curve.line is not None and curve.line.holds:
         largest = ""
         if curve.largest:
             largest = f", {curve.throughput_at_largest:.1f} with the largest batch that fits, {curve.largest}"
         yield f"* The line goes through these. At most {curve.most_throughput:.1f} samples/s in the limit{largest}."
-        try:
-            yield f"From batch {curve.diminishing_from()} on, twice the batch brings less than a tenth more throughput."
-        except NoCandidateError as error:
-            yield str(error)
+        yield f"From batch {curve.diminishing_from()} on, twice the batch brings less than a tenth more throughput."
     yield from curve.notes

@@ -13,8 +13,10 @@ from roller.errors import NoCandidateError
 STEPS = (100, 20, 10, 5, 1)
 #: Share of the memory that the batches of the widest distance may take.
 SMALL = 0.1
-#: Relative distance of a computed batch from the line, from which on the line does not hold there.
-APART = 0.05
+#: Relative distances of a computed batch from the lines of time and bytes, from which on they do not hold there.
+APART, APART_BYTES = 0.05, 0.02
+#: Growth of the time over the three batches, relative to the constant, that is no more than rounding.
+_NOISE = 1e-6
 #: Growth of throughput by a doubled batch, below which returns diminish.
 DIMINISHING = 1.1
 
@@ -36,6 +38,8 @@ class BatchPoint(NamedTuple):
         Whether it fits.
     bound
         What bounds the step.
+    peak_phase
+        Phase of the step at the memory's peak.
     """
 
     batch: int
@@ -45,6 +49,7 @@ class BatchPoint(NamedTuple):
     total_bytes: int
     fits: bool
     bound: str = ""
+    peak_phase: str = ""
 
 
 class BatchLine(NamedTuple):
@@ -105,7 +110,7 @@ class BatchCurve:
     @property
     def most_throughput(self) -> float:
         """Limit of the line for large batches, ``1 / a`` samples per second; 0 where it does not hold."""
-        return 1.0 / self.line.a if self.line is not None and self.line.a > 0 else 0.0
+        return 1.0 / self.line.a if self.line is not None and self.line.holds else 0.0
 
     @property
     def throughput_at_largest(self) -> float:
@@ -159,7 +164,7 @@ class BatchCurve:
             There is no line, or no batch is so fast.
         """
         line = self._line()
-        if per_s >= self.most_throughput:
+        if not line.holds or per_s >= self.most_throughput:
             raise NoCandidateError(
                 f"profile: expected a throughput below {self.most_throughput:.6g} samples/s, the limit of large "
                 f"batches, got {per_s:.6g}. Ask for less."
@@ -188,7 +193,7 @@ def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
     xs = [float(p.batch) for p in points]
     a, b = _least_squares(xs, [p.iteration_s for p in points])
     c, d = _least_squares(xs, [float(p.allocated_bytes) for p in points])
-    holds = a > 0 and b >= 0
+    holds = a * (xs[-1] - xs[0]) > _NOISE * abs(b) and b >= 0
     if b < 0:
         a, b = sum(x * p.iteration_s for x, p in zip(xs, points, strict=True)) / sum(x * x for x in xs), 0.0
     return BatchLine(a, b, c, d, tuple(p.batch for p in points), holds)
@@ -278,19 +283,41 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
         return []
     found = []
     if not line.holds:
-        found.append("The time does not grow in proportion to the batch: the line is only a first guess.")
-    off = [p for p in computed if p.fits and abs(line.iteration_s(p.batch) / p.iteration_s - 1.0) > APART]
-    if off:
-        sizes = ", ".join(f"{p.batch} ({100 * (line.iteration_s(p.batch) / p.iteration_s - 1.0):+.0f} %)" for p in off)
-        found.append(f"The line is off at batch {sizes}: {_cause(line, off, computed)}.")
+        found.append(_why_no_line(line, computed))
+    points = [p for p in computed if p.fits]
+    slower = [p for p in points if abs(line.iteration_s(p.batch) / p.iteration_s - 1.0) > APART]
+    if slower:
+        why = _difference("bound by the", "bound", slower, line, points)
+        sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
+        steps = "time grows in steps there, at multiples of tiles and waves"
+        found.append(f"The line of the time is off at batch {sizes}: {why or steps}.")
+    fuller = [p for p in points if abs(line.allocated_bytes(p.batch) / p.allocated_bytes - 1.0) > APART_BYTES]
+    if fuller:
+        why = _difference("the peak is in", "peak_phase", fuller, line, points)
+        sizes = ", ".join(f"{p.batch} ({_percent(line.allocated_bytes(p.batch), p.allocated_bytes)})" for p in fuller)
+        other = "other tensors are held at the peak there"
+        found.append(f"The line of the memory is off at batch {sizes}: {why or other}.")
     return found
 
 
-def _cause(line: BatchLine, off: Sequence[BatchPoint], computed: Sequence[BatchPoint]) -> str:
-    sampled = {p.bound for p in computed if p.batch in line.batches}
-    others = {p.bound for p in off} - sampled
-    if others:
+def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
+    bounds = sorted({p.bound for p in computed if p.batch in line.batches and p.bound})
+    if line.b > 0:
+        why = f", which are bound by the {' and the '.join(bounds)}" if bounds else ""
         return (
-            f"those are bound by the {' and the '.join(sorted(others))}, the sampled ones by the {', '.join(sampled)}"
+            f"The time does not grow over batches {', '.join(map(str, line.batches))}{why}: there is no limit to tell."
         )
-    return "time grows in steps there, at multiples of tiles and waves"
+    return "The time grows faster than the batch: the line through 0 is only a first guess."
+
+
+def _percent(by_line: float, computed: float) -> str:
+    return f"{100 * (by_line / computed - 1.0):+.0f} %"
+
+
+def _difference(words: str, name: str, off: Sequence[BatchPoint], line: BatchLine, points: Sequence[BatchPoint]) -> str:
+    """Return in which property the batches that are off differ from the sampled ones; ``""`` if in none."""
+    sampled = {getattr(p, name) for p in points if p.batch in line.batches}
+    others = {getattr(p, name) for p in off} - sampled
+    if not others:
+        return ""
+    return f"{words} {' or '.join(sorted(others))} there, else {' or '.join(sorted(sampled))}"

@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-#: Kind of a node. ``"tensors"`` are bytes of one kind; ``"overhead"`` is what belongs to no operator.
-NodeKind = Literal["step", "line", "module", "operator", "kernel", "call", "tensors", "overhead"]
+#: Kind of a node. ``"shapes"`` are calls of an operator with inputs of these shapes; ``"tensors"`` are bytes of one
+#: kind; ``"overhead"`` is what belongs to no operator.
+NodeKind = Literal[
+    "step", "line", "module", "operator", "shapes", "kernel", "call", "tensors", "overhead"
+]  # fmt: skip
 
 
 class Seconds(NamedTuple):

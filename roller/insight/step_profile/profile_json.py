@@ -16,7 +16,7 @@ from roller.insight.step_profile.node import Node, NodeKind, Seconds
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
 #: Name and version of the format that is written; every version from 1 on can be read.
-FORMAT, VERSION = "roller-profile", 1
+FORMAT, VERSION = "roller-profile", 2
 #: Fields of a profile that are written as they are.
 _PLAIN = (
     "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
@@ -148,7 +148,7 @@ def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
         BatchPoint(
             _number(row["batch"], int), _number(row["iteration_s"], float), _number(row["throughput"], float),
             _number(row["allocated_bytes"], int), _number(row["total_bytes"], int), bool(row["fits"]),
-            _text(row["bound"]),
+            _text(row["bound"]), _text(row.get("peak_phase", "")),  # version 1 has no phase
         )
         for row in data["computed"]
     )  # fmt: skip

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
-from roller.errors import NoCandidateError, RollerError
+from roller.core.files import open_file
+from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
 from roller.insight.step_profile.memory_curve import memory_over_step
+from roller.insight.step_profile.onnx_profile import profile_onnx
 from roller.insight.step_profile.predicted import tree_of_forecast
+from roller.insight.step_profile.profile_json import FORMAT, load_profile
+from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
+#: Bytes of a JSON file that tell its kind.
+_HEAD = 256
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
 
@@ -28,23 +35,26 @@ def profile(
     batch: int | None = None,
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] | None = None,
-    policy: str = "library",
+    policy: str | None = None,
     devices: int = 1,
     calls: int | None = None,
     curve: bool = False,
 ) -> StepProfile:
-    """Return where the time and memory of a training step go, by module and line, on a device that is not here.
+    """Return where the time and memory of a step go, by module and line.
 
     Parameters
     ----------
     step
-        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`), or the result of :func:`roller.trace`.
+        An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`: predicted
+        for a device that is not here. An ONNX model: one inference, predicted. A file of PyTorch's profiler: as
+        recorded. A file that :func:`save_profile` wrote: as it is.
     device
-        A specification, or its name.
+        A specification, or its name; not used for recordings and saved profiles.
     batch, amp, checkpoint
         As in :meth:`~roller.insight.traced_step.TracedStep.at`; by default those of the step.
     policy, devices
-        As in :func:`roller.insight.forecast.forecast`.
+        As in :func:`roller.insight.forecast.forecast`; by default the programs of a model are Roller's, the kernels of
+        a step those of PyTorch and its libraries.
     calls
         Of an entry file, as in :func:`roller.trace`.
     curve
@@ -55,8 +65,10 @@ def profile(
     ------
     ModelError
         The step cannot be traced.
+    ArtifactError
+        The recording or the profile cannot be read.
     RollerError
-        No such device or policy.
+        No such device or policy, or an argument that does not apply to the file.
 
     Examples
     --------
@@ -71,13 +83,51 @@ def profile(
     from roller.arguments import target_of
     from roller.insight.tracing import trace_entry
 
-    spec = target_of(device)[0]
+    if not isinstance(step, Trace) and (kind := kind_of_file(step)) != "entry":
+        asked = {"amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
+        return _profile_of_file(Path(step), kind, device, batch, policy, asked)
+    spec, policy = target_of(device)[0], policy or "library"
     traced = step if isinstance(step, Trace) else trace_entry(step, device=spec, calls=calls)
     chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
     name = Path(str(traced.options.get("entry") or "step")).name
     found = _profile_of_trace(chosen, spec, name, policy, devices)
     made = replace(found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices))
     return replace(made, curve=made.batch_curve()) if curve else made
+
+
+#: What a file holds: providers of a step, an ONNX model, a profile, or a recording of PyTorch's profiler.
+FileKind = Literal["entry", "model", "profile", "recording"]
+
+
+def kind_of_file(path: str | Path) -> FileKind:
+    """Return what a file holds, by its suffix and, of JSON, by its head."""
+    name = Path(path).name.lower()
+    if name.endswith(".onnx"):
+        return "model"
+    if not name.endswith((".json", ".json.gz")):
+        return "entry"
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEAD)
+    except OSError:  # reading it as a recording says so
+        return "recording"
+    return "profile" if FORMAT.encode() in head else "recording"
+
+
+def _profile_of_file(
+    path: Path, kind: FileKind, device: str | DeviceSpec, batch: int | None, policy: str | None,
+    asked: Mapping[str, object],
+) -> StepProfile:  # fmt: skip
+    given = {**asked, **({} if kind == "model" else {"batch": batch, "policy": policy})}
+    for name, value in given.items():
+        if value not in (None, False, "fp32"):
+            raise RollerError(
+                f"profile: {path}: expected no {name} for a {kind}, which has its own or none, got {shown(value)}. "
+                f"Leave it out, or name an entry file."
+            )
+    if kind == "model":
+        return profile_onnx(path, device, batch=batch, policy=policy or "roller")
+    return load_profile(path) if kind == "profile" else profile_of_recording(path)
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:
@@ -134,10 +184,12 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
     def point_at(batch: int) -> BatchPoint:
         one = trace.forecast(spec, batch=batch, policy=policy, devices=devices)
-        peak, total = one.memory.peak, one.memory.total_bytes
+        memory, peak = one.memory, one.memory.peak_operator
+        operators = one.step.trace.operators
         return BatchPoint(
-            batch, one.iteration_s, one.throughput, peak.allocated_bytes, total, one.memory.fits, one.bound
-        )
+            batch, one.iteration_s, one.throughput, memory.peak.allocated_bytes, memory.total_bytes, memory.fits,
+            one.bound, operators[peak].phase if 0 <= peak < len(operators) else "",
+        )  # fmt: skip
 
     fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
     try:

@@ -177,12 +177,9 @@ class StepProfile:
         return tuple(found)
 
     def split(self) -> Split:
-        """Return the bytes of weights and of activations at the total's peak.
-
-        Activations are the tensors that backward needs and temporary ones.
-        """
+        """Return the bytes of weights, and of the activations that backward needs, at the total's peak."""
         held = self.root.held_bytes
-        return Split(held.get("parameter", 0), held.get("activation", 0) + held.get("temporary", 0))
+        return Split(held.get("parameter", 0), held.get("activation", 0))
 
     def balanced_batch(self) -> float:
         """Return the batch at which activations take as many bytes as weights: weights / activations of one sample.

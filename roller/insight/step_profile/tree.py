@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -18,6 +19,8 @@ class Key(NamedTuple):
     name: str
 
 
+#: Path of a module instance, as ``named_modules`` gives it.
+_MODULE_PATH = re.compile(r"\w+(\.\w+)*")
 #: Keys of the nodes from below the root to one node.
 Path = tuple[Key, ...]
 
@@ -57,7 +60,8 @@ def _modules_between(outer: str, inner: str) -> Iterator[Key]:
     """Yield every module from below one path to another; the other alone if it is not within the first."""
     if inner == outer or not inner:
         return
-    if outer and not inner.startswith(outer + "."):
+    is_path = _MODULE_PATH.fullmatch(inner) is not None  # a recording may name regions as it likes
+    if not is_path or (outer and not inner.startswith(outer + ".")):
         yield Key("module", inner)
         return
     names = inner.split(".")

@@ -1,0 +1,48 @@
+"""The profile of one inference of an ONNX model, by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from roller.hardware import DeviceSpec
+from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.onnx_models import forecast_onnx
+from roller.insight.step_profile.node import Seconds
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.tree import Key, Tree
+
+
+def profile_onnx(
+    model: str | Path,
+    device: str | DeviceSpec,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    policy: str = "roller",
+) -> StepProfile:
+    """Return the profile of one inference of an ONNX model on a device that is not here.
+
+    Parameters are those of :func:`roller.insight.onnx_models.forecast_onnx`. Memory is that of constants and of the
+    arena of intermediate tensors.
+
+    Raises
+    ------
+    ModelError
+        The file is no model, or holds operators that cannot be lowered.
+    """
+    from roller.arguments import target_of
+
+    spec = target_of(device)[0]
+    found = forecast_onnx(model, spec, batch=batch, shapes=shapes, policy=policy)
+    tree = Tree()
+    for kernel in found.kernels:
+        seconds = Seconds(kernel.seconds, kernel.seconds)
+        tree.add_time((Key("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource)
+    tree.add_bytes((), "parameter", name="constants", held=found.weights_bytes)
+    tree.add_bytes((), "activation", name="arena", held=found.arena_bytes)
+    root = tree.build()
+    return StepProfile(
+        Path(model).name, "predicted", spec.name, root, root.wall_s, found.lower_s, found.upper_s, found.batch,
+        float(found.batch), policy=found.policy, bound="device", capacity_bytes=capacity_of(spec), notes=found.notes,
+    )  # fmt: skip
