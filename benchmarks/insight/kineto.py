@@ -12,14 +12,13 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.insight.kineto_file import write_kineto_file
-from roller.core.cyclic import held_back
 
 #: Megabytes of a file, seconds and GiB that it may take.
 LIMITS = ((200, 60.0, 2.0), (1000, 360.0, 8.0))
@@ -46,34 +45,37 @@ def main(
             raise typer.Exit(1)
 
 
-@held_back()
 def _measure(file: Path, memory: bool) -> tuple[float, float]:
     """Print a table of the phases, and return seconds and GiB of all."""
     from roller.insight.step.breakdown import breakdown
     from roller.insight.step.kineto_reader import read_profile
+    from roller.insight.step.memory_curve import memory_curves
     from roller.insight.step.profile_graph import build_graph
     from roller.insight.step.simulate import simulate
+    from roller.insight.step.step_categories import step_categories
 
-    table, rows = Table("phase", "s", "peak GiB", "what", box=None), list[tuple[str, float]]()
+    table, rows = Table("phase", "s", "CPU s", "peak GiB", "what", box=None), list[tuple[float, float]]()
 
-    def done(phase: str, began: float, what: str) -> None:
-        rows.append((phase, time.perf_counter() - began))
-        table.add_row(phase, f"{rows[-1][1]:.1f}", f"{_peak_gib():.2f}", what)
+    def done(phase: str, what: str) -> None:
+        rows.append((time.perf_counter(), time.process_time()))
+        (began, used), (ended, then) = rows[-2:]
+        table.add_row(phase, f"{ended - began:.1f}", f"{then - used:.1f}", f"{_peak_gib():.2f}", what)
 
     print(f"{file.name}: {file.stat().st_size / 1e6:.0f} MB, {_peak_gib():.2f} GiB before")
-    began = time.perf_counter()
-    profile: Any = read_profile(file)
-    done("read", began, f"{len(profile.events)} events")
-    began = time.perf_counter()
+    rows.append((time.perf_counter(), time.process_time()))
+    profile = read_profile(file, memory=memory)
+    done("read", f"{len(profile.events)} events")
     graph = build_graph(profile.events, overhead_us=profile.overhead_us)
-    done("graph", began, f"{len(graph.tasks)} tasks, {len(graph.dependencies)} dependencies")
-    began = time.perf_counter()
+    done("graph", f"{len(graph.tasks)} tasks, {len(graph.dependencies)} dependencies")
     timeline = simulate(graph)
-    done("simulate", began, f"{timeline.makespan_us / 1e6:.3f} s of {graph.measured_us / 1e6:.3f}")
-    began = time.perf_counter()
-    done("breakdown", began, f"{len(breakdown(graph, timeline, 'kernel'))} kernels")
-    seconds, gib = sum(took for _, took in rows), _peak_gib()
-    table.add_row("all", f"{seconds:.1f}", f"{gib:.2f}", "")
+    done("simulate", f"{timeline.makespan_us / 1e6:.3f} s of {graph.measured_us / 1e6:.3f}")
+    done("breakdown", f"{len(breakdown(graph, timeline, 'kernel'))} kernels")
+    done("categories", f"{len(step_categories(profile).steps)} steps")
+    if memory:
+        curves = memory_curves(profile)
+        done("memory", ", ".join(f"{x.device}: {len(x.times_us)} records, {len(x.live())} live" for x in curves))
+    seconds, used, gib = rows[-1][0] - rows[0][0], rows[-1][1] - rows[0][1], _peak_gib()
+    table.add_row("all", f"{seconds:.1f}", f"{used:.1f}", f"{gib:.2f}", "")
     Console().print(table)
     return seconds, gib
 
