@@ -1,4 +1,4 @@
-"""Writes synthetic Kineto files of any size: a training step of blocks of convolutions, repeated, as PyTorch records it.
+"""Writes synthetic Kineto files of any size: a training step of convolutions, repeated, as PyTorch records it.
 
 Operators with shapes and sequence numbers are nested, modules and other Python frames are around them, launches have
 kernels and flow events, outputs are allocated and freed on the device, and every step is marked. As in Kineto's own
@@ -33,11 +33,11 @@ _POINTWISE = (
 )
 
 
-def write_kineto_file(path: Path, size_bytes: int) -> int:
-    """Write a file of about ``size_bytes``, whole steps; return their number."""
+def write_kineto_file(path: Path, size_bytes: int, blocks: int = BLOCKS) -> int:
+    """Write a file of about ``size_bytes``, whole steps and at least two; return their number."""
     with ExitStack() as opened:
         parts = [opened.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(3)]
-        writer, steps = _Writer(*parts), 0
+        writer, steps = _Writer(*parts, blocks), 0
         while steps < 2 or sum(part.tell() for part in parts) < size_bytes:
             writer.write_step(steps)
             steps += 1
@@ -53,7 +53,8 @@ def write_kineto_file(path: Path, size_bytes: int) -> int:
 class _Writer:
     """Writes the events of the host, of its memory and frames, and of the device, each into a part of its own."""
 
-    def __init__(self, operators: TextIO, frames: TextIO, device: TextIO) -> None:
+    def __init__(self, operators: TextIO, frames: TextIO, device: TextIO, blocks: int) -> None:
+        self.blocks = blocks
         self.operators, self.frames, self.device = operators, frames, device
         self.now, self.device_free = 1_428_625_731_000_000.125, 0.0
         self.external = self.correlation = self.sequence = self.frame = 0
@@ -69,17 +70,17 @@ class _Writer:
                     loaded, 280.0, {"External id": self._next_external()})  # fmt: skip
         outputs = []
         opened = self.now
-        for block in range(BLOCKS):
+        for block in range(self.blocks):
             at = self.now
             outputs.append(self._write_forward_block(block))
             self._write_frame(f"nn.Module: Block_{block}", at)
         self._write_frame("nn.Module: Network_0", opened)
         self.thread = _BACKWARD
-        for block in reversed(range(BLOCKS)):
+        for block in reversed(range(self.blocks)):
             self._write_backward_block(block, first + 3 * block, outputs.pop())
         self.thread = _MAIN
         opened = self.now
-        for _ in range(BLOCKS):
+        for _ in range(self.blocks):
             self._write_operator("aten::add_", [[64, 64, 3, 3], [64, 64, 3, 3], []], launches=1)
         self._write(self.operators, "user_annotation", "Optimizer.step#SGD.step", opened, self.now - opened,
                     {"External id": self._next_external()})  # fmt: skip
@@ -103,20 +104,24 @@ class _Writer:
             for frame in ("nn/modules/module.py(1501): _call_impl", "nn/modules/conv.py(463): forward"):
                 self._write_frame(frame, at - 1.0)
             size = 4 * 32 * 64 * (56 >> block // 12) ** 2
-            made += self._write_operator(name, shapes, *inner, launches=launches, size_bytes=size, sequence=self.sequence)
+            made += self._write_operator(
+                name, shapes, *inner, launches=launches, size_bytes=size, sequence=self.sequence
+            )
             self._write_frame(f"nn.Module: {name.removeprefix('aten::').title()}_{block}", at - 2.0)
             self.sequence += 1
         return made
 
     def _write_backward_block(self, block: int, first: int, outputs: list[tuple[int, int]]) -> None:
         shapes: list[Any] = [[32, 64, 56 >> block // 12, 56 >> block // 12], [64, 64, 3, 3], [], []]
-        for place, name in reversed(list(enumerate(("ConvolutionBackward0", "CudnnBatchNormBackward0", "ReluBackward0")))):
+        for place, name in reversed(
+            list(enumerate(("ConvolutionBackward0", "CudnnBatchNormBackward0", "ReluBackward0")))
+        ):
             self._write_operator(
                 f"autograd::engine::evaluate_function: {name}", [], name, "aten::convolution_backward",
                 launches=2 if place == 0 else 1, sequence=first + place, shapes=shapes,
             )  # fmt: skip
         self._write_operator(
-            "torch::autograd::AccumulateGrad", [[64, 64, 3, 3]], "aten::detach", launches=0, sequence=first + 3 * BLOCKS
+            "torch::autograd::AccumulateGrad", [[64, 64, 3, 3]], "aten::detach", launches=0, sequence=first + 3 * self.blocks
         )
         for address, size in outputs:
             self._write_memory(address, -size)

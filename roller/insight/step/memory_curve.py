@@ -20,7 +20,17 @@ from roller.insight.step.memory_records import MEMORY, UNSAID, MemoryRecords
 from roller.insight.step.task_context import contexts_of_calls
 
 #: PyTorch's numbers of kinds of devices, as ``c10/core/DeviceType.h`` has them; its builds for ROCm say 1, too.
-_DEVICE_TYPES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 15: "hpu", 19: "mtia", 20: "privateuseone"}
+_DEVICE_TYPES = {
+    0: "cpu",
+    1: "cuda",
+    6: "hip",
+    9: "xla",
+    12: "xpu",
+    13: "mps",
+    15: "hpu",
+    19: "mtia",
+    20: "privateuseone",
+}
 _NO_KINDS = "What the allocations are for (parameters, activations, gradients ...) is not in the profile."
 
 
@@ -62,7 +72,8 @@ class MemoryCurve:
         That the caching allocator holds from each time on, shape (n,), int64; empty where the profile does not give
         them.
     is_absolute
-        Whether the profile gives the allocated bytes; else, as in those of old versions of PyTorch, they are sums of changes.
+        Whether the profile gives the allocated bytes; those of old versions of PyTorch do not, and they are sums of
+        changes.
     notes
         What the profile does not say, a sentence each.
     """
@@ -79,12 +90,12 @@ class MemoryCurve:
 
     @property
     def peak_us(self) -> float:
-        """When the most was allocated, for the first time."""
+        """The first of ``times_us`` from which the most was allocated."""
         return float(self.times_us[self._peak])
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were allocated."""
+        """The most bytes that were allocated, of ``allocated_bytes``."""
         return int(self.allocated_bytes[self._peak])
 
     @property
@@ -116,9 +127,11 @@ class MemoryCurve:
                 f"{self.device}: expected the addresses of allocations, got a profile without them. Record it with a "
                 f"newer PyTorch, and profile_memory=True."
             )
-        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)  # type: ignore[type-var]
+        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
         live: dict[int, int] = {}
-        for n, (address, size) in enumerate(zip(self._addresses[:count].tolist(), self._sizes[:count].tolist(), strict=True)):
+        for n, (address, size) in enumerate(
+            zip(self._addresses[:count].tolist(), self._sizes[:count].tolist(), strict=True)
+        ):
             if size > 0:
                 live[address] = n
             else:
@@ -147,7 +160,7 @@ class MemoryCurve:
                 f"{self.device}: expected allocated bytes, got a profile with changes only. Record it with a newer "
                 f"PyTorch, and profile_memory=True."
             )
-        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)  # type: ignore[type-var]
+        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
         return int(self.allocated_bytes[count - 1] if count else self.allocated_bytes[0] - self._sizes[0]) - live
 
 

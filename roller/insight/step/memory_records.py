@@ -63,7 +63,8 @@ class MemoryRecords:
             return f"a record of memory without a usable time, size and thread ({error!r})"
         self.times_us.append(time_us)
         self.sizes_bytes.append(size)
-        for kept, value in zip((self.addresses, self.allocated_bytes, self.reserved_bytes, self.order), rest, strict=True):
+        columns = self.addresses, self.allocated_bytes, self.reserved_bytes, self.order
+        for kept, value in zip(columns, rest, strict=True):
             kept.append(value)
         self.devices.append(place)
         self.lanes.append(self.lane_names.setdefault(lane, len(self.lane_names)))

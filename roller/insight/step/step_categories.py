@@ -1,12 +1,12 @@
 """The time of each step by eight categories, as PyTorch's TensorBoard plugin had it in its overview.
 
-Every instant of a step belongs to one category: of those that are active then, the first of :data:`CATEGORIES`; the last
-one is where none is. The order is that of ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of
+Every instant of a step belongs to one category: of those that are active then, the first of :data:`CATEGORIES`; the
+last one is where none is. The order is that of ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of
 pytorch/kineto (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other.
 
-What is active: tasks of devices (a kernel of a communication library is communication), calls of the runtime and the
-driver, marks of batch loading, marks that libraries set around communication, and, as operators, all other operators and
-marks. Modules' frames are no operators, as in the plugin, which did not read them.
+What is active: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of
+the driver (the plugin left out the driver's), marks of batch loading, marks that libraries set around communication,
+and, as operators, all other operators and marks. Modules' frames are no operators, as in the plugin.
 """
 
 from __future__ import annotations
