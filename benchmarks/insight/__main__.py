@@ -7,7 +7,10 @@ import importlib.util
 
 import typer
 
-VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo")
+VERBS = (
+    "memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo",
+    "kineto",
+)  # fmt: skip
 
 
 def app() -> typer.Typer:

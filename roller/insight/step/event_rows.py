@@ -18,6 +18,7 @@ from roller.insight.step.gzip_reader import Inflated
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(r"[ \t\r\n,]*")
 #: Replaces bytes that are not UTF-8.
 _REPLACED = "\ufffd"
 #: Most damaged events that are skipped, as a share of all events and as a number; a file with more is refused.
@@ -92,8 +93,7 @@ class Rows:
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""
         while True:
-            while position < len(buffer) and buffer[position] in " \t\r\n,":
-                position += 1
+            position = _BETWEEN.match(buffer, position).end()  # type: ignore[union-attr]
             if position < len(buffer) and buffer[position] == "]":
                 return
             try:

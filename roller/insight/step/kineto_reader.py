@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from roller.core.cyclic import held_back
 from roller.insight.step.event_rows import Rows, not_a_profile
 from roller.insight.step.graph import Kind
+from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane
 
 #: Categories, in lower case: old and new spellings, CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})
@@ -91,6 +94,8 @@ class Profile(NamedTuple):
         Processes of the job, if the profile gives them; else 0.
     notes
         Defects of the file that do not prevent reading it, a sentence each.
+    memory
+        Allocations and frees, if they were asked for.
     """
 
     events: list[Event]
@@ -99,6 +104,7 @@ class Profile(NamedTuple):
     has_properties: bool = False
     world_size: int = 0
     notes: tuple[str, ...] = ()
+    memory: MemoryRecords | None = None
 
 
 def read_events(path: str | Path) -> list[Event]:
@@ -106,7 +112,8 @@ def read_events(path: str | Path) -> list[Event]:
     return read_profile(path).events
 
 
-def read_profile(path: str | Path) -> Profile:
+@held_back()
+def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     """Read a profile.
 
     Damaged events are skipped and noted; bytes that are not UTF-8 are replaced.
@@ -115,6 +122,9 @@ def read_profile(path: str | Path) -> Profile:
     ----------
     path
         Kineto's JSON, plain or gzipped, an object with ``traceEvents`` or their list. It is read an event at a time.
+    memory
+        Whether to keep the records of allocations, for
+        :func:`~roller.insight.step.memory_curve.memory_curves`.
 
     Raises
     ------
@@ -124,12 +134,15 @@ def read_profile(path: str | Path) -> Profile:
     found: list[Event] = []
     shared: dict[str, Any] = {}
     signs, rows = "", Rows(Path(path))
+    records = MemoryRecords() if memory else None
     for row in rows:
         if not isinstance(row, dict):
             rows.damaged.append(f"event {rows.count - 1}: no object")
             continue
         signs = signs or _gpu_evidence(row)
         if row.get("ph") != "X":
+            if records is not None and row.get("name") == MEMORY and (said := records.add(row)):
+                rows.damaged.append(f"event {rows.count - 1}: {said}")
             continue
         category = str(row.get("cat") or "").lower()
         if category not in _KNOWN:
@@ -147,6 +160,7 @@ def read_profile(path: str | Path) -> Profile:
     return Profile(
         found, _recording_overhead(rows.head), signs or _gpu_backend(rows.head),
         _PROPERTIES.search(rows.head) is not None, 0 if size is None else int(size[1]), rows.notes,
+        records,
     )  # fmt: skip
 
 
@@ -173,7 +187,7 @@ def _gpu_evidence(row: Mapping[str, Any]) -> str:
     carried = given if isinstance(given, Mapping) else {}
     if category == "gpu_user_annotation" or _ON_DEVICE.match(name):
         return name
-    if name == "[memory]" and carried.get("Device Type") not in (None, 0):
+    if name == MEMORY and carried.get("Device Type") not in (None, 0):
         return "memory of a device"
     values = carried.get("Concrete Inputs")
     devices = [v for v in values if isinstance(v, str) and _DEVICE_NAME.match(v)] if isinstance(values, list) else []
@@ -219,12 +233,14 @@ def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) 
         if kind == "kernel" and ("nccl" in (low := str(row["name"]).lower()) or "rccl" in low):
             kind = "collective"
     else:
-        lane = f"process {row['pid']}, thread {row['tid']}"
+        lane = thread_lane(row)
         kind = "call" if category in _CALLS else "wait" if category == _SYNC else "operator"
         if category in _MARKS or (kind == "operator" and _MARKED.match(str(row["name"]))):
             kind = "mark"
     number = None if correlation is None else int(correlation)
-    return Event(str(row["name"]), kind, start, duration, lane, number, _used_arguments(kind, arguments, shared))
+    # names of kernels are long, and each is in the file many times
+    name, lane = sys.intern(str(row["name"])), sys.intern(lane)
+    return Event(name, kind, start, duration, lane, number, _used_arguments(kind, arguments, shared))
 
 
 def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:

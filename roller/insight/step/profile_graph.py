@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from roller.core.cyclic import held_back
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.contradictory_dependencies import drop_contradictory
 from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
@@ -29,6 +30,7 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
 PAUSE_US = 200.0
 
 
+@held_back()
 def build_graph(
     events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None
 ) -> StepGraph:
@@ -48,11 +50,10 @@ def build_graph(
     rows = list(events)
     builder = _Builder(rows, rank)
     graph = builder.build(name)
-    return (
-        graph
-        if not overhead_us
-        else replace(graph, overhead_us=_recording_overheads(rows, builder.threads, overhead_us))
-    )
+    if overhead_us:
+        graph = replace(graph, overhead_us=_recording_overheads(rows, builder.threads, overhead_us))
+    builder.forget_ties()
+    return graph
 
 
 def _recording_overheads(
@@ -142,6 +143,11 @@ class _Builder:
                 item.follow_task(own[-1])
             own.append(item)
         return streams
+
+    def forget_ties(self) -> None:
+        """Untie calls from what they launched, so that all drafts are freed at once, without the collector."""
+        for item in self.items:
+            item.call = item.last = item.previous = None
 
     def build(self, name: str) -> StepGraph:
         """Return the graph."""

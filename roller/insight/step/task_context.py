@@ -43,6 +43,16 @@ def is_batch_loading(event: Event) -> bool:
     return event.kind == "mark" and _LOADING.match(event.name) is not None
 
 
+def is_step_mark(event: Event) -> bool:
+    """Return whether an event marks a step of the profiler's schedule."""
+    return event.kind == "mark" and _STEP.match(event.name) is not None
+
+
+def is_communication_mark(event: Event) -> bool:
+    """Return whether an event is what a library records around its communication."""
+    return event.kind in ("mark", "operator") and _LIBRARY.match(event.name) is not None
+
+
 def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
     """Return the context of every call.
 

@@ -1,0 +1,225 @@
+"""The memory of each device over a profile: allocated and reserved bytes, the peak, and the allocations that are live.
+
+A profile says of an allocation when, where and on which thread it was made: the operator and the module are those that
+were open on the thread then. It does not say what it is for (parameter, activation, gradient): that is not guessed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller.core.cyclic import held_back
+from roller.errors import RollerError
+from roller.insight.step.graph import TaskContext
+from roller.insight.step.kineto_reader import Event, Profile
+from roller.insight.step.memory_records import MEMORY, UNSAID, MemoryRecords
+from roller.insight.step.task_context import contexts_of_calls
+
+#: PyTorch's numbers of kinds of devices, as ``c10/core/DeviceType.h`` has them; its builds for ROCm say 1, too.
+_DEVICE_TYPES = {
+    0: "cpu",
+    1: "cuda",
+    6: "hip",
+    9: "xla",
+    12: "xpu",
+    13: "mps",
+    15: "hpu",
+    19: "mtia",
+    20: "privateuseone",
+}
+_NO_KINDS = "What the allocations are for (parameters, activations, gradients ...) is not in the profile."
+
+
+@dataclass(frozen=True)
+class LiveAllocation:
+    """An allocation that is not freed yet.
+
+    Parameters
+    ----------
+    address, size_bytes
+        As in the profile.
+    since_us
+        When it was made.
+    context
+        Position in the step of what made it: ``context.operator`` is the innermost operator that was open on the thread
+        then, and ``context.module`` the innermost module or region, of a backward operator that of its forward.
+    """
+
+    address: int
+    size_bytes: int
+    since_us: float
+    context: TaskContext
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryCurve:
+    """The memory of a device over a profile.
+
+    Parameters
+    ----------
+    device
+        As PyTorch writes it, ``"cuda:0"`` or ``"cpu"``.
+    times_us
+        When it changed, as in the profile, in order, shape (n,).
+    allocated_bytes
+        From each time on, shape (n,), int64. If ``is_absolute`` is false, without what was allocated before the
+        profile.
+    reserved_bytes
+        That the caching allocator holds from each time on, shape (n,), int64; empty where the profile does not give
+        them.
+    is_absolute
+        Whether the profile gives the allocated bytes; those of old versions of PyTorch do not, and they are sums of
+        changes.
+    notes
+        What the profile does not say, a sentence each.
+    """
+
+    device: str
+    times_us: NDArray[np.float64] = field(repr=False)
+    allocated_bytes: NDArray[np.int64] = field(repr=False)
+    reserved_bytes: NDArray[np.int64] = field(repr=False)
+    is_absolute: bool
+    notes: tuple[str, ...]
+    _sizes: NDArray[np.int64] = field(repr=False)
+    _addresses: NDArray[np.int64] = field(repr=False)
+    _contexts: dict[int, TaskContext] = field(repr=False)
+
+    @property
+    def peak_us(self) -> float:
+        """The first of ``times_us`` from which the most was allocated."""
+        return float(self.times_us[self._peak])
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were allocated, of ``allocated_bytes``."""
+        return int(self.allocated_bytes[self._peak])
+
+    @property
+    def _peak(self) -> int:
+        return int(np.argmax(self.allocated_bytes))
+
+    def live(self, at_us: float | None = None) -> tuple[LiveAllocation, ...]:
+        """Return the allocations that the profile shows to be live at a time, after all changes then.
+
+        Those made before the profile are not among them: :meth:`unknown_bytes` is their size.
+
+        Parameters
+        ----------
+        at_us
+            Time in the profile; by default the peak.
+
+        Returns
+        -------
+        tuple[LiveAllocation, ...]
+            The largest first, of equal ones the oldest.
+
+        Raises
+        ------
+        RollerError
+            The profile does not give addresses, as those of old versions of PyTorch.
+        """
+        if len(self._addresses) and not self._has_addresses:
+            raise RollerError(
+                f"{self.device}: expected the addresses of allocations, got a profile without them. Record it with a "
+                f"newer PyTorch, and profile_memory=True."
+            )
+        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
+        live: dict[int, int] = {}
+        for n, (address, size) in enumerate(
+            zip(self._addresses[:count].tolist(), self._sizes[:count].tolist(), strict=True)
+        ):
+            if size > 0:
+                live[address] = n
+            else:
+                live.pop(address, None)
+        found = [
+            LiveAllocation(address, int(self._sizes[n]), float(self.times_us[n]), self._contexts[n])
+            for address, n in live.items()
+        ]
+        return tuple(sorted(found, key=lambda x: (-x.size_bytes, x.since_us)))
+
+    @property
+    def _has_addresses(self) -> bool:
+        return bool((self._addresses != UNSAID).all())
+
+    def unknown_bytes(self, at_us: float | None = None) -> int:
+        """Return the allocated bytes that are not of :meth:`live` allocations: of those made before the profile.
+
+        Raises
+        ------
+        RollerError
+            The profile does not give addresses or allocated bytes, as those of old versions of PyTorch.
+        """
+        live = sum(x.size_bytes for x in self.live(at_us))
+        if not self.is_absolute:
+            raise RollerError(
+                f"{self.device}: expected allocated bytes, got a profile with changes only. Record it with a newer "
+                f"PyTorch, and profile_memory=True."
+            )
+        count = self._peak + 1 if at_us is None else bisect_right(self.times_us, at_us)
+        return int(self.allocated_bytes[count - 1] if count else self.allocated_bytes[0] - self._sizes[0]) - live
+
+
+@held_back()
+def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
+    """Return the memory of each device of a profile, devices before the CPU.
+
+    Parameters
+    ----------
+    profile
+        As ``read_profile(path, memory=True)`` gives it.
+
+    Returns
+    -------
+    tuple[MemoryCurve, ...]
+        One of each device with records; none for a profile without ``profile_memory=True``.
+
+    Raises
+    ------
+    RollerError
+        The profile was read without its records of memory.
+    """
+    records = profile.memory
+    if records is None:
+        raise RollerError(
+            "memory_curves: expected a profile with records of memory, got one read without. Read it with "
+            "read_profile(path, memory=True)."
+        )
+    names = sorted(records.device_names, key=lambda key: (key[0] == 0, key))
+    contexts = _contexts_of_allocations(records, profile.events)
+    return tuple(_curve_of_device(records, key, contexts) for key in names)
+
+
+def _contexts_of_allocations(records: MemoryRecords, events: list[Event]) -> dict[int, TaskContext]:
+    """Return the context of each record that allocates, by its place."""
+    lanes, made = list(records.lane_names), [n for n, size in enumerate(records.sizes_bytes) if size > 0]
+    calls = [Event(MEMORY, "call", records.times_us[n], 0.0, lanes[records.lanes[n]], None, {}) for n in made]
+    return dict(zip(made, contexts_of_calls(calls, events), strict=True))
+
+
+def _curve_of_device(records: MemoryRecords, key: tuple[int, int], contexts: dict[int, TaskContext]) -> MemoryCurve:
+    own = np.flatnonzero(np.asarray(records.devices) == records.device_names[key])
+    own = own[np.lexsort((np.asarray(records.order)[own], np.asarray(records.times_us)[own]))]
+    times, sizes, addresses, allocated, reserved = (
+        np.asarray(part)[own]
+        for part in (
+            records.times_us, records.sizes_bytes, records.addresses, records.allocated_bytes, records.reserved_bytes
+        )
+    )  # fmt: skip
+    is_absolute, has_reserved = bool((allocated != UNSAID).all()), bool((reserved != UNSAID).all())
+    number = "" if key[1] < 0 or key[0] == 0 else f":{key[1]}"
+    device = f"{_DEVICE_TYPES.get(key[0], f'device type {key[0]}')}{number}"
+    notes = [_NO_KINDS]
+    if not is_absolute:
+        notes.append(f"{device}: allocated bytes are without those from before the profile, which it does not give.")
+    for part in (times, allocated, reserved, sizes, addresses):
+        part.flags.writeable = False
+    return MemoryCurve(
+        device, times, allocated if is_absolute else np.cumsum(sizes), reserved if has_reserved else reserved[:0],
+        is_absolute, tuple(notes), sizes, addresses,
+        {n: contexts[place] for n, place in enumerate(own.tolist()) if place in contexts},
+    )  # fmt: skip

@@ -1,0 +1,79 @@
+"""Records of allocations and frees in a profile, kept in few bytes each while the profile is read."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping
+from typing import Any
+
+#: Name of the records, which PyTorch's ``profile_memory=True`` writes.
+MEMORY = "[memory]"
+#: In place of a number that the profile does not give.
+UNSAID = -1
+_MOST = 1 << 62
+
+
+def thread_lane(row: Mapping[str, Any]) -> str:
+    """Return the lane of an event on a thread."""
+    return f"process {row['pid']}, thread {row['tid']}"
+
+
+class MemoryRecords:
+    """The records of all devices, in the order of the file, 54 bytes each.
+
+    Parameters
+    ----------
+    times_us, sizes_bytes, addresses, allocated_bytes, reserved_bytes
+        Of each record; sizes are negative for frees. :data:`UNSAID` where the profile does not give the last three, as
+        those of old versions of PyTorch.
+    order
+        Number of each among the profiler's events, which orders records of the same time.
+    devices, lanes
+        Place of each record's device and thread in ``device_names`` and ``lane_names``.
+    device_names, lane_names
+        Type and number of each device; threads.
+    """
+
+    def __init__(self) -> None:
+        self.times_us = array("d")
+        self.sizes_bytes, self.addresses, self.order = array("q"), array("q"), array("q")
+        self.allocated_bytes, self.reserved_bytes = array("q"), array("q")
+        self.devices, self.lanes = array("H"), array("I")
+        self.device_names: dict[tuple[int, int], int] = {}
+        self.lane_names: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of records."""
+        return len(self.times_us)
+
+    def add(self, row: Mapping[str, Any]) -> str:
+        """Keep a record; return what is wrong with a damaged one, which is not kept, else ``""``."""
+        try:
+            said = row["args"]
+            time_us, size = float(row["ts"]), _whole(said["Bytes"])
+            rest = [_whole(said.get(name, UNSAID)) for name in ("Addr", "Total Allocated", "Total Reserved", "Ev Idx")]
+            device = _whole(said.get("Device Type", 0)), _whole(said.get("Device Id", 0))
+            lane = thread_lane(row)
+            if not math.isfinite(time_us):
+                raise ValueError(f"ts {time_us}")
+            if (place := self.device_names.setdefault(device, len(self.device_names))) >= 1 << 16:
+                raise ValueError("more devices than a machine has")
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            return f"a record of memory without a usable time, size and thread ({error!r})"
+        self.times_us.append(time_us)
+        self.sizes_bytes.append(size)
+        columns = self.addresses, self.allocated_bytes, self.reserved_bytes, self.order
+        for kept, value in zip(columns, rest, strict=True):
+            kept.append(value)
+        self.devices.append(place)
+        self.lanes.append(self.lane_names.setdefault(lane, len(self.lane_names)))
+        return ""
+
+
+def _whole(value: Any) -> int:
+    """Return a number of a record."""
+    number = int(value)
+    if not -_MOST < number < _MOST:
+        raise ValueError(f"{number}")
+    return number
