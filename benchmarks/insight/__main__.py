@@ -7,7 +7,8 @@ import importlib.util
 
 import typer
 
-VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo")
+VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo",
+         "measured")
 
 
 def app() -> typer.Typer:

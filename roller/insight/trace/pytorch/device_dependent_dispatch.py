@@ -132,10 +132,16 @@ def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) ->
     )  # fmt: skip
 
 
+#: As it is without the patch that puts :func:`clip_grad_norm` in its place.
+_CLIP = torch.nn.utils.clip_grad_norm_
+
+
 def clip_grad_norm(
     parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
 ) -> torch.Tensor:
-    """Clip the norm of gradients as ``clip_grad_norm_`` does on a GPU: by one operator for all of a dtype."""
+    """Clip the norm of gradients as ``clip_grad_norm_`` does on a GPU or CPU: by one operator for all of a dtype."""
+    if foreach is False:
+        return _CLIP(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     grouped: dict[torch.dtype, list[torch.Tensor]] = {}
     with torch.no_grad():

@@ -194,7 +194,7 @@ def patch_device_functions(device: DeviceMode) -> Iterator[None]:
             for name, reply in said.items():
                 if hasattr(place, name):
                     stack.enter_context(patch.object(place, name, reply))
-        for home in () if device.host else (torch.nn.utils, torch.nn.utils.clip_grad):
+        for home in (torch.nn.utils, torch.nn.utils.clip_grad):
             stack.enter_context(patch.object(home, "clip_grad_norm_", clip_grad_norm))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", clear_both_caches))
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *_: None))
