@@ -94,6 +94,26 @@ class ProjectTracer:
     def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def measure(self, options: TraceOptions, budget_s: float) -> tuple[Trace, dict[str, Any]]:
+        """Return the trace of a step that ran in the process, and what was measured of it.
+
+        The project has run there afterwards, so the process takes no other request.
+
+        Raises
+        ------
+        ModelError
+            The step fails, or its process ended.
+        Cancelled
+            The caller has cancelled the measurement.
+        """
+        with self._lock:
+            self._stop()
+            try:
+                reply, blobs = self._ask({**self._request(options), "budget_s": budget_s}, "runs")
+            finally:
+                self._stop()
+        return Trace.from_json(blobs[0].decode(), str(self.entry)), reply["measured"]
+
     def _locked(self, options: TraceOptions) -> Trace:
         with self._lock:
             return self._trace(options)
@@ -101,15 +121,23 @@ class ProjectTracer:
     def _trace(self, options: TraceOptions) -> Trace:
         if any(_state(file) != known for file, known in self._files.items()):
             self.close()
-        process = self._started()
-        assert process.stdin is not None and process.stdout is not None
+        reply, blobs = self._ask(self._request(options), "can be traced")
+        self._files = {file: _state(file) for file in reply["files"]}
+        return Trace.from_json(blobs[0].decode(), str(self.entry))
+
+    def _request(self, options: TraceOptions) -> dict[str, Any]:
         name = getattr(options.device, "name", options.device)
         rules = None if name is None else DeviceRules(str(name), compute_capability_of(options.device))
         checkpoint = options.checkpoint
-        request = {
+        return {
             "batch": options.batch, "device": rules, "amp": options.amp, "calls": self._calls,
             "checkpoint": checkpoint if isinstance(checkpoint, (bool, str)) else list(checkpoint or ()),
         }  # fmt: skip
+
+    def _ask(self, request: dict[str, Any], wanted: str) -> tuple[dict[str, Any], list[bytes]]:
+        """Return the answer to a request; ``wanted`` is what a step is expected to do."""
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
         try:
             send(process.stdin.fileno(), request)
             reply, blobs = self._reply(process.stdout.fileno())
@@ -122,9 +150,8 @@ class ProjectTracer:
             raise ModelError(reply["refused"])
         if "failed" in reply:
             said = shown(reply["failed"])
-            raise ModelError(f"{self.entry}: expected a step that can be traced, got {said}. Run the file by itself.")
-        self._files = {file: _state(file) for file in reply["files"]}
-        return Trace.from_json(blobs[0].decode(), str(self.entry))
+            raise ModelError(f"{self.entry}: expected a step that {wanted}, got {said}. Run the file by itself.")
+        return reply, blobs
 
     def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
         """Return the answer; whoever listens is told of the progress before it, and may cancel meanwhile."""

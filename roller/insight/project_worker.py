@@ -1,4 +1,5 @@
-"""``python -m roller.insight.project_worker ENTRY``: traces one entry file for :mod:`roller.insight.project_tracer`.
+"""``python -m roller.insight.project_worker ENTRY``: traces or measures one entry file, for
+:mod:`roller.insight.project_tracer`.
 
 Requests come on standard input, answers go to what was standard output. The user's code finds no input, and what it
 prints goes to standard error.
@@ -46,8 +47,12 @@ def main(entry: str) -> None:
             request, _ = receive(requests)
             try:
                 with listening(_teller(answers)):
-                    again = again or _retracer(entry, request["calls"])
-                    trace = again(_options(request))
+                    if "budget_s" in request:
+                        answer, trace = _measured(entry, request)
+                    else:
+                        again = again or _retracer(entry, request["calls"])
+                        trace = again(_options(request))
+                        answer = {"files": _files()}
                 _end_unless(own)
             except RollerError as error:
                 _end_unless(own)
@@ -56,7 +61,7 @@ def main(entry: str) -> None:
                 _end_unless(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
-                send(answers, {"files": _files(trace.options)}, [trace.to_json().encode()])
+                send(answers, answer, [trace.to_json().encode()])
 
 
 def _end_with(requests: int) -> None:
@@ -82,6 +87,16 @@ def _retracer(entry: str, calls: int | None) -> Retracer[Trace]:
     return entry_file.make_retracer(entry, lambda trace, _: trace, calls=calls)
 
 
+def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
+    from roller.insight.tracing import require_torch
+
+    require_torch("measure")
+    from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_header
+
+    found = measure_entry(entry, _options(request), request["budget_s"])
+    return {"measured": measurement_header(found)}, found.trace
+
+
 def _options(request: dict[str, Any]) -> TraceOptions:
     device = request["device"]
     rules = None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
@@ -100,7 +115,7 @@ def _teller(answers: int) -> Callable[[str, int, int], None]:
     return tell
 
 
-def _files(options: Any) -> list[str]:
+def _files() -> list[str]:
     """Return the files of the project that are loaded: where one changes, another process has to trace."""
     from roller.insight.trace.pytorch.stacks import Stacks
 

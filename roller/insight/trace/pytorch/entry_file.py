@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -48,7 +48,7 @@ def make_retracer(
     calls: int | None = None,
 ) -> Retracer[T]:
     """Return the retracer of an entry file's step: see :func:`roller.insight.tracing.trace_entry`."""
-    module = _load_entry_file(Path(path))
+    module = load_entry_file(Path(path))
     first = TraceOptions(default_batch_size(module) if batch is None else batch, device, amp or "fp32", checkpoint)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
     return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
@@ -63,7 +63,7 @@ def _trace_entry(
     for sentence in module._roller_said:
         session.values.add_note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
-    with warnings.catch_warnings(), _default_dtype_and_device(module):
+    with warnings.catch_warnings(), default_dtype_and_device(module):
         warnings.simplefilter("ignore")
         watched = session.registrations.watching()
         with session.recording(), watched, translate_errors("model_provider failed", session.origins):
@@ -76,7 +76,7 @@ def _trace_entry(
             with translate_errors("input_provider failed", session.origins):
                 inputs = module.input_provider(batch_size=options.batch)
                 with session.recorder.paused():
-                    _check_batch_size(module, options.batch, inputs)
+                    check_batch_size(module, options.batch, inputs)
                 with session.recorder.paused(), without_torch_function():
                     inputs = move_to_device(inputs, copies=False)
                 session.name_storages(model, inputs)
@@ -100,7 +100,7 @@ def _trace_entry(
 
 
 @contextmanager
-def _default_dtype_and_device(module: ModuleType) -> Iterator[None]:
+def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
     """Set the default dtype and device of an entry file, and restore the previous ones."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
@@ -130,7 +130,7 @@ def default_batch_size(module: ModuleType) -> int:
     return parameter.default
 
 
-def _check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
+def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
     """Raise an error if the inputs do not have the batch size: the throughput would be that of another batch."""
     usual, shapes = default_batch_size(module), [tuple(t.shape) for t in iterate_tensors(inputs)]
     if batch in (None, usual) or not shapes:
@@ -151,7 +151,8 @@ class _Fresh(SourceFileLoader):
         return self.source_to_code(self.get_data(path), path)
 
 
-def _load_entry_file(path: Path) -> ModuleType:
+def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[None]] = translate_errors) -> ModuleType:
+    """Return the module of an entry file, which has all providers; ``errors`` translates what loading it raises."""
     if not path.is_file():
         raise ModelError(f"{path}: expected an entry file, got none. Pass the path of a Python file.")
     path = path.absolute()  # the file may change the working directory
@@ -166,8 +167,8 @@ def _load_entry_file(path: Path) -> ModuleType:
     try:
         session = Session(Target())
         compiles = unsupported_wrappers.disable_compile(session.values.add_note, session.origins.stacks.is_foreign)
-        defaults = _default_dtype_and_device(module)
-        with translate_errors("the entry file could not be loaded", session.origins), compiles, defaults:
+        defaults = default_dtype_and_device(module)
+        with errors("the entry file could not be loaded", session.origins), compiles, defaults:
             spec.loader.exec_module(module)
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:

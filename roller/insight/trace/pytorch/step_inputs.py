@@ -112,11 +112,18 @@ def split_arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 def call_step(step: Callable[..., Any], inputs: Any) -> Any:
     """Call a step with inputs: a tuple as its arguments, a mapping as one, unless its signature needs another way."""
+    args, kwargs = step_arguments(step, inputs)
+    return step(*args, **kwargs)
+
+
+def step_arguments(step: Callable[..., Any], inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and keyword arguments with which :func:`call_step` calls a step."""
     args, kwargs = split_arguments(inputs)
     if isinstance(inputs, Mapping):
         whole = _accepts_arguments(step, inputs) and not _has_parameters_named(step, kwargs)
-        return step(inputs) if whole or not _accepts_arguments(step, **kwargs) else step(**kwargs)
-    return step(inputs) if not _accepts_arguments(step, *args) and _accepts_arguments(step, inputs) else step(*args)
+        return ((inputs,), {}) if whole or not _accepts_arguments(step, **kwargs) else ((), kwargs)
+    whole = not _accepts_arguments(step, *args) and _accepts_arguments(step, inputs)
+    return ((inputs,) if whole else args), {}
 
 
 def _has_parameters_named(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import traceback
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -168,6 +168,8 @@ class Session:
         self.calls: list[call_count.Call] = []
         self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
+        #: Handles of the hooks on parameters.
+        self.hooks: list[Any] = []
 
     def move_to_device(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
         """Move a model to the device, as a trainer does; one of ``lasting``, which outlives the trace, is copied.
@@ -218,7 +220,7 @@ class Session:
         try:
             with (
                 self.origins.track(), unsupported_wrappers.disable_compile(self.values.add_note),
-                patch_device_functions(self.device), self.recorder, self.device,
+                self._device_functions(), self.recorder, self.device,
             ):  # fmt: skip
                 yield
         finally:
@@ -226,6 +228,9 @@ class Session:
                 gc.unfreeze()
             if collected:
                 gc.enable()
+
+    def _device_functions(self) -> AbstractContextManager[None]:
+        return patch_device_functions(self.device)
 
     @driver
     def run_steps(self, body: Callable[[], Any], count: int | None = None) -> None:
@@ -256,7 +261,8 @@ class Session:
         self.recorder.name_storage(parameter, "parameter", name)
         if parameter.requires_grad and id(parameter) not in self._hooked:
             # A step may drop its gradients before it ends, so each is named as soon as it is accumulated.
-            parameter.register_post_accumulate_grad_hook(partial(self._name_gradient, name))
+            handle = parameter.register_post_accumulate_grad_hook(partial(self._name_gradient, name))
+            self.hooks.append(handle)
             self._hooked[id(parameter)] = name, parameter
 
     def _name_optimized(self, optimizer: torch.optim.Optimizer) -> None:
@@ -288,11 +294,16 @@ class Session:
                 for tensor in iterate_tensors(state):
                     self.recorder.name_storage(tensor, "optimizer_state", names.get(id(key), ""))
 
+    @property
+    def cycle(self) -> call_count.Cycle:
+        """The repeating calls at the end of the trace."""
+        return call_count.final_cycle(self.calls, self._optimizer_numbers())
+
     def make_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the recorded operators and events."""
         recorder = self.recorder
         recorder.stop_recording_frees()
-        cycle, ends = call_count.final_cycle(self.calls, self._optimizer_numbers()), call_count.step_ends(self.calls)
+        cycle, ends = self.cycle, call_count.step_ends(self.calls)
         names = {self._optimizer_number(id(optimizer)): type(optimizer).__name__ for optimizer in self.origins.made}
         for sentence in call_count.cycle_notes(self.calls, cycle, names, self._optimizer_numbers()):
             self.values.add_note(sentence)

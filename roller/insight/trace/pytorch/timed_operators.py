@@ -1,0 +1,101 @@
+"""Runs the operators of a step for real, and times each: the call alone, without what a mode does around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_override_check
+from roller.insight.trace.pytorch.operator_origin import OriginTracker
+from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
+
+#: Name of an operator and shapes of its inputs.
+Call = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+class RealOperators:
+    """Runs operators on real tensors, in place of :class:`~roller.insight.trace.pytorch.data_dependent.Values`."""
+
+    #: Whether the host is another device than the one that runs the step.
+    hosted = False
+
+    def __init__(self) -> None:
+        self.warnings: dict[str, None] = {}
+        #: Seconds of the operator that ran last.
+        self.seconds = 0.0
+
+    def run_operator(self, func: Any, args: Any, kwargs: Any, ours: bool = True) -> Any:
+        """Return the result of an operator, and keep its seconds."""
+        start = perf_counter()
+        result = func(*args, **kwargs)
+        self.seconds = perf_counter() - start
+        return result
+
+    def add_note(self, sentence: str) -> None:
+        """Add a sentence to the report, once."""
+        self.warnings[sentence] = None
+
+
+class TimedRecorder(OperatorRecorder):
+    """Records operators as a trace does, and the seconds of each."""
+
+    values: Any
+
+    def __init__(self, origins: OriginTracker, values: RealOperators) -> None:
+        super().__init__(origins, values, device="cpu", name="cpu")
+        self.seconds: list[float] = []
+
+    def _record_operator(self, *args: Any) -> None:
+        self.seconds.append(self.values.seconds)
+        super()._record_operator(*args)
+
+
+class OperatorTimes(OperatorRecorder):
+    """Times operators and records only their names and shapes: far less work between them than a trace is.
+
+    Parameters
+    ----------
+    values
+        Runs and times them.
+    """
+
+    values: Any
+
+    def __init__(self, values: RealOperators) -> None:
+        super().__init__(OriginTracker({}, None), values, device="cpu", name="cpu")  # type: ignore[arg-type]
+        self.calls: list[Call] = []
+        self.seconds: list[float] = []
+
+    def record_tensor(self, tensor: torch.Tensor, *_: Any) -> Any:
+        """Return the shape of a tensor."""
+        return tuple(tensor.shape)
+
+    def _record_operator(
+        self, func: Any, args: Any, kwargs: Any, inputs: tuple[Any, ...], outputs: Sequence[torch.Tensor]
+    ) -> None:
+        self.seconds.append(self.values.seconds)
+        self.calls.append((str(func), inputs))
+
+
+class OriginMode(TorchFunctionMode):
+    """Stores the origin of every result in the autograd graph; calls are PyTorch's own, unchanged."""
+
+    def __init__(self, origins: OriginTracker) -> None:
+        super().__init__()
+        self.origins = origins
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call."""
+        if isinstance(func, FunctionType):
+            body = without_override_check(func)
+            if body is not None:
+                with self:
+                    return body(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
+        if func.__name__ not in ("__get__", "__set__", "__repr__", "__str__"):
+            self.origins.store_in_autograd_graph(result)
+        return result

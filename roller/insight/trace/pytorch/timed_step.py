@@ -1,0 +1,275 @@
+"""Measures an entry file's step on this machine's processor: its operators one by one, and the whole step untouched.
+
+The step is recorded as a trace is, but on real tensors. Then it runs without hooks: in a loop of plain steps, which
+gives the time of a step, with one step between the blocks of the loop that times the operators.
+"""
+
+from __future__ import annotations
+
+import statistics
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from roller.errors import ModelError, RollerError, shown
+from roller.hardware.detect import read_cpuinfo
+from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions
+from roller.insight.trace.peak_memory import peak_bytes, reset_peak
+from roller.insight.trace.pytorch import call_count, entry_file, model_copy, unsupported_wrappers
+from roller.insight.trace.pytorch.device_dependent_dispatch import Target
+from roller.insight.trace.pytorch.operator_origin import OriginTracker
+from roller.insight.trace.pytorch.stacks import driver
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors, step_arguments
+from roller.insight.trace.pytorch.timed_operators import Call, OperatorTimes, OriginMode, RealOperators, TimedRecorder
+from roller.insight.trace.pytorch.trace_model import Session
+from roller.insight.trace.step_clock import StepTiming, time_steps
+from roller.insight.trace.trace import Trace
+
+_PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one process measures: see :class:`roller.insight.measured_step.MeasuredStep`."""
+
+    trace: Trace
+    operator_s: tuple[float, ...]
+    steps: StepTiming
+    notes: tuple[str, ...]
+    process_peak_bytes: int
+    machine: str
+
+
+class MeasuredSession(Session):
+    """State of a measurement: a trace of real tensors."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Target(HOST), folder=folder)
+        values: Any = RealOperators()
+        self.values = values
+        self.recorder = TimedRecorder(self.origins, values)
+        self.device: Any = OriginMode(self.origins)
+
+    def _device_functions(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @property
+    def last_step_calls(self) -> int:
+        """Calls of the last training step."""
+        ends = [0, *call_count.step_ends(self.calls)]
+        return ends[-1] - ends[-2]
+
+
+@driver
+def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
+    """Measure an entry file's step in this process, which it changes: globals, random numbers, memory.
+
+    Raises
+    ------
+    ModelError
+        A provider is missing or raises, or the step uses a device other than the processor.
+    """
+    amp = PRECISIONS[options.amp or "fp32"]
+    if amp == "fp16":
+        raise ModelError(
+            "measure: amp: expected fp32 or bf16 on a processor, got fp16. Choose one of them, or predict a GPU."
+        )
+    with warnings.catch_warnings(), _refused_cuda() as cuda:
+        warnings.simplefilter("ignore")
+        module = entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
+        session = MeasuredSession(Path(str(module.__file__)).parent)
+        for sentence in module._roller_said:
+            session.values.add_note(sentence)
+        with entry_file.default_dtype_and_device(module):
+            return _measure(module, session, options, amp, budget_s, lambda what: _errors(what, session.origins, cuda))
+
+
+def _measure(
+    module: ModuleType, session: MeasuredSession, options: TraceOptions, amp: str | None, budget_s: float,
+    errors: Callable[[str], AbstractContextManager[None]],
+) -> Measurement:  # fmt: skip
+    batch = entry_file.default_batch_size(module) if options.batch is None else options.batch
+    with session.recording(), errors("model_provider failed"):
+        with session.registrations.watching():
+            model = model_copy.build_model(module.model_provider, session.values.add_note)
+        session.registered = session.registrations.lines(model)
+        again = model_copy.checkpoint_modules(model, options.checkpoint or False, session.origins)
+        session.name_storages(model)
+    with session.recording():
+        with errors("input_provider failed"):
+            inputs = module.input_provider(batch_size=batch)
+            with session.recorder.paused():
+                entry_file.check_batch_size(module, batch, inputs)
+            session.name_storages(model, inputs)
+        with errors("iteration_provider failed"), session.registrations.watching():
+            step = module.iteration_provider(model)
+            session.name_storages(model)
+        session.registered = {**session.registered, **session.registrations.lines(model)}
+        _check_devices(model, inputs)
+        args, kwargs = step_arguments(step, inputs)
+        around = nullcontext if amp is None else lambda: torch.autocast("cpu", dtype=torch.bfloat16)
+
+        def run_step() -> None:
+            with errors("a step failed"), around():
+                step(*args, **kwargs)
+
+        session.run_steps(run_step)
+    trace = session.make_trace(
+        {
+            "mode": "entry", "entry": str(module.__file__), "batch": batch, "amp": amp, "checkpoint": list(again),
+            "device": "cpu", "measured": True, "threads": torch.get_num_threads(), "processor": _processor(),
+        }
+    )  # fmt: skip
+    for handle in session.hooks:
+        handle.remove()
+    model_copy.undo_checkpointing(model, again)
+    untracked: Any = _NoOrigins()
+    model_copy.checkpoint_modules(model, again, untracked)  # without keeping the module of each forward
+    with errors("a step failed"), unsupported_wrappers.disable_compile(session.values.add_note):
+        return _timed(trace, session, lambda: _call(step, args, kwargs, around), budget_s)
+
+
+@driver
+def _call(step: Any, args: Any, kwargs: Any, around: Callable[[], AbstractContextManager[Any]]) -> None:
+    with around():
+        step(*args, **kwargs)
+
+
+def _timed(trace: Trace, session: MeasuredSession, run: Callable[[], None], budget_s: float) -> Measurement:
+    cycle, last = session.cycle, session.last_step_calls
+    recorded: list[tuple[list[Call], list[float]]] = []
+
+    def run_cycle() -> None:
+        for _ in range(cycle.calls):
+            run()
+
+    def time_operators() -> None:
+        for _ in range(max(0, cycle.calls - last)):
+            run()
+        times = OperatorTimes(RealOperators())
+        with times:
+            for _ in range(last):
+                run()
+        recorded.append((times.calls, times.seconds))
+
+    reset_peak()
+    steps = time_steps(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
+    own: Any = session.recorder
+    operator_s, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
+    machine = f"{_processor()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
+    said = (steps.note,) if steps.note else ()
+    return Measurement(trace, operator_s, steps, (*trace.warnings, *notes, *said), peak_bytes(), machine)
+
+
+def _operator_seconds(
+    trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
+) -> tuple[tuple[float, ...], tuple[str, ...]]:
+    """Return the median seconds of every operator of the last step over the timed steps that run it, too."""
+    wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
+    whole = [seconds for calls, seconds in recorded if calls == wanted]
+    if len(whole) == len(recorded):
+        return tuple(statistics.median(each) for each in zip(*whole, strict=True)), ()
+    found, missing = [], 0
+    for n, (call, own) in enumerate(zip(wanted, own_s, strict=True)):
+        same = [seconds[n] for calls, seconds in recorded if n < len(calls) and calls[n] == call]
+        missing += not same
+        found.append(statistics.median(same) if same else own)
+    return tuple(found), (
+        f"operators: {len(recorded) - len(whole)} of {len(recorded)} timed steps run other operators or shapes than "
+        f"the recorded step. {missing} of {len(wanted)} operators are timed once, in the recorded step.",
+    )
+
+
+class _NoOrigins:
+    """Stands for an origin tracker where nothing is tracked."""
+
+    def enter_module(self, path: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+def _check_devices(model: torch.nn.Module, inputs: Any) -> None:
+    """Raise an error if a tensor is not on the processor: its operators would run beside the clock."""
+    found = {t.device.type for t in (*model.parameters(), *model.buffers(), *iterate_tensors(inputs))} - {"cpu"}
+    if found:
+        raise ModelError(
+            f"measure: expected tensors on the processor, got some on {shown(sorted(found)[0])}, which is not measured "
+            f"yet. Name no device in the file, or predict: {_PREDICT}."
+        )
+
+
+class _Cuda:
+    """What the step asked of CUDA."""
+
+    error: BaseException | None = None
+
+
+@contextmanager
+def _refused_cuda() -> Iterator[_Cuda]:
+    """Let every first use of CUDA fail: by itself where there is none, with a sentence where there is."""
+    initialize, cuda = torch.cuda._lazy_init, _Cuda()
+
+    def refuse() -> None:
+        if torch.cuda.is_available():
+            cuda.error = ModelError(
+                "measure: expected a step on the processor, got one on a GPU: measured on a GPU is not supported yet. "
+                f"Hide the GPUs (CUDA_VISIBLE_DEVICES=) for a device-neutral file, or predict: {_PREDICT}."
+            )
+            raise cuda.error
+        try:
+            initialize()
+        except BaseException as error:
+            cuda.error = error  # the file may catch it and go on without
+            raise
+
+    with patch.object(torch.cuda, "_lazy_init", refuse):
+        yield cuda
+
+
+@contextmanager
+def _errors(what: str, origins: OriginTracker, cuda: _Cuda) -> Iterator[None]:
+    """Translate any exception of the user's code to a ``ModelError`` at the user's line."""
+    try:
+        yield
+        if origins.stopped is not None:
+            raise origins.stopped
+    except RollerError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, or PyTorch's in it
+        frames = traceback.extract_tb(error.__traceback__)
+        own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
+        line = "" if own is None else f" at {own.filename}:{own.lineno}"
+        if error is cuda.error:
+            raise ModelError(
+                f"measure: expected a step on a device that is here, got a call of CUDA{line}, which this machine does "
+                f"not have. Choose the device by torch.cuda.is_available() in the file, or predict: {_PREDICT}."
+            ) from None
+        wrapped = unsupported_wrappers.explain_wrapper_error(error, line)
+        if wrapped is not None:
+            raise wrapped from None
+        text = str(error).strip().splitlines()
+        raise ModelError(
+            f"measure: expected a step that runs, got {type(error).__name__}{line}: "
+            f"{text[0] if text else 'no message'} ({what}). Run the file by itself."
+        ) from None
+
+
+def _processor() -> str:
+    info = read_cpuinfo(Path("/"))
+    return info.model or info.part or "processor"
+
+
+def measurement_header(found: Measurement) -> Mapping[str, Any]:
+    """Return all of a measurement besides its trace, as JSON data."""
+    return {
+        "operator_s": found.operator_s, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,
+        "upper_s": found.steps.upper_s, "is_stable": found.steps.is_stable, "samples_s": found.steps.samples_s,
+        "notes": found.notes, "process_peak_bytes": found.process_peak_bytes, "machine": found.machine,
+    }  # fmt: skip

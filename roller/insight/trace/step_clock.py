@@ -1,0 +1,139 @@
+"""Times consecutive steps until they are stable: blocks of three, and what the median of them may be.
+
+Blocks are the windows of the clock of kernels (:mod:`roller.runtime.clock`): one in which the step's threads waited for
+a processor more than a twentieth of the time is disturbed. The interval is that of order statistics, which assumes
+nothing of how times are distributed: the true median lies between the k-th least and k-th greatest of n with 95 %.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import comb
+
+from roller.insight.trace.progress import report
+from roller.runtime.clock import Clock, Spell, system_clock
+from roller.runtime.windows import spell
+
+#: Consecutive steps of a block.
+BLOCK_STEPS = 3
+#: Undisturbed blocks that a stable time needs, and blocks that are taken whatever they cost.
+NEEDED, LEAST = 5, 3
+#: Width of the interval, relative to the median, at which a time is stable, and at which no more blocks are taken.
+STABLE, SETTLED = 0.10, 0.02
+#: Steps are warm when two in a row differ by no more than this; most steps of a warm-up.
+_WARM, _MOST_WARM = 0.05, 10
+#: Most blocks, and the share of the budget that a warm-up may take.
+_MOST, _WARM_SHARE = 100, 0.25
+
+
+@dataclass(frozen=True)
+class StepTiming:
+    """Seconds of a step.
+
+    Parameters
+    ----------
+    median_s, lower_s, upper_s
+        Median of the blocks, and the interval of 95 % around it (the least and the greatest of fewer than six).
+    is_stable
+        Whether enough blocks were undisturbed, and the interval is narrow.
+    samples_s
+        Seconds of a step in every block that counts: the undisturbed ones where there are enough, else all.
+    note
+        Why the time is not stable; empty where it is.
+    """
+
+    median_s: float
+    lower_s: float
+    upper_s: float
+    is_stable: bool
+    samples_s: tuple[float, ...]
+    note: str = ""
+
+
+def time_steps(
+    step: Callable[[], object], *, steps_per_call: int = 1, budget_s: float, between: Callable[[], object] = lambda: None,
+    clock: Clock | None = None,
+) -> StepTiming:  # fmt: skip
+    """Return the seconds of a step.
+
+    Parameters
+    ----------
+    step
+        Runs ``steps_per_call`` steps.
+    budget_s
+        Seconds to spend, exceeded only for the first three blocks.
+    between
+        Called before every block, outside of what is timed.
+    clock
+        That of this machine by default.
+    """
+    chosen = clock or system_clock()
+    calls = max(1, -(-BLOCK_STEPS // steps_per_call))
+    start, blocks = chosen.now(), list[Spell]()
+    last_s = spell(step, chosen).wall_s
+    for _ in range(_MOST_WARM):
+        now_s = spell(step, chosen).wall_s
+        if abs(now_s - last_s) <= _WARM * last_s or chosen.now() - start > _WARM_SHARE * budget_s:
+            break
+        last_s = now_s
+    try:
+        while len(blocks) < LEAST or (len(blocks) < _MOST and chosen.now() - start < budget_s):
+            report("measure", len(blocks))
+            between()
+            chosen.attend()
+            step()  # what ran between has left its own data in the caches
+            blocks.append(spell(step, chosen, calls))
+            quiet = _quiet(blocks, chosen)
+            if len(quiet) >= NEEDED and _width(quiet) <= SETTLED:
+                break
+    finally:
+        if clock is None:
+            chosen.release()
+    return _timing(blocks, chosen, calls * steps_per_call)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the interval that contains the median with 95 %; the least and greatest of fewer than six values.
+
+    Examples
+    --------
+    >>> median_interval([1.0, 2.0, 3.0]), median_interval([float(n) for n in range(1, 11)])
+    ((1.0, 3.0), (2.0, 9.0))
+    """
+    ordered, count = sorted(values), len(values)
+    outside, k = 1, 0  # of 2 ** count equally likely ways, those with at most k values below the median
+    while k + 1 < count / 2 and outside + comb(count, k + 1) <= 0.025 * 2**count:
+        k += 1
+        outside += comb(count, k)
+    return ordered[k], ordered[-1 - k]
+
+
+def _quiet(blocks: Sequence[Spell], clock: Clock) -> list[float]:
+    return [block.wall_s for block in blocks if clock.trusting or block.quiet]
+
+
+def _width(values: Sequence[float]) -> float:
+    lower, upper = median_interval(values)
+    return (upper - lower) / statistics.median(values)
+
+
+def _timing(blocks: Sequence[Spell], clock: Clock, steps: int) -> StepTiming:
+    quiet = _quiet(blocks, clock)
+    kept = quiet if len(quiet) >= NEEDED else [block.wall_s for block in blocks]
+    width = _width(kept)
+    note = ""
+    if len(quiet) < NEEDED:
+        note = (
+            f"time: expected at least {NEEDED} blocks of {steps} steps without other work on the processors, got "
+            f"{len(quiet)} of {len(blocks)} within the budget. Leave the machine alone, or raise budget_s."
+        )
+    elif width > STABLE:
+        note = (
+            f"time: expected steps that agree, got blocks whose median may be off by {100 * width:.0f} % (95 %). "
+            f"Leave the machine alone, or raise budget_s."
+        )
+    samples = tuple(seconds / steps for seconds in kept)
+    lower, upper = median_interval(samples)
+    return StepTiming(statistics.median(samples), lower, upper, not note, samples, note)
