@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +19,6 @@ from roller.cli.training import (
     batches_of,
     checkpoints_of,
     devices_of,
-    step_of,
     words_of,
 )
 from roller.cli.usage import UsageError
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
     from roller.insight.step_profile.step_profile import StepProfile
     from roller.insight.traced_step import TracedStep
+
+#: Device of a profile where none is named.
+_DEVICE = "a100"
 
 FileArgument = Annotated[
     Path,
@@ -45,6 +48,9 @@ SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order b
 CurveOption = Annotated[
     bool, typer.Option("--curve", help="Throughput and memory over the batch, too; each batch is traced.")
 ]
+MeasureOption = Annotated[
+    bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as trace events, for Perfetto.")
@@ -55,9 +61,24 @@ SnapshotOption = Annotated[
 ]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the options ask for."""
+
+    specs: list[tuple[DeviceSpec, int]]
+    sizes: list[int | None]
+    amp: str
+    checkpoint: bool
+    calls: int | None
+    curve: bool
+    measure: bool
+    trace: Path | None
+    snapshot: Path | None
+
+
 def profile_command(
     file: FileArgument,
-    devices: DevicesOption = "a100",
+    devices: DevicesOption = "",
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
@@ -66,6 +87,7 @@ def profile_command(
     top: TopOption = 6,
     sort: SortOption = "time",
     curve: CurveOption = False,
+    measure: MeasureOption = False,
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
@@ -78,10 +100,19 @@ def profile_command(
     (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
+    precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
+    sizes = [None if n is None else int(n) for n in batches_of(batches)]
+    asked = Asked(
+        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure, trace, snapshot
+    )
+    if len(precisions) > 1 or len(again) > 1:
+        raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
+    if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
+        raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
     for path in (out, trace, snapshot):
         if path is not None:
             check_writable(path)
-    found = _profiles(file, devices, batches, amp, checkpoint, calls, curve, settings, out, trace, snapshot)
+    found = _profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -96,48 +127,62 @@ def profile_command(
         print_profile(screen, profile, depth, top, order, file)
 
 
-def _profiles(
-    file: Path, devices: str, batches: str, amp: str, checkpoint: str, calls: int | None, curve: bool,
-    settings: list[str] | None, *outputs: Path | None,
-) -> list[StepProfile]:  # fmt: skip
-    from roller.insight.step_profile.profiling import kind_of_file, profile
-    from roller.insight.trace.progress import listening
-    from roller.insight.tracing import require_torch
+def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
+    from roller.insight.step_profile.profiling import kind_of_file
 
-    specs, sizes = devices_of(devices, settings), [None if n is None else int(n) for n in batches_of(batches)]
-    precision, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
-    if len(precision) > 1 or len(again) > 1:
+    kind = kind_of_file(file)
+    is_traced = kind == "entry" and not asked.measure
+    several = any(count > 1 for _, count in asked.specs)
+    if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
         raise UsageError(
-            "--amp, --checkpoint: expected one way of training, got several. Name one, or ask for a sweep."
+            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
+            f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
-    if any(outputs) and len(specs) * len(sizes) != 1:
-        raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    _, trace, snapshot = outputs
-    if (kind := kind_of_file(file)) != "entry":
-        if trace is not None or snapshot is not None or calls is not None or any(count > 1 for _, count in specs):
-            raise UsageError(
-                f"{file.name}: expected an entry file for --trace, --snapshot, --calls and several devices, got a "
-                f"{kind}. Leave them out."
-            )
-        alone = specs if kind == "model" else specs[:1]  # others have their device
-        return [
-            profile(file, spec, batch=size, amp=precision[0], checkpoint=again[0], curve=curve)
-            for spec, _ in alone for size in sizes
-        ]  # fmt: skip
-    require_torch()
-    step, found = step_of(file, calls), []
-    with counted_steps("profile", len(specs) * len(sizes)) as done, listening(done.within):
-        for spec, count in specs:
-            for size in sizes:
+    if asked.measure and devices:
+        raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
+    return _of_entry(file, asked) if is_traced else _of_file(file, kind, asked)
+
+
+def _of_file(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
+    """Return the profiles of a file that is not traced; recordings, saved profiles and runs have their device."""
+    from roller.insight.step_profile.profiling import profile
+    from roller.insight.trace.progress import listening
+
+    specs = asked.specs if kind == "model" else asked.specs[:1]
+    found = []
+    with counted_steps("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
+        for spec, _ in specs:
+            for size in asked.sizes:
                 found.append(
-                    profile(step, spec, batch=size, amp=precision[0], checkpoint=again[0], devices=count, curve=curve)
-                )
+                    profile(
+                        file, spec, batch=size, amp=asked.amp, checkpoint=asked.checkpoint, curve=asked.curve,
+                        measure=asked.measure,
+                    )
+                )  # fmt: skip
+                done(found[-1].name)
+    return found
+
+
+def _of_entry(file: Path, asked: Asked) -> list[StepProfile]:
+    from roller.insight.step_profile.profiling import profile
+    from roller.insight.trace.progress import listening
+    from roller.insight.tracing import require_torch, trace_entry
+
+    require_torch()
+    found = []
+    with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
+        step = trace_entry(
+            file, batch=asked.sizes[0], device=asked.specs[0][0], amp=asked.amp, checkpoint=asked.checkpoint,
+            calls=asked.calls,
+        )  # fmt: skip
+        for spec, count in asked.specs:
+            for size in asked.sizes:
+                found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
                 done(f"{spec.name}, batch {found[-1].batch}")
-    chosen = step.at(batch=sizes[0], device=specs[0][0], amp=precision[0], checkpoint=again[0])
-    if trace is not None:
-        _write_trace(chosen, *specs[0], trace)
-    if snapshot is not None:
-        _write_snapshot(chosen, specs[0][0], snapshot)
+    if asked.trace is not None:
+        _write_trace(step, *asked.specs[0], asked.trace)
+    if asked.snapshot is not None:
+        _write_snapshot(step, asked.specs[0][0], asked.snapshot)
     return found
 
 

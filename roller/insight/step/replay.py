@@ -16,7 +16,7 @@ from roller.insight.renamed import warn_renamed
 from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join_ranks
-from roller.insight.step.kineto_reader import read_profile
+from roller.insight.step.kineto_reader import Profile, read_profile
 from roller.insight.step.missing_device_events import missing_device_events, missing_events_notes
 from roller.insight.step.overlap import Overlap, overlap
 from roller.insight.step.profile_graph import build_graph
@@ -169,9 +169,22 @@ def from_kineto(
 
 
 def _read_graph(file: str | Path, rank: int) -> StepGraph:
-    """Return the graph of a file, with notes on its defects and missing events."""
-    profile = read_profile(file)
-    made = build_graph(profile.events, rank=rank, name=Path(file).name, overhead_us=profile.overhead_us)
+    return graph_of_profile(read_profile(file), Path(file).name, rank)
+
+
+def graph_of_profile(profile: Profile, name: str, rank: int = 0) -> StepGraph:
+    """Return the whole graph of a profile, with notes on its defects and missing events.
+
+    Parameters
+    ----------
+    profile
+        As :func:`~roller.insight.step.kineto_reader.read_profile` gives it.
+    name
+        Of the graph.
+    rank
+        Of the process in its job.
+    """
+    made = build_graph(profile.events, rank=rank, name=name, overhead_us=profile.overhead_us)
     notes = (*profile.notes, *missing_events_notes(profile), *made.notes)
     return replace(made, notes=notes, incomplete=missing_device_events(profile), world_size=profile.world_size)
 

@@ -13,35 +13,40 @@ MOST_POINTS = 400
 
 
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
-    """Return the memory after each operator of the last step, at most 400 points.
-
-    On a processor, which has no cache of blocks, allocated and reserved bytes are the requested ones.
+    """Return the memory after each operator of the last step on a device, at most 400 points.
 
     Parameters
     ----------
     trace
         The trace.
     spec
-        The device.
+        The device. A processor has no cache of blocks: allocated and reserved bytes are the requested ones.
     """
-    discrete = spec.traits.discrete
-    library = Library.of(spec) if discrete else Library(workspace_bytes=0)
-    allocated = simulate_memory(trace, capacity_of(spec), library=library, timeline=True).timeline if discrete else ()
+    if not spec.traits.discrete:
+        return memory_of_processor(trace)
+    library = Library.of(spec)
+    levels = simulate_memory(trace, capacity_of(spec), library=library, timeline=True).timeline
+    kinds = _requested_by_kind(trace, library)
+    first = len(trace.operators) - len(kinds)
+    rows = zip(levels[first:], kinds, strict=False)  # of a step that does not fit, levels end before
+    return _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
+
+
+def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
+    """Return the bytes that are requested after each operator of the last step, at most 400 points."""
+    kinds = _requested_by_kind(trace, Library(workspace_bytes=0))
+    sizes = [sum(held.values()) for held in kinds]
+    return _thinned([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
+
+
+def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
+    """Return the bytes that are requested by kind after each operator of the last step."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     kinds: dict[str, int] = {}
-    points: list[MemoryPoint] = []
-
-    def extend(operator: int) -> None:
-        for index in range(first + len(points), operator):
-            held = sum(kinds.values())
-            levels = (allocated[index] if index < len(allocated) else None) if discrete else (held, held)
-            if levels is None:  # out of memory
-                return
-            points.append(MemoryPoint(float(index - first), *levels, dict(kinds)))
-
     sizes: dict[int, tuple[str, int]] = {}
+    found: list[dict[str, int]] = []
     for event in add_cublas_workspaces(trace, library):
-        extend(event.operator)
+        found += [dict(kinds) for _ in range(first + len(found), event.operator)]
         if isinstance(event, AllocEvent):
             known = trace.storages.get(event.storage, Storage("workspace" if event.storage < 0 else "unknown"))
             kind: str = known.kind
@@ -50,8 +55,7 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
         elif event.storage in sizes:
             kind, size = sizes.pop(event.storage)
             kinds[kind] -= size
-    extend(len(trace.operators))
-    return _thinned(points)
+    return [*found, *(dict(kinds) for _ in range(first + len(found), len(trace.operators)))]
 
 
 def _thinned(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:

@@ -13,6 +13,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
+from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
 from roller.insight.step_profile.predicted import tree_of_forecast
@@ -21,6 +22,7 @@ from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
+from roller.insight.tracing import require_torch, trace_entry
 
 #: Bytes of a JSON file that tell its kind.
 _HEAD = 256
@@ -39,6 +41,7 @@ def profile(
     devices: int = 1,
     calls: int | None = None,
     curve: bool = False,
+    measure: bool = False,
 ) -> StepProfile:
     """Return where the time and memory of a step go, by module and line.
 
@@ -60,6 +63,9 @@ def profile(
     curve
         Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs. Each
         batch is traced; else ``batch_curve()`` computes them on demand.
+    measure
+        Whether an entry file's step runs on this machine's processor, in a process of its own; ``device``, ``policy``
+        and ``devices`` do not apply then.
 
     Raises
     ------
@@ -81,8 +87,9 @@ def profile(
     ('predicted', True, 'operator')
     """
     from roller.arguments import target_of
-    from roller.insight.tracing import trace_entry
 
+    if measure:
+        return _measured(step, batch, amp, checkpoint, curve)
     if not isinstance(step, Trace) and (kind := kind_of_file(step)) != "entry":
         asked = {"amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
         return _profile_of_file(Path(step), kind, device, batch, policy, asked)
@@ -128,6 +135,34 @@ def _profile_of_file(
     if kind == "model":
         return profile_onnx(path, device, batch=batch, policy=policy or "roller")
     return load_profile(path) if kind == "profile" else profile_of_recording(path)
+
+
+def _measured(
+    step: str | Path | TracedStep, batch: int | None, amp: str | None, checkpoint: bool | str | Sequence[str] | None,
+    curve: bool,
+) -> StepProfile:  # fmt: skip
+    if isinstance(step, Trace) or (kind := kind_of_file(step)) != "entry":
+        got = "a trace" if isinstance(step, Trace) else f"a {kind}"
+        raise RollerError(f"profile: measure: expected an entry file, which can run, got {got}. Name an entry file.")
+    require_torch("profile")
+
+    def one(size: int | None) -> StepProfile:
+        return measured_profile(step, batch=size, amp=amp, checkpoint=checkpoint)
+
+    found = one(batch)
+
+    def make_curve() -> BatchCurve:
+        def point_at(size: int) -> BatchPoint:
+            again = found if size == found.batch else one(size)
+            total = again.total_bytes
+            held = sum(size for kind, size in again.memory_parts.items() if kind != "process")
+            return BatchPoint(size, again.iteration_s, again.throughput, held, total, True)
+
+        fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
+        return batch_curve(point_at, found.batch, 0, fixed_bytes=fixed)
+
+    made = replace(found, make_curve=make_curve)
+    return replace(made, curve=made.batch_curve()) if curve else made
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:

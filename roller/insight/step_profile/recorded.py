@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
+from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph, Task, TaskContext
-from roller.insight.step.replay import from_kineto
-from roller.insight.step.steady_step import step_times_us
+from roller.insight.step.kineto_reader import read_profile
+from roller.insight.step.memory_curve import MemoryCurve, memory_curves
+from roller.insight.step.replay import graph_of_profile
+from roller.insight.step.step_categories import step_categories
 from roller.insight.step.wall_time import wall_time_us
-from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.predicted import BETWEEN_CALLS
-from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.insight.step_profile.tree import Key, Tree, path_of_call
 from roller.insight.step_profile.tree import Path as NodePath
+
+#: Points of a memory curve at most.
+_MOST_POINTS = 400
 
 
 def profile_of_recording(path: str | Path) -> StepProfile:
@@ -25,44 +35,61 @@ def profile_of_recording(path: str | Path) -> StepProfile:
     ----------
     path
         Kineto's JSON, plain or gzipped. Modules are those that it marks; it knows no lines. Where it marks steps, only
-        what is in one counts.
+        what is in one counts. Memory needs ``profile_memory=True`` in the recording.
 
     Raises
     ------
     ArtifactError
         The file cannot be read, is truncated, or is no profile.
     """
-    graph = from_kineto(path)
-    chosen = [t for t in graph.tasks if t.context.iteration >= 0] or list(graph.tasks)
-    steps = max(1, len({t.context.iteration for t in chosen}))
-    root = tree_of_recording(graph, chosen, steps)
-    starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
-    times = sorted(took / 1e6 for took in step_times_us(graph, starts, ends))
-    notes = graph.notes if not graph.incomplete else (*graph.notes, graph.incomplete)
+    recording = read_profile(path, memory=True)
+    graph = graph_of_profile(recording, Path(path).name)
+    categories = step_categories(recording)
+    tree, notes = Tree(), [*categories.notes, *graph.notes, *filter(None, [graph.incomplete])]
+    steps = len(categories.steps)
+    is_marked = bool(categories.steps[0].name)
+    tasks = [t for t in graph.tasks if not is_marked or 0 <= t.context.iteration < steps]
+    add_recorded_time(tree, graph, tasks, [step.duration_us for step in categories.steps])
+    curves = memory_curves(recording)
+    points: tuple[MemoryPoint, ...] = ()
+    if curves:
+        points = _thinned(curves[0])
+        notes += [*_add_memory(tree, curves[0]), *curves[0].notes]
     if steps > 1:
-        notes = (f"A mean of {steps} steps.", *notes)
-    device = graph.device.name if graph.device is not None else ""
+        notes.insert(0, f"A mean of {steps} steps.")
+    root, times = tree.build(), [step.duration_us / 1e6 for step in categories.steps]
+    device = recording_device(graph, curves)
     return StepProfile(
-        graph.name, "recorded", device, root, root.wall_s, min(times[0], root.wall_s), max(times[-1], root.wall_s),
-        notes=notes,
+        graph.name, "recorded", device, root, root.wall_s, min(*times, root.wall_s), max(*times, root.wall_s),
+        memory_curve=points, categories={name: us / 1e6 for name, us in categories.mean_us.items()},
+        notes=tuple(dict.fromkeys(notes)),
     )  # fmt: skip
 
 
-def tree_of_recording(graph: StepGraph, tasks: Sequence[Task], steps: int) -> Node:
-    """Return the tree of a mean step.
+def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
+    """Return the device of a recording as PyTorch names it; ``""`` if it does not say."""
+    if curves:
+        return curves[0].device
+    return "" if graph.has_device or graph.incomplete else "cpu"
+
+
+def add_recorded_time(tree: Tree, graph: StepGraph, tasks: Sequence[Task], step_us: Sequence[float]) -> None:
+    """Add the time of a mean step to a tree.
 
     Parameters
     ----------
+    tree
+        Grows by a leaf for every kernel and call of an operator with inputs of some shapes.
     graph
         Of the recording.
     tasks
         Tasks of the steps.
-    steps
-        Their number.
+    step_us
+        Time of each step.
     """
     starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
-    wall_us, rest_us = wall_time_us(graph, starts, ends, tasks)
-    path_of = cache(_path_of_context)
+    wall_us, _ = wall_time_us(graph, starts, ends, tasks)
+    path_of, steps = cache(_path_of_context), len(step_us)
     leaves: dict[tuple[NodePath, str], _Sums] = {}
     for task in tasks:
         computes = task.on_device or not graph.has_device
@@ -72,13 +99,55 @@ def tree_of_recording(graph: StepGraph, tasks: Sequence[Task], steps: int) -> No
         sums.device_us += task.duration_us if computes else 0.0
         sums.host_us += 0.0 if computes else task.duration_us
         sums.calls += 1
-    tree = Tree()
     for (path, phase), sums in leaves.items():
         seconds = Seconds(*(us / 1e6 / steps for us in (sums.wall_us, sums.device_us, sums.host_us)))
         tree.add_time(path, phase, seconds, calls=-(-sums.calls // steps))
-    if rest_us:
+    rest_us = math.fsum(step_us) - math.fsum(wall_us.values())
+    if rest_us > 0.0:
         tree.add_time((BETWEEN_CALLS,), "other", Seconds(rest_us / 1e6 / steps), calls=0)
-    return tree.build()
+
+
+def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
+    """Add the bytes at the peak of reserved, then of allocated bytes; return what is not known of them."""
+    if not curve.is_absolute:
+        return ["The recording has changes of memory only: bytes at the peak are not known."]
+    at = _peak(curve)
+    when, allocated = float(curve.times_us[at]), int(curve.allocated_bytes[at])
+    at_time = bisect_right(curve.times_us, when) - 1
+    try:
+        live = curve.live(when) if at_time == at else ()
+    except RollerError as error:
+        return [str(error)]
+    path_of = cache(_path_of_context)
+    for allocation in live:
+        tree.add_bytes(path_of(allocation.context), "allocated", held=allocation.size_bytes)
+    before = allocated - sum(allocation.size_bytes for allocation in live)
+    rest = (Key("overhead", "memory of no operator in the recording"),)
+    if before > 0:
+        tree.add_bytes(rest, "allocated before", held=before, tensors=0)
+    if len(curve.reserved_bytes):
+        tree.add_bytes(rest, "cached", held=int(curve.reserved_bytes[at]) - allocated, tensors=0)
+    return ["Memory is that of the allocator: a recording does not tell the context of the process."]
+
+
+def _peak(curve: MemoryCurve) -> int:
+    """Return the place of the most reserved bytes, and of those of the most allocated ones."""
+    if not len(curve.reserved_bytes):
+        return int(np.argmax(curve.allocated_bytes))
+    most = curve.reserved_bytes == curve.reserved_bytes.max()
+    return int(np.argmax(np.where(most, curve.allocated_bytes, -1)))
+
+
+def _thinned(curve: MemoryCurve) -> tuple[MemoryPoint, ...]:
+    count = len(curve.times_us)
+    each = -(-count // _MOST_POINTS) or 1
+    found = []
+    for first in range(0, count, each):
+        at = first + int(np.argmax(curve.allocated_bytes[first : first + each]))
+        reserved = int(curve.reserved_bytes[at]) if len(curve.reserved_bytes) else 0
+        seconds = float(curve.times_us[at] - curve.times_us[0]) / 1e6
+        found.append(MemoryPoint(seconds, int(curve.allocated_bytes[at]), reserved, {}))
+    return tuple(found)
 
 
 @dataclass

@@ -1,0 +1,73 @@
+"""The profile of a step that ran on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from roller.insight.measured_step import MeasuredStep, measure_step
+from roller.insight.memory.cpu_heap import cpu_memory
+from roller.insight.step_profile.memory_curve import memory_of_processor
+from roller.insight.step_profile.node import Seconds
+from roller.insight.step_profile.predicted import add_memory, path_of_operator
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.tree import Key, Tree
+
+#: Time of a step in none of its operators, and memory of the process that is in no tensor.
+UNTRACKED, NO_TENSOR = Key("overhead", "outside of operators"), Key("overhead", "memory of no tensor")
+
+
+def measured_profile(
+    entry: str | Path,
+    *,
+    batch: int | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] | None = None,
+    budget_s: float = 60.0,
+) -> StepProfile:
+    """Run a step on this machine's processor, and return its profile.
+
+    Parameters are those of :func:`roller.insight.measured_step.measure_step`.
+
+    Raises
+    ------
+    ModelError
+        The step fails, or uses CUDA.
+    """
+    found = measure_step(entry, batch=batch, amp=amp, checkpoint=checkpoint or False, budget_s=budget_s)
+    return profile_of_measured_step(found, Path(entry).name)
+
+
+def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepProfile:
+    """Return the profile of a measured step.
+
+    Time in none of its operators, as Python and the engine of autograd, is a row of its own, and so is the memory of
+    the process that is in no tensor. The first is below 0 where operators took longer when each was timed.
+
+    Parameters
+    ----------
+    found
+        The result of :func:`~roller.insight.measured_step.measure_step`.
+    name
+        Of the step.
+    """
+    tree, trace = Tree(), found.trace
+    for operator, took_s in zip(trace.steady(), found.operator_s, strict=True):
+        path = path_of_operator(operator)
+        tree.count_call(path)
+        tree.add_time((*path, Key("kernel", operator.name)), operator.phase, Seconds(took_s, took_s))
+    tree.add_time((UNTRACKED,), "other", Seconds(found.untracked_s, 0.0, max(0.0, found.untracked_s)), calls=0)
+    memory = cpu_memory(trace, None)
+    add_memory(tree, trace, memory)
+    outside = found.process_peak_bytes - memory.total_bytes
+    if outside > 0:
+        tree.add_bytes((NO_TENSOR,), "process", held=outside, tensors=0)
+    root = tree.build()
+    lower_s, upper_s = min(found.lower_s, root.wall_s), max(found.upper_s, root.wall_s)
+    precision = trace.options.get("amp")
+    return StepProfile(
+        name, "measured", found.machine, root, root.wall_s, lower_s, upper_s, int(trace.options.get("batch") or 0),
+        trace.samples, amp=str(precision) if precision else "fp32",
+        checkpoint=tuple(trace.options.get("checkpoint") or ()), memory_curve=memory_of_processor(trace),
+        notes=(*found.notes, *(note for note in trace.warnings if note not in found.notes)),
+    )  # fmt: skip
