@@ -7,8 +7,21 @@ import importlib.util
 
 import typer
 
-VERBS = ("memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo",
-         "measured")
+VERBS = (
+    "memory",
+    "time",
+    "trace",
+    "batches",
+    "cpu",
+    "replay",
+    "loader",
+    "ddp",
+    "handover",
+    "goldens",
+    "speed",
+    "zoo",
+    "measured",
+)
 
 
 def app() -> typer.Typer:
