@@ -121,7 +121,11 @@ class _Writer:
                 launches=2 if place == 0 else 1, sequence=first + place, shapes=shapes,
             )  # fmt: skip
         self._write_operator(
-            "torch::autograd::AccumulateGrad", [[64, 64, 3, 3]], "aten::detach", launches=0, sequence=first + 3 * self.blocks
+            "torch::autograd::AccumulateGrad",
+            [[64, 64, 3, 3]],
+            "aten::detach",
+            launches=0,
+            sequence=first + 3 * self.blocks,
         )
         for address, size in outputs:
             self._write_memory(address, -size)

@@ -27,7 +27,8 @@ class MeasuredStep:
         Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone.
     iteration_s, lower_s, upper_s
         Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
-        the interval that contains it with 95 % (the least and the greatest of fewer than six blocks).
+        the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work
+        disturbed the blocks, ``lower_s`` is what is left without all that it took.
     is_stable
         Whether at least five blocks were undisturbed, and the interval is narrower than a tenth of the median. If not,
         ``notes`` say why, and the interval is all that is known.
@@ -65,7 +66,7 @@ class MeasuredStep:
     @property
     def samples_per_s_interval(self) -> tuple[float, float]:
         """Least and greatest samples per second, from the interval of the time."""
-        return self.trace.samples / self.upper_s, self.trace.samples / self.lower_s
+        return self.trace.samples / self.upper_s, self.trace.samples / self.lower_s if self.lower_s else math.inf
 
 
 def measure_step(

@@ -1,5 +1,4 @@
-"""``python -m roller.insight.project_worker ENTRY``: traces or measures one entry file, for
-:mod:`roller.insight.project_tracer`.
+"""``python -m roller.insight.project_worker ENTRY``: traces or measures an entry file for ``project_tracer``.
 
 Requests come on standard input, answers go to what was standard output. The user's code finds no input, and what it
 prints goes to standard error.

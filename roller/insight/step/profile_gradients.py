@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_dtypes import element_bytes
@@ -29,6 +29,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
     """
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}
+    makers = {lane: list(_last_launched(own)) for lane, own in threads.items()}
     for event in sorted((e for e in events if e.name == _SUMS), key=lambda e: (e.start_us, e.lane)):
         shapes = event.arguments.get("shapes")
         at = bisect_right(starts.get(event.lane, ()), event.end_us) - 1
@@ -37,7 +38,15 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
         dtypes = event.arguments.get("dtypes") or ("float",)
         size = math.prod(shapes[0]) * element_bytes(str(dtypes[0]), _UNSAID_BYTES)
         own = threads[event.lane]
-        maker = next((item for item in reversed(own[: at + 1]) if item.last is not None), own[at])
-        task = maker if maker.last is None else maker.last
+        maker = makers[event.lane][at]
+        task = own[at] if maker is None else maker
         found.append(Gradient(size, task.id, own[at].context.iteration, own[at].context.module))
     return tuple(found)
+
+
+def _last_launched(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
+    """Yield, for each call, the last device task that it, or else the latest one before it that launched any, did."""
+    task = None
+    for call in calls:
+        task = call.last or task
+        yield task

@@ -207,7 +207,7 @@ def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
         return ""
     number = memory.oom_operator
     if number is None or not 0 <= number < len(trace.operators):
-        return str(memory.oom)
+        return f"before the first operator: {memory.oom}"
     operator = trace.operators[number]
     place = "" if operator.source is None else f" at {operator.source[0]}:{operator.source[1]}"
     return f"{operator.name} of {operator.phase}{place}: {memory.oom}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from roller.errors import NoCandidateError, RollerError, shown
+from roller.errors import ArtifactError, NoCandidateError, RollerError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
@@ -234,16 +234,18 @@ class StepProfile:
 
         Raises
         ------
-        RollerError
+        ArtifactError
             Some do not.
         """
+        parts: list[tuple[str, float, int]] = [("step", self.iteration_s - self.root.wall_s, 0)]
         for node in self.root.walk():
-            if node.kind in ("kernel", "call", "tensors") or not node.children:
-                continue
-            apart = node.wall_s - math.fsum(child.wall_s for child in node.children)
-            held = node.total_held_bytes - sum(child.total_held_bytes for child in node.children)
-            if abs(apart) > 1e-9 or held:
-                raise RollerError(
-                    f"profile: {shown(node.name)}: expected the sum of its parts, got {apart:g} s and {held} bytes "
-                    f"more. The file was changed by hand; profile the step again."
+            if node.children:
+                apart_s = node.wall_s - math.fsum(child.wall_s for child in node.children)
+                held = node.total_held_bytes - sum(child.total_held_bytes for child in node.children)
+                parts.append((node.name, apart_s, held))
+        for name, apart_s, held in parts:
+            if abs(apart_s) > 1e-9 or held:
+                raise ArtifactError(
+                    f"profile: {shown(name)}: expected the sum of its parts, got {apart_s:g} s and {held} bytes more. "
+                    f"The file was changed by hand; profile the step again."
                 )

@@ -32,7 +32,8 @@ class Retracer(Generic[T]):
         self, make: Callable[[TraceOptions], Trace], first: TraceOptions, wrap: Callable[[Trace, Retracer[T]], T]
     ) -> None:
         self._make, self._first, self._wrap = make, first, wrap
-        self._kept: OrderedDict[object, T] = OrderedDict()
+        #: Batch, precision and checkpointing, and the compute capabilities whose kernels it has -> trace.
+        self._kept: OrderedDict[tuple[object, frozenset[tuple[int, int]]], T] = OrderedDict()
 
     def __call__(self, options: TraceOptions) -> T:
         """Return the trace under other options; devices for which PyTorch chooses the same kernels share a trace.
@@ -50,13 +51,11 @@ class Retracer(Generic[T]):
                 f"trace: amp: expected fp32 on a CPU, got {shown(whole.amp)}: its rules of mixed precision are not "
                 f"described. Leave it out, or name a GPU."
             )
-        shared = None if capability != HOST else capability  # no GPU runs what a CPU does
-        found = self._kept.get((*key, shared)) or self._kept.get((*key, capability))
+        found = next((kept for known, kept in self._kept.items() if known[0] == key and capability in known[1]), None)
         if found is None:
             made = self._make(whole)
             found = self._wrap(made, self)
-            matters = made.options.get("capability_matters", True)
-            self._kept[(*key, capability if matters else shared)] = found
+            self._kept[key, frozenset([capability, *_alike(made, capability)])] = found
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
@@ -69,3 +68,10 @@ class Retracer(Generic[T]):
             first.amp if options.amp is None else options.amp,
             first.checkpoint if options.checkpoint is None else options.checkpoint,
         )
+
+
+def _alike(trace: Trace, capability: tuple[int, int]) -> list[tuple[int, int]]:
+    """Return the compute capabilities for which PyTorch chooses the kernels of a trace; no GPU runs what a CPU does."""
+    if capability == HOST:
+        return []
+    return [(major, minor) for major, minor in trace.options.get("capabilities_alike", ())]

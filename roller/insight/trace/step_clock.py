@@ -1,8 +1,9 @@
 """Times consecutive steps until they are stable: blocks of three, and what the median of them may be.
 
-Blocks are the windows of the clock of kernels (:mod:`roller.runtime.clock`): one in which the step's threads waited for
-a processor more than a twentieth of the time is disturbed. The interval is that of order statistics, which assumes
-nothing of how times are distributed: the true median lies between the k-th least and k-th greatest of n with 95 %.
+Blocks are the windows of the clock of kernels (:mod:`roller.runtime.clock`): one in which the step's threads were ready
+and waited for a processor more than a twentieth of the time is disturbed. (A kernel never sleeps; a step may, for its
+data.) The interval is that of order statistics, which assumes nothing of how times are distributed: the true median
+lies between the k-th least and the k-th greatest of n with 95 %.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from math import comb
 
 from roller.insight.trace.progress import report
-from roller.runtime.clock import Clock, Spell, system_clock
+from roller.runtime.clock import QUIET_SHARE, Clock, Spell, system_clock
 from roller.runtime.windows import spell
 
 #: Consecutive steps of a block.
@@ -35,7 +36,8 @@ class StepTiming:
     Parameters
     ----------
     median_s, lower_s, upper_s
-        Median of the blocks, and the interval of 95 % around it (the least and the greatest of fewer than six).
+        Median of the blocks, and the interval of 95 % around it (the least and the greatest of fewer than six). Of
+        disturbed blocks, ``lower_s`` is what is left without all that other work took.
     is_stable
         Whether enough blocks were undisturbed, and the interval is narrow.
     samples_s
@@ -53,9 +55,13 @@ class StepTiming:
 
 
 def time_steps(
-    step: Callable[[], object], *, steps_per_call: int = 1, budget_s: float, between: Callable[[], object] = lambda: None,
+    step: Callable[[], object],
+    *,
+    steps_per_call: int = 1,
+    budget_s: float,
+    between: Callable[[], object] = lambda: None,
     clock: Clock | None = None,
-) -> StepTiming:  # fmt: skip
+) -> StepTiming:
     """Return the seconds of a step.
 
     Parameters
@@ -111,7 +117,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _quiet(blocks: Sequence[Spell], clock: Clock) -> list[float]:
-    return [block.wall_s for block in blocks if clock.trusting or block.quiet]
+    return [b.wall_s for b in blocks if clock.trusting or b.together_s <= QUIET_SHARE * b.wall_s]
 
 
 def _width(values: Sequence[float]) -> float:
@@ -136,4 +142,6 @@ def _timing(blocks: Sequence[Spell], clock: Clock, steps: int) -> StepTiming:
         )
     samples = tuple(seconds / steps for seconds in kept)
     lower, upper = median_interval(samples)
+    if len(quiet) < NEEDED:
+        lower = min(lower, *(block.least_s / steps for block in blocks))
     return StepTiming(statistics.median(samples), lower, upper, not note, samples, note)

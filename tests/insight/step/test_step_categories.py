@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from itertools import pairwise
 
 import pytest
 
 from roller.errors import RollerError
-from roller.insight.step.kineto_reader import Event
+from roller.insight.step.kineto_reader import Event, read_profile
 from roller.insight.step.step_categories import CATEGORIES, step_categories
 from tests.insight.step.random_profiles import program
 from tests.offenders import every
@@ -111,7 +113,7 @@ def brute(events, step):
     bounds = sorted({step.start_us, step.end_us, *(x for e in events for x in (e.start_us, e.end_us))})
     kinds = ("kernel", "copy", "set", "collective", "call")
     found = dict.fromkeys(CATEGORIES, 0.0)
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         if step.start_us <= begin and end <= step.end_us:
             active = {e.kind for e in events if e.start_us <= begin and end <= e.end_us}
             place = next((n for n, kind in enumerate(kinds) if kind in active), 6 if "operator" in active else 7)
@@ -135,10 +137,6 @@ def test_categories_of_random_events_sum_to_the_step_and_are_those_of_every_inst
 
 
 def test_categories_of_random_programs_sum_to_each_step(tmp_path):
-    import json
-
-    from roller.insight.step.kineto_reader import read_profile
-
     for seed in range(3):
         (tmp_path / "p.json").write_text(json.dumps({"traceEvents": program(seed, steps=3).rows}))
         found = step_categories(read_profile(tmp_path / "p.json"))

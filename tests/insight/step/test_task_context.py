@@ -111,3 +111,19 @@ def test_operators_of_a_profile_without_a_device_are_tasks_with_places():
 )
 def test_what_is_moved_is_known_where_the_profile_says_it(event, size):
     assert build_graph([event]).tasks[0].size_bytes == size
+
+
+def test_a_gradient_is_ready_with_the_last_task_that_its_thread_launched_before():
+    def accumulate(at):
+        return operator("torch::autograd::AccumulateGrad", at, at + 10, AUTOGRAD, shapes=((3, 5),), dtypes=("double",))
+
+    query = [Event("cudaFuncGetAttributes", "call", at, 1.0, AUTOGRAD, None, {}) for at in (5.0, 62.0, 82.0)]
+    events = [*query, accumulate(4), *launch(1, 20, "first", AUTOGRAD), *launch(2, 40, "second", AUTOGRAD),
+              accumulate(60), accumulate(80)]  # fmt: skip
+    graph = build_graph(events)
+    ready = [graph.tasks[g.ready] for g in graph.gradients]
+    # where nothing was launched before, the call itself
+    assert [(t.name, t.measured_start_us) for t in ready] == [
+        ("cudaFuncGetAttributes", 0.0), ("second", 43.0), ("second", 43.0)
+    ]  # fmt: skip
+    assert [g.size_bytes for g in graph.gradients] == [120] * 3

@@ -16,8 +16,14 @@ class Machine:
 
     trusting = False
 
-    def __init__(self, seconds, lost=itertools.repeat(0.0)):
-        self._seconds, self._lost, self._now, self.steps, self.between = iter(seconds), iter(lost), 0.0, 0, []
+    def __init__(self, seconds, lost=None):
+        self._seconds, self._lost, self._now, self.steps, self.between = (
+            iter(seconds),
+            lost or itertools.repeat(0.0),
+            0.0,
+            0,
+            [],
+        )
 
     def step(self):
         self.steps += 1
@@ -27,7 +33,8 @@ class Machine:
         self._begun = self._now
 
     def end(self):
-        return Spell(self._now - self._begun, next(self._lost))
+        lost = next(self._lost)
+        return Spell(self._now - self._begun, lost, lost)
 
     def now(self):
         return self._now
@@ -38,7 +45,9 @@ class Machine:
     release = attend
 
     def timed(self, budget_s, **given):
-        return time_steps(self.step, budget_s=budget_s, between=lambda: self.between.append(self.steps), clock=self, **given)
+        return time_steps(
+            self.step, budget_s=budget_s, between=lambda: self.between.append(self.steps), clock=self, **given
+        )
 
 
 def test_steps_that_agree_are_stable_after_five_blocks():
@@ -52,7 +61,9 @@ def test_steps_that_agree_are_stable_after_five_blocks():
 def test_a_budget_that_is_too_small_for_five_blocks_is_said():
     found = Machine(itertools.repeat(1.0)).timed(3.0)
     assert found.samples_s == (1.0, 1.0, 1.0) and not found.is_stable
-    assert found.note.startswith("time: expected at least 5 blocks of 3 steps without other work on the processors, got 3 of 3")
+    assert found.note.startswith(
+        "time: expected at least 5 blocks of 3 steps without other work on the processors, got 3 of 3"
+    )
 
 
 def test_steps_that_do_not_agree_are_not_stable():
@@ -66,7 +77,8 @@ def test_disturbed_blocks_do_not_count_where_there_are_enough_others():
     lost = itertools.chain([0.0, 0.0], itertools.cycle([0.0, 3.0]))
     found = Machine(itertools.chain([1.0, 1.0], itertools.cycle([1.0] * 4 + [2.0] * 4)), lost).timed(1000.0)
     assert found.samples_s == (1.0,) * 5 and found.is_stable
-    all_lost = Machine(itertools.repeat(1.0), itertools.repeat(1.0)).timed(30.0)
+    all_lost = Machine(itertools.repeat(1.0), itertools.repeat(1.5)).timed(30.0)
+    assert (all_lost.lower_s, all_lost.median_s, all_lost.upper_s) == (0.5, 1.0, 1.0)
     assert not all_lost.is_stable and all_lost.samples_s == (1.0,) * 7 and "got 0 of 7" in all_lost.note
 
 

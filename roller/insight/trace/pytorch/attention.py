@@ -29,7 +29,7 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if given.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
-    kernel = choose_attention_kernel(target, q, k, v, mask, drop)
+    kernel = choose_attention_kernel(target, q, k, v, mask)
     grads = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "math":
         return _math_attention(q, k, v, mask, drop, causal, scale)
@@ -46,17 +46,21 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
     )[0]
 
 
-def choose_attention_kernel(
-    target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float
-) -> str:
+def choose_attention_kernel(target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any) -> str:
     """Return the kernel of attention: ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``."""
-    cudnn_first = target.cudnn > _PREFERRED_CUDNN and target.capability in ((9, 0), (10, 0), (10, 3))
+    return str(target.choose(lambda capability: _kernel_by_capability(target, capability, q, k, v, mask)))
+
+
+def _kernel_by_capability(
+    target: Any, capability: tuple[int, int], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any
+) -> str:
+    cudnn_first = target.cudnn > _PREFERRED_CUDNN and capability in ((9, 0), (10, 0), (10, 3))
     order: tuple[str, ...] = ("flash", "efficient", "cudnn")
     if cudnn_first:
         order = ("cudnn", "flash", "efficient")
     if target.attention != "auto":
         order = (target.attention,)
-    head, capability = q.shape[-1], target.capability
+    head = q.shape[-1]
     fused = q.dim() == 4 and all(t.stride(-1) == 1 and t.numel() for t in (q, k, v)) and q.dtype == k.dtype == v.dtype
     bias_learns = mask is not None and mask.requires_grad
     takes = {

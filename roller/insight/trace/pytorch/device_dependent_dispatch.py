@@ -16,6 +16,13 @@ from roller.insight.trace.pytorch import attention, recurrent
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
 
 
+#: Compute capabilities of GPUs, as CUDA's tables list them.
+CAPABILITIES = (
+    (5, 0), (5, 2), (5, 3), (6, 0), (6, 1), (6, 2), (7, 0), (7, 2), (7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0),
+    (10, 0), (10, 3), (11, 0), (12, 0), (12, 1),
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Target:
     """Properties of a device that decide which kernels PyTorch runs.
@@ -33,23 +40,25 @@ class Target:
     sm: tuple[int, int] = (8, 0)
     cudnn: int = 91002
     attention: str = "auto"
-    _asked: list[bool] = field(default_factory=list, repr=False, compare=False)
+    #: Other capabilities for which every choice so far would be the same.
+    alike: set[tuple[int, int]] = field(default_factory=lambda: set(CAPABILITIES), repr=False, compare=False)
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability; reading it sets :attr:`is_capability_used`."""
-        self._asked.append(True)
+        """Compute capability, for the user's code: what it decides by it is unknown, so no other is alike."""
+        self.alike.clear()
         return self.sm
+
+    def choose(self, choice: Callable[[tuple[int, int]], str]) -> str:
+        """Return a choice by the capability, and keep the capabilities for which it is the same."""
+        found = choice(self.sm)
+        self.alike.intersection_update([other for other in self.alike if choice(other) == found])
+        return found
 
     @property
     def type(self) -> str:
         """Type of the device of a tensor."""
         return "cpu" if self.sm == HOST else "cuda"
-
-    @property
-    def is_capability_used(self) -> bool:
-        """Whether any choice so far depended on the capability; if none did, all devices run the same kernels."""
-        return bool(self._asked)
 
 
 def dispatch_dropout(target: Target, func: Any, args: Any, kwargs: Any) -> Any:

@@ -41,11 +41,19 @@ class RealOperators:
 
 
 class TimedRecorder(OperatorRecorder):
-    """Records operators as a trace does, and the seconds of each."""
+    """Records operators as a trace does, and the seconds of each.
+
+    Parameters
+    ----------
+    origins
+        Gives the origin of an operator.
+    values
+        Those of :class:`RealOperators`, which run and time operators.
+    """
 
     values: Any
 
-    def __init__(self, origins: OriginTracker, values: RealOperators) -> None:
+    def __init__(self, origins: OriginTracker, values: Any) -> None:
         super().__init__(origins, values, device="cpu", name="cpu")
         self.seconds: list[float] = []
 
@@ -60,13 +68,14 @@ class OperatorTimes(OperatorRecorder):
     Parameters
     ----------
     values
-        Runs and times them.
+        Those of :class:`RealOperators`.
     """
 
     values: Any
 
-    def __init__(self, values: RealOperators) -> None:
-        super().__init__(OriginTracker({}, None), values, device="cpu", name="cpu")  # type: ignore[arg-type]
+    def __init__(self, values: Any) -> None:
+        nowhere: Any = None  # no origin is asked for
+        super().__init__(OriginTracker({}, nowhere), values, device="cpu", name="cpu")
         self.calls: list[Call] = []
         self.seconds: list[float] = []
 

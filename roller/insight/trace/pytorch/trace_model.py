@@ -325,7 +325,7 @@ class Session:
                 "unlike_steps": cycle.steps,
                 "calls": len(self.calls),
                 "capability": list(self.target.sm),
-                "capability_matters": self.target.is_capability_used,
+                "capabilities_alike": [list(one) for one in sorted(self.target.alike)],
                 "libraries": libraries,
             },
             tuple(self.values.warnings),

@@ -1,0 +1,186 @@
+"""Profiles of files: recordings, ONNX models, saved profiles, the verb, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from roller.errors import ArtifactError, RollerError
+from roller.insight.step_profile.profile_json import load_profile
+from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.recorded import profile_of_recording
+from tests.insight.step_profile.test_profile_json import OLD, sample
+
+HOST, DEVICE = {"pid": 1, "tid": 1}, {"pid": 0, "tid": 7}
+
+
+def event(name, category, start, took, where=HOST, **given):
+    return {"ph": "X", "cat": category, "name": name, "ts": start, "dur": took, **where, "args": given}
+
+
+def recording(steps=3):
+    """Return the events of steps of 1000 us: a loader, a layer with a kernel, its backward, a copy, memory."""
+    rows = []
+    for n in range(steps):
+        at, number = 1000 * n, 10 * n
+        rows += [
+            event(f"ProfilerStep#{n}", "user_annotation", at, 1000),
+            event("enumerate(DataLoader)#_Iter.__next__", "user_annotation", at + 1, 200),
+            event("nn.Module: net.fc", "python_function", at + 210, 100),
+            event("aten::mm", "cpu_op", at + 220, 60, **{"Input Dims": [[8, 16], [16, 4]], "Sequence number": number}),
+            event("cudaLaunchKernel", "cuda_runtime", at + 230, 10, correlation=number + 1),
+            event("gemm", "kernel", at + 300, 250, DEVICE, correlation=number + 1, stream=7, device=0),
+            event(
+                "autograd::engine::evaluate_function: MmBackward0",
+                "cpu_op",
+                at + 600,
+                60,
+                **{"Sequence number": number},
+            ),
+            event("aten::mm", "cpu_op", at + 610, 40, **{"Input Dims": [[16, 8], [8, 4]], "Sequence number": number}),
+            event("cudaLaunchKernel", "cuda_runtime", at + 620, 10, correlation=number + 2),
+            event("gemm_t", "kernel", at + 640, 100, DEVICE, correlation=number + 2, stream=7, device=0),
+            event("cudaMemcpyAsync", "cuda_runtime", at + 800, 10, correlation=number + 3),
+            event(
+                "Memcpy HtoD", "gpu_memcpy", at + 820, 30, DEVICE, correlation=number + 3, stream=7, device=0, bytes=64
+            ),
+        ]
+        for moment, size in ((225, 4096), (990, -4096)):
+            total = 8192 + (4096 if size > 0 else 0)
+            rows.append(
+                {
+                    "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "ts": at + moment, **HOST,
+                    "args": {"Addr": 100 + n, "Bytes": size, "Device Type": 1, "Device Id": 0, "Total Allocated": total,
+                             "Total Reserved": 2 << 20},
+                }
+            )  # fmt: skip
+    return {"traceEvents": rows}
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    path = tmp_path / "run.pt.trace.json"
+    path.write_text(json.dumps(recording()))
+    return path
+
+
+def test_a_recording_is_a_mean_step_of_modules_operators_shapes_and_kernels(recorded):
+    found = profile(recorded)
+    assert (found.source, found.device, found.notes[0]) == ("recorded", "cuda:0", "A mean of 3 steps.")
+    nodes = {node.name: node for node in found.root.walk()}
+    assert found.iteration_s == pytest.approx(1e-3) == pytest.approx(math.fsum(found.categories.values()))
+    assert nodes["gemm"].wall_s == pytest.approx(250e-6) and nodes["gemm"].calls == 1
+    assert set(nodes["net.fc"].seconds) == {"forward", "backward"}
+    assert {"8x16, 16x4", "16x8, 8x4"} <= set(nodes) and nodes["aten::mm"].device_s == pytest.approx(350e-6)
+    assert nodes["host code between calls"].wall_s > 0
+    found.check()
+
+
+def test_categories_are_those_of_the_plugin(recorded):
+    found = profile(recorded).categories
+    assert found["kernel"] == pytest.approx(350e-6) and found["memcpy"] == pytest.approx(30e-6)
+    assert found["loader"] == pytest.approx(200e-6) and len(found) == 8
+
+
+def test_memory_of_a_recording_is_at_the_peak_by_operator(recorded):
+    found = profile(recorded)
+    assert found.total_bytes == 2 << 20
+    assert found.memory_parts == {"allocated": 4096, "allocated before": 8192, "cached": (2 << 20) - 12288}
+    (tensors,) = (n for n in found.root.walk() if n.name == "allocated")
+    assert tensors.held_bytes == {"allocated": 4096}
+    assert max(p.allocated_bytes for p in found.memory_curve) == 12288
+
+
+def test_a_recording_without_steps_or_memory_is_one_step(tmp_path):
+    rows = [r for r in recording(1)["traceEvents"] if r["name"] != "[memory]" and "ProfilerStep" not in r["name"]]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    found = profile_of_recording(path)
+    assert not found.memory_curve and not found.total_bytes
+    assert found.iteration_s == pytest.approx(849e-6) == pytest.approx(math.fsum(found.categories.values()))
+
+
+def test_a_truncated_recording_is_refused(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(recording())[:-900])
+    with pytest.raises(ArtifactError, match="cut off or broken"):
+        profile(path)
+
+
+def test_kinds_of_files(tmp_path, recorded):
+    assert kind_of_file(recorded) == "recording" and kind_of_file(OLD) == "profile"
+    assert kind_of_file("a/b.onnx") == "model" and kind_of_file("train.py") == "entry"
+    assert kind_of_file(tmp_path / "none.json") == "recording"
+
+
+@pytest.mark.parametrize("given", [{"batch": 4}, {"amp": "bf16"}, {"checkpoint": True}, {"curve": True}, {"calls": 2}])
+def test_what_does_not_apply_to_a_file_is_refused(recorded, given):
+    with pytest.raises(RollerError, match=f"expected no {next(iter(given))} for a recording"):
+        profile(recorded, **given)
+
+
+def test_only_an_entry_file_can_be_measured(recorded):
+    with pytest.raises(RollerError, match="measure: expected an entry file, which can run, got a recording"):
+        profile(recorded, measure=True)
+
+
+def test_the_verb_prints_a_saved_profile(cli, tmp_path, monkeypatch):
+    from roller.insight.step_profile.profile_json import save_profile
+
+    save_profile(sample(), tmp_path / "p.json")
+    monkeypatch.setenv("COLUMNS", "120")
+    code, out, _ = cli("profile", tmp_path / "p.json")
+    assert code == 0 and "train.py: predicted on 2xa100, batch 8, bf16, 350 ms a step (300 ms to 400 ms)" in out
+    for text in ("train.py:9", "fc", "100.0 %", "compute", "memory at the total's peak", "a note", "samples/s"):
+        assert text in out
+    monkeypatch.setenv("COLUMNS", "80")
+    code, narrow, _ = cli("profile", tmp_path / "p.json", "--sort", "memory")
+    assert code == 0 and max(map(len, narrow.splitlines())) <= 80
+
+
+def test_the_verb_writes_json_that_reads_back(cli, tmp_path, recorded):
+    code, out, _ = cli("profile", recorded, "--json", "--out", tmp_path / "p.json")
+    assert code == 0 and json.loads(out)[0]["format"] == "roller-profile"
+    assert load_profile(tmp_path / "p.json") == profile(recorded)
+
+
+def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
+    text = json.dumps(recording()).replace("gemm", "ge\\u001b[2Jmm").replace("net.fc", "ne\\u009bt.fc")
+    (tmp_path / "run.json").write_text(text)
+    code, out, _ = cli("profile", tmp_path / "run.json", "--depth", "20")
+    assert code == 0 and "\x1b" not in out and "\x9b" not in out and "\\x1b[2J" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--trace", "t.json"], "expected an entry file that is traced for --trace"),
+        (["--amp", "fp16,bf16"], "expected one way of training"),
+        (["--batch", "1,2", "--out", "p.json"], "expected one device and batch"),
+        (["--measure", "--device", "a100"], "expected none beside --measure"),
+        (["--sort", "name"], "--sort: expected time, memory"),
+    ],
+)
+def test_the_verb_refuses_what_makes_no_sense(cli, recorded, monkeypatch, tmp_path, arguments, said):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = cli("profile", recorded, *arguments)
+    assert code == 2 and said in err and not out and not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_model_is_profiled_by_kernel(tmp_path):
+    onnx = pytest.importorskip("onnx")
+    helper, kinds = onnx.helper, onnx.TensorProto
+    weight = helper.make_tensor("w", kinds.FLOAT, [16, 8], [0.5] * 128)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "net",
+        [helper.make_tensor_value_info("x", kinds.FLOAT, [4, 16])],
+        [helper.make_tensor_value_info("y", kinds.FLOAT, [4, 8])], [weight],
+    )  # fmt: skip
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    found = profile(path, "a100")
+    found.check()
+    assert (found.source, found.batch) == ("predicted", 4) and found.memory_parts["parameter"] == 128 * 4
+    assert [n.kind for n in found.root.children if n.wall_s] == ["kernel"]
