@@ -66,7 +66,7 @@ class ViT(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(3, WIDTH, PATCH, stride=PATCH)
         self.class_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
-        self.places = nn.Parameter(torch.randn(1, 1 + (SIDE // PATCH) ** 2, WIDTH) * 0.02)
+        self.places = nn.Parameter(torch.empty(1, 1 + (SIDE // PATCH) ** 2, WIDTH).normal_(std=0.02))
         self.dropout = nn.Dropout(DROPOUT)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm = nn.LayerNorm(WIDTH, eps=1e-6)

@@ -75,6 +75,22 @@ def test_what_is_built_and_cast_on_the_host_is_not_on_the_device(tmp_path):
     assert most(traced(tmp_path, moved, iterates(TRAIN, sgd))) > 9 * one + one
 
 
+CLIPPED = {
+    "norm": ["_foreach_norm", "stack", "linalg_vector_norm", "add", "reciprocal", "mul", "clamp", "_foreach_mul_"],
+    "value": ["_foreach_clamp_min_", "_foreach_clamp_max_"],
+}
+
+
+@every("kind", CLIPPED)
+@every("device", ["a100", "cpu-avx2"])
+def test_a_list_of_gradients_is_clipped_by_one_operator(tmp_path, kind, device):
+    call = f"clip_grad_{kind}_(m.parameters(), 1.0)"
+    clip = TRAIN.replace("opt.step()", f"{call}; opt.step()")
+    head = f"from torch.nn.utils import clip_grad_{kind}_\n"  # a name of its own, as many files have it
+    found = names(traced(tmp_path, head, MLP, ROWS, iterates(clip), device=device), "optimizer")
+    assert found[: len(CLIPPED[kind])] == CLIPPED[kind]
+
+
 MOVED = {
     "by the tracer": MLP,
     "by the provider": MLP.replace("nn.Linear(128, 4))", "nn.Linear(128, 4)).cuda()"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 
 import pytest
 
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import roller  # noqa: E402
 from roller.errors import ModelError  # noqa: E402
+from roller.insight.tracing import trace_entry  # noqa: E402
 
 _SILENT = ("aten.detach.", "aten.detach_.", "aten.lift_fresh.", "aten.alias.", "prim.", "profiler.")
 
@@ -159,6 +161,27 @@ def test_training_is_what_a_cpu_runs(name, optimizer):
             model(x).square().mean().backward()
             chosen.step()
     assert traced(trace) == [n for n, _ in seen.found]
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_clipping_is_what_a_cpu_runs(tmp_path, clip):
+    path = tmp_path / "train.py"
+    path.write_text(
+        f"import torch\nfrom torch.nn.utils import {clip}\n"
+        "def model_provider():\n    return torch.nn.Linear(8, 4)\n"
+        "def input_provider(batch_size=4):\n    return (torch.zeros(batch_size, 8),)\n"
+        "def iteration_provider(model):\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "    def step(x):\n"
+        "        optimizer.zero_grad()\n        model(x).sum().backward()\n"
+        f"        {clip}(model.parameters(), 1.0)\n        optimizer.step()\n"
+        "    return step\n"
+    )
+    entry = runpy.run_path(str(path))
+    step, inputs = entry["iteration_provider"](entry["model_provider"]()), entry["input_provider"]()
+    with Seen() as seen:
+        step(*inputs)
+    assert traced(trace_entry(path, device="cpu-avx2")) == [n for n, _ in seen.found]
 
 
 def test_a_gpu_and_a_cpu_share_no_trace():

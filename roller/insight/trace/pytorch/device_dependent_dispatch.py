@@ -132,32 +132,6 @@ def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) ->
     )  # fmt: skip
 
 
-#: As it is without the patch that puts :func:`clip_grad_norm` in its place.
-_CLIP = torch.nn.utils.clip_grad_norm_
-
-
-def clip_grad_norm(
-    parameters: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None
-) -> torch.Tensor:
-    """Clip the norm of gradients as ``clip_grad_norm_`` does on a GPU or CPU: by one operator for all of a dtype."""
-    if foreach is False:
-        return _CLIP(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
-    given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    grouped: dict[torch.dtype, list[torch.Tensor]] = {}
-    with torch.no_grad():
-        for parameter in given:
-            if parameter.grad is not None:
-                grouped.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-        if not grouped:
-            return torch.tensor(0.0)
-        norms = [norm for group in grouped.values() for norm in torch.ops.aten._foreach_norm.Scalar(group, norm_type)]
-        total: torch.Tensor = torch.linalg.vector_norm(torch.stack(norms), norm_type)
-        factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for group in grouped.values():
-            torch.ops.aten._foreach_mul_.Tensor(group, factor)
-    return total
-
-
 #: Name of a function of PyTorch -> its replacement on a GPU, which returns ``NotImplemented`` for the default.
 REPLACED: Mapping[str, Callable[[Any, Any, Any, Any], Any]] = {
     "dropout": dispatch_dropout,

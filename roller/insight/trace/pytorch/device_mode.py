@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.utils import _foreach_utils
 from torch.utils.checkpoint import checkpoint
 
 from roller.insight.trace.pytorch import cpu_dispatch, cuda_stubs, host_tensors, known_values
@@ -29,7 +30,7 @@ from roller.insight.trace.pytorch.compat import (
     without_torch_function,
 )
 from roller.insight.trace.pytorch.data_dependent import Values
-from roller.insight.trace.pytorch.device_dependent_dispatch import REPLACED, Target, clip_grad_norm
+from roller.insight.trace.pytorch.device_dependent_dispatch import REPLACED, Target
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 
 _META = torch.device("meta")
@@ -194,8 +195,9 @@ def patch_device_functions(device: DeviceMode) -> Iterator[None]:
             for name, reply in said.items():
                 if hasattr(place, name):
                     stack.enter_context(patch.object(place, name, reply))
-        for home in (torch.nn.utils, torch.nn.utils.clip_grad):
-            stack.enter_context(patch.object(home, "clip_grad_norm_", clip_grad_norm))
+        # Clipping asks C++ for the devices of gradients, which are those below this mode.
+        supported = [*_foreach_utils._get_foreach_kernels_supported_devices(), "meta"]
+        stack.enter_context(patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: supported))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", clear_both_caches))
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *_: None))
         # The check would compare devices that were read above and below this mode.
