@@ -1,9 +1,9 @@
 """Draw the second picture of the README: what a training step costs by line, and its memory by kind, both predicted.
 
 ``python docs/profile_picture.py [PROFILE.json]`` (extras ``bench`` and ``insight``, for matplotlib and PyTorch) writes
-``docs/images/profile-light.svg`` and ``profile-dark.svg`` from a profile that ``roller profile --out`` wrote, or, without
-one, from the profile of ``examples/training/resnet50.py`` that it computes. Each names the digest of what it was drawn
-from; a test computes the profile again and compares, so that no picture outlives its numbers.
+``docs/images/profile-light.svg`` and ``profile-dark.svg`` from a profile that ``roller profile --out`` wrote; without
+one, from that of ``examples/training/resnet50.py``, which it computes. Each names the digest of what it was drawn from;
+a test computes the profile again and compares, so that no picture outlives its numbers.
 """
 
 from __future__ import annotations
