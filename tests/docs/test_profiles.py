@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from roller.insight.step_profile.profiling import profile
 from tests.docs.pages import DOCS, ROOT, blocks_of
 
 FORMAT_PAGE = DOCS / "profile-json.md"
+SHOWN = (ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "profile.md")
 
 
 def test_the_example_of_the_format_is_a_profile():
@@ -32,6 +34,21 @@ def test_the_page_of_the_format_names_every_key():
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
 
 
+def test_pages_say_the_errors_of_forecasts_as_the_results_do():
+    results = ROOT / "benchmarks" / "results"
+    times = (results / "insight_time.md").read_text(encoding="utf-8")
+    cases, error = re.search(r"^\| all \| (\d+) \| ([\d.]+) % \|", times, re.MULTILINE).groups()
+    slowest = round(float(re.search(r"^\| t4 \| \d+ \| ([\d.]+) % \|", times, re.MULTILINE)[1]))
+    memory = (results / "insight_memory.md").read_text(encoding="utf-8")
+    pools = re.findall(r"(\d+) of \1 \|", memory)
+    addresses = f"{sum(map(int, pools)):,} recorded allocations"
+    assert len(pools) == 10
+    for page in SHOWN:
+        words = " ".join(page.read_text(encoding="utf-8").split())
+        assert f"{cases} published cases" in words and f"off by {error} % on average" in words, page.name
+        assert f"those of the T4 by {slowest} %" in words and addresses in words, page.name
+
+
 def test_pictures_and_pages_show_the_profile_of_today():
     pytest.importorskip("torch")
     spec = importlib.util.spec_from_file_location("profile_picture", DOCS / "profile_picture.py")
@@ -45,5 +62,5 @@ def test_pictures_and_pages_show_the_profile_of_today():
     for palette in module.PALETTES:
         text = (module.IMAGES / f"profile-{palette.name}.svg").read_text(encoding="utf-8")
         assert f"drawn from {shown.digest}" in text, "run `python docs/profile_picture.py` (extra bench)"
-    for page in (ROOT / "README.md", DOCS / "index.md", DOCS / "guides" / "profile.md"):
+    for page in SHOWN:
         assert headline(found) in " ".join(page.read_text(encoding="utf-8").split()), f"{page.name}: run the command"
