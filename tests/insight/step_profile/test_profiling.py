@@ -94,6 +94,7 @@ def test_it_is_the_forecast(step):
             assert getattr(found.root, name) == pytest.approx(getattr(forecast, name), rel=1e-9)
         assert found.total_bytes == forecast.memory.total_bytes
         assert found.root.calls == len(step.steady())
+        assert set(found.versions) == {"roller", "device", "torch"}
 
 
 def test_children_sum_to_their_parents(step):
