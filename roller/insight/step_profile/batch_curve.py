@@ -62,7 +62,7 @@ class BatchLine(NamedTuple):
     batches
         Where they were sampled.
     holds
-        Whether ``a`` and ``c`` are above 0 and no constraint was needed.
+        Whether the time grows with the batch, and no constraint was needed.
     """
 
     a: float
@@ -289,8 +289,7 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     if slower:
         why = _difference("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
-        steps = "time grows in steps there, at multiples of tiles and waves"
-        found.append(f"The line of the time is off at batch {sizes}: {why or steps}.")
+        found.append(f"The line of the time is off at batch {sizes}: {why or _far_or_near(line, slower)}.")
     fuller = [p for p in points if abs(line.allocated_bytes(p.batch) / p.allocated_bytes - 1.0) > APART_BYTES]
     if fuller:
         why = _difference("the peak is in", "peak_phase", fuller, line, points)
@@ -298,6 +297,14 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
         other = "other tensors are held at the peak there"
         found.append(f"The line of the memory is off at batch {sizes}: {why or other}.")
     return found
+
+
+def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
+    if all(line.batches[0] <= p.batch <= line.batches[-1] for p in off):
+        return "time grows in steps there, at multiples of tiles and waves"
+    return (
+        f"they are outside of {line.batches[0]} to {line.batches[-1]}, where kernels use the device to another extent"
+    )
 
 
 def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
