@@ -30,7 +30,7 @@ _ALIKE = 0.02
 #: Width from which on a table has all columns; columns besides the first one, and the least for that.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 66, 48, 23
 #: The same of the table of lines, and the least for the text of a line.
-_REST_OF_LINES, _LEAST_TEXT = 60, 12
+_REST_OF_LINES, _LEAST_TEXT = 53, 12
 
 
 def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, order: str, file: Path) -> None:

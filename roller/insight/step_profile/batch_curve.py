@@ -208,7 +208,7 @@ def _least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, flo
 
 def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
-    largest: int = 0, others: Sequence[int] = (),
+    largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
     """Return the curve of a step: a line through three batches from ``batch`` on, and others beside it.
 
@@ -226,9 +226,10 @@ def batch_curve(
     fixed_bytes
         Allocated bytes that do not grow with the batch, as far as they are known: parameters, their states.
     largest
-        Largest batch that fits; 0 if it is not known. It is computed, too.
+        Function that returns the largest batch that fits, 0 if it is not known. It is asked after the three batches,
+        and its result is computed, too.
     others
-        More batches to compute beside the line.
+        Function of the largest batch that returns more batches to compute beside the line.
     """
     known: dict[int, BatchPoint] = {}
 
@@ -242,11 +243,12 @@ def batch_curve(
     notes: list[str] = []
     if len(chosen) < 3:
         notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
-    for size in dict.fromkeys((*others, *([largest] if largest else []))):
+    most = largest()
+    for size in dict.fromkeys((*others(most), *([most] if most else []))):
         point(size)
     computed = tuple(known[size] for size in sorted(known))
     line = fit_line(chosen) if len(chosen) == 3 else None
-    return BatchCurve(line, computed, largest, (*notes, *_doubts(line, computed)))
+    return BatchCurve(line, computed, most, (*notes, *_doubts(line, computed)))
 
 
 def _upwards(

@@ -12,7 +12,7 @@ from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
-from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
@@ -21,6 +21,7 @@ from roller.insight.step_profile.predicted import tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
@@ -251,8 +252,12 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
     if not found.batch:
         raise NoCandidateError("profile: batch_curve: expected a step with a batch, got none. Give its inputs a batch.")
 
+    from roller.insight.forecast import forecast
+
+    traces = TracesByBatch(lambda batch: trace.at(batch=batch, device=spec))
+
     def point_at(batch: int) -> BatchPoint:
-        one = trace.forecast(spec, batch=batch, policy=policy, devices=devices)
+        one = forecast(traces.at(batch), spec, policy=policy, devices=devices)
         memory, peak = one.memory, one.memory.peak_operator
         operators = one.step.trace.operators
         return BatchPoint(
@@ -260,15 +265,19 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
             one.bound, operators[peak].phase if 0 <= peak < len(operators) else "",
         )  # fmt: skip
 
+    def largest() -> int:
+        try:
+            return largest_batch_on_device(traces.at, spec).batch if found.capacity_bytes else 0
+        except NoCandidateError:  # not even one sample fits, or the device has no limit
+            return 0
+
     fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
-    try:
-        largest = trace.max_batch(spec).batch if found.capacity_bytes else 0
-    except RollerError:  # not even one sample fits, or the device has no limit
-        largest = 0
-    return batch_curve(
+    curve = batch_curve(
         point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
-        others=_batches_beside_line(found.batch, largest),
+        others=lambda most: _batches_beside_line(found.batch, most),
     )  # fmt: skip
+    told = ", ".join(map(str, traces.traced))
+    return replace(curve, notes=(*curve.notes, f"Traced at batch {told}; other batches follow from those."))
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:
