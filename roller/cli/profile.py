@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ import typer
 from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
 from roller.cli.profile_tables import print_profile
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     BatchesOption,
     CallsOption,
@@ -109,10 +111,9 @@ def profile_command(
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
         raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    for path in (out, trace, snapshot):
-        if path is not None:
-            check_writable(path)
-    found = _profiles(file, asked, devices)
+    _check_outputs(file, {"--out": out, "--trace": trace, "--snapshot": snapshot})
+    with prints_aside():
+        found = _profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -125,6 +126,18 @@ def profile_command(
     screen = console()
     for profile in found:
         print_profile(screen, profile, depth, top, order, file)
+
+
+def _check_outputs(file: Path, outputs: Mapping[str, Path | None]) -> None:
+    """Refuse to write where nothing can be, over FILE, or two results to one place."""
+    taken = {file.resolve(): "FILE"}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_writable(path)
+        other = taken.setdefault(path.resolve(), option)
+        if other != option:
+            raise UsageError(f"{option}: expected a file of its own, got that of {other}. Name another file.")
 
 
 def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
@@ -140,6 +153,8 @@ def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
         )
     if asked.measure and devices:
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
+    if devices and kind in ("recording", "profile"):
+        raise UsageError(f"--device: expected none for a {kind}, which has its own, got {devices}. Leave it out.")
     return _of_entry(file, asked) if is_traced else _of_file(file, kind, asked)
 
 

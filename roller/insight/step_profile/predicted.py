@@ -36,9 +36,13 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
     for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
         tree.count_call(path_of_operator(operator))
     add_graph(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
-    held_by = trace if forecast.devices == 1 else add_bucket_storages(trace, buckets(trace))
-    add_memory(tree, held_by, forecast.memory)
+    add_memory(tree, trace_on_devices(trace, forecast.devices), forecast.memory)
     return tree.build()
+
+
+def trace_on_devices(trace: Trace, devices: int) -> Trace:
+    """Return a trace as one of some devices runs it: several hold buckets of gradients, too."""
+    return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
 def path_of_operator(operator: Operator) -> Path:
