@@ -313,7 +313,7 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
 
 def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
     bounds = sorted({p.bound for p in computed if p.batch in line.batches and p.bound})
-    if line.b > 0:
+    if line.b > 0 or line.a <= 0:
         why = f", which are bound by the {' and the '.join(bounds)}" if bounds else ""
         return (
             f"The time does not grow over batches {', '.join(map(str, line.batches))}{why}: there is no limit to tell."
