@@ -24,7 +24,8 @@ class MeasuredStep:
         Operators, allocations and frees of the first calls of the step, on real tensors; in its options also
         ``threads`` and ``processor``.
     operator_s
-        Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone.
+        Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone. Some
+        microseconds of PyTorch's dispatch are in each.
     iteration_s, lower_s, upper_s
         Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
         the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work

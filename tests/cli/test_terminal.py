@@ -119,9 +119,9 @@ def test_names_of_a_model_are_shown(tmp_path, cli):
 
 def test_prints_of_the_users_code_stay_out_of_the_result(capfd):
     with prints_aside():
-        print("of Python")
+        sys.stdout.write("of Python\n")
         os.write(1, b"of C\n")
         subprocess.run(["echo", "of a process"], check=True)
-    print("the result")
+    sys.stdout.write("the result\n")
     out, err = capfd.readouterr()
     assert out == "the result\n" and sorted(err.splitlines()) == ["of C", "of Python", "of a process"]

@@ -182,6 +182,25 @@ def test_a_file_for_cuda_is_refused_with_the_way_out(write, call):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks a machine without CUDA")
+def test_a_gpu_that_is_here_is_refused_too(write, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    path = write(MLP.replace("    return nn.Sequential", "    torch.zeros(2, device='cuda')\n    return nn.Sequential"))
+    with pytest.raises(ModelError, match=r"measured on a GPU is not supported yet\. Hide the GPUs"):
+        measure_entry(path, TraceOptions(), 0.01)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks a machine without CUDA")
+@pytest.mark.slow
+def test_what_does_nothing_on_this_machine_is_said(write):
+    inside = MLP.replace(
+        "        F.cross", "        with torch.autocast('cuda', dtype=torch.bfloat16):\n            F.cross"
+    )
+    found = measure_entry(write(inside), TraceOptions(), 0.01)
+    assert [n for n in found.notes if n.startswith("PyTorch or the file warns: ") and "CUDA is not available" in n]
+    assert found.trace.options["entry"].endswith("train.py")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks a machine without CUDA")
 @pytest.mark.slow
 def test_a_file_that_goes_on_without_cuda_is_measured(write):
     tried = "    try:\n        torch.zeros(1).cuda()\n    except (AssertionError, RuntimeError):\n        pass\n"

@@ -136,6 +136,6 @@ RULES = (
     # Not this project's code: a user's.
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(
-        "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::_load_entry_file",)
+        "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::load_entry_file",)
     ),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,10 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
+from roller.runtime.cache_key import code_digest
 
+#: Digits of a digest.
+_DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
 _HEAD = 256
 #: Kinds of storages whose bytes do not depend on the batch.
@@ -210,7 +214,14 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
         _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
+        versions=_versions(spec),
     )  # fmt: skip
+
+
+def _versions(spec: DeviceSpec) -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    found = {"roller": code_digest(("insight", "perf", "templates"))[:_DIGITS], "device": spec.content_key[:_DIGITS]}
+    return found if torch is None else {**found, "torch": str(torch.__version__)}
 
 
 def _out_of_memory(trace: Trace, forecast: Forecast) -> str:

@@ -86,6 +86,9 @@ class StepProfile:
         Throughput and memory over the batch; ``None`` if it was not asked for.
     notes
         Sentences: declared defaults, parts that are left out.
+    versions
+        What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
+        specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
     """
 
     name: str
@@ -109,6 +112,7 @@ class StepProfile:
     categories: Mapping[str, float] = field(default_factory=dict)
     curve: BatchCurve | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
     #: Computes the curve of the batch, where the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
 

@@ -221,3 +221,19 @@ def test_what_no_processor_does():
         forecast(step(product(64, 64, 64)), SPEC, policy="magic")
     with pytest.raises(RollerError, match="expected a GPU or a CPU, got 'ipu_mk2'"):
         forecast(step(product(64, 64, 64)), "ipu_mk2")
+
+
+def test_weights_of_a_recurrent_layer_are_copied_and_so_are_their_gradients():
+    steps, batch, width, hidden = 5, 2, 48, 32
+    x, kept = tensor(0, steps, batch, width), 4 * hidden * (width + hidden)
+    weights = [tensor(1, 4 * hidden, width), tensor(2, 4 * hidden, hidden)]
+    found = {}
+    for times, name in ((1, "mkldnn_rnn_layer"), (2, "mkldnn_rnn_layer_backward")):
+        arguments = {"input": {"tensor": 0}, "hidden_size": hidden}
+        layer = operator(f"{name}.default", [x, *weights], [tensor(3, steps, batch, hidden)], **arguments)
+        found[times] = operator_work(layer)[0].buffers
+    for times, buffers in found.items():
+        recurrent, copies = buffers
+        assert recurrent == (4.0 * 4 * hidden * hidden, times * steps)
+        # A copy is fetched and written where it is made, and read once: of the weights, and of their gradients.
+        assert copies == (4.0 * kept, 3.0 * times)

@@ -169,7 +169,9 @@ def test_kinds_of_files(tmp_path, recorded):
     assert kind_of_file(tmp_path / "none.json") == "recording"
 
 
-@pytest.mark.parametrize("given", [{"batch": 4}, {"amp": "bf16"}, {"checkpoint": True}, {"curve": True}, {"calls": 2}, {"devices": 2}])
+@pytest.mark.parametrize(
+    "given", [{"batch": 4}, {"amp": "bf16"}, {"checkpoint": True}, {"curve": True}, {"calls": 2}, {"devices": 2}]
+)
 def test_what_does_not_apply_to_a_file_is_refused(recorded, given):
     with pytest.raises(RollerError, match=f"expected no {next(iter(given))} for a recording"):
         profile(recorded, **given)

@@ -94,6 +94,7 @@ def test_it_is_the_forecast(step):
             assert getattr(found.root, name) == pytest.approx(getattr(forecast, name), rel=1e-9)
         assert found.total_bytes == forecast.memory.total_bytes
         assert found.root.calls == len(step.steady())
+        assert set(found.versions) == {"roller", "device", "torch"}
 
 
 def test_children_sum_to_their_parents(step):
@@ -250,7 +251,5 @@ def test_weights_and_activations_are_balanced_at_one_batch_wherever_the_peak_is(
 
 
 def test_buckets_of_several_devices_are_in_the_memory_over_the_step(step):
-    alone, together = (
-        max(p.kinds["gradient"] for p in profile(step, "a100", devices=n).memory_curve) for n in (1, 4)
-    )
+    alone, together = (max(p.kinds["gradient"] for p in profile(step, "a100", devices=n).memory_curve) for n in (1, 4))
     assert together == 2 * alone

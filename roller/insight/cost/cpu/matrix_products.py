@@ -235,6 +235,10 @@ def _lstm_work(view: View, times: int) -> Work:
         multiplies=float(times * steps * batch * gates * (width + hidden)), share=PRODUCT_SHARE, dtype=x.dtype,
         packed_elements=float(times * kept), exponentials=times * _GATE_EXPONENTIALS * points,
         parallel_elements=float(steps * batch * gates * width), forks=4 * times * steps, hides=False,
-        # The recurrent weights are read again at every step.
-        buffers=((float(gates * hidden * itemsize(x.dtype)), float(times * steps)),),
+        buffers=(
+            # The recurrent weights are read again at every step.
+            (float(gates * hidden * itemsize(x.dtype)), float(times * steps)),
+            # Weights are copied to oneDNN's order, their gradients from it: copies are fetched, written and read.
+            (float(kept * itemsize(x.dtype)), 3.0 * times),
+        ),
     )  # fmt: skip

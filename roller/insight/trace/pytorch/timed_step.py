@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,20 +82,27 @@ def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> M
         raise ModelError(
             "measure: amp: expected fp32 or bf16 on a processor, got fp16. Choose one of them, or predict a GPU."
         )
-    with warnings.catch_warnings(), _refused_cuda() as cuda:
+    with warnings.catch_warnings(record=True) as raised, _refused_cuda() as cuda:
         warnings.simplefilter("ignore")
+        warnings.simplefilter("default", UserWarning)  # such as that autocast for a GPU does nothing here
         module = entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
         session = MeasuredSession(Path(str(module.__file__)).parent)
         for sentence in module._roller_said:
             session.values.add_note(sentence)
         with entry_file.default_dtype_and_device(module):
-            return _measure(module, session, options, amp, budget_s, lambda what: _errors(what, session.origins, cuda))
+            found = _measure(
+                module, session, replace(options, amp=amp), budget_s, lambda what: _errors(what, session.origins, cuda)
+            )
+    said = dict.fromkeys(str(one.message).strip().split("\n")[0] for one in raised)
+    notes = (*found.notes, *(f"PyTorch or the file warns: {text}" for text in said))
+    return replace(found, trace=replace(found.trace, options={**found.trace.options, "entry": str(path)}), notes=notes)
 
 
 def _measure(
-    module: ModuleType, session: MeasuredSession, options: TraceOptions, amp: str | None, budget_s: float,
+    module: ModuleType, session: MeasuredSession, options: TraceOptions, budget_s: float,
     errors: Callable[[str], AbstractContextManager[None]],
 ) -> Measurement:  # fmt: skip
+    amp = options.amp
     batch = entry_file.default_batch_size(module) if options.batch is None else options.batch
     with session.recording(), errors("model_provider failed"):
         with session.registrations.watching():
@@ -124,7 +131,7 @@ def _measure(
         session.run_steps(run_step)
     trace = session.make_trace(
         {
-            "mode": "entry", "entry": str(module.__file__), "batch": batch, "amp": amp, "checkpoint": list(again),
+            "mode": "entry", "batch": batch, "amp": amp, "checkpoint": list(again),
             "device": "cpu", "measured": True, "threads": torch.get_num_threads(), "processor": _processor(),
         }
     )  # fmt: skip
