@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.training import (
     LARGEST,
@@ -74,8 +75,7 @@ def memory_command(
         )
     if snapshot is not None and len(specs) * len(sizes) * len(ways) != 1:
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
-    if snapshot is not None:
-        check_writable(snapshot)
+    check_outputs([file], {"--snapshot": snapshot})
     step = step_of(file, calls)
     rows: list[Row] = []
     failed: list[ModelError] = []

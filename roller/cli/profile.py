@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.profile_tables import print_profile
 from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
@@ -111,7 +111,7 @@ def profile_command(
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
         raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    _check_outputs(file, {"--out": out, "--trace": trace, "--snapshot": snapshot})
+    check_outputs([file], {"--out": out, "--trace": trace, "--snapshot": snapshot})
     with prints_aside():
         found = _profiles(file, asked, devices)
     if out is not None:
@@ -126,18 +126,6 @@ def profile_command(
     screen = console()
     for profile in found:
         print_profile(screen, profile, depth, top, order, file)
-
-
-def _check_outputs(file: Path, outputs: Mapping[str, Path | None]) -> None:
-    """Refuse to write where nothing can be, over FILE, or two results to one place."""
-    taken = {file.resolve(): "FILE"}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        check_writable(path)
-        other = taken.setdefault(path.resolve(), option)
-        if other != option:
-            raise UsageError(f"{option}: expected a file of its own, got that of {other}. Name another file.")
 
 
 def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.training import (
     AmpOption,
@@ -70,9 +71,7 @@ def sweep_command(
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
     (policy,) = words_of("--policy", policy, ("library", "roller"))[:1]
     known = None if prices is None else read_rate_card(prices)
-    for path in (csv, picture):
-        if path is not None:
-            check_writable(path)
+    check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         sweeps.check_picture_path(picture)
     step = step_of(file, calls)

@@ -218,7 +218,7 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--measure", "--device", "a100"], "expected none beside --measure"),
         (["--sort", "name"], "--sort: expected time, memory"),
         (["--device", "h100"], "--device: expected none for a recording, which has its own, got h100"),
-        (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of FILE"),
+        (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
         (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
     ],
 )
