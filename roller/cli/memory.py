@@ -11,6 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     LARGEST,
     MIB,
@@ -79,7 +80,7 @@ def memory_command(
     step = step_of(file, calls)
     rows: list[Row] = []
     failed: list[ModelError] = []
-    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done:
+    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done, prints_aside():
         for spec, _ in specs:
             for way in ways:
                 for size in sizes:

@@ -11,6 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     AmpOption,
     BatchesOption,
@@ -75,7 +76,8 @@ def sweep_command(
     if picture is not None:
         sweeps.check_picture_path(picture)
     step = step_of(file, calls)
-    with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done, listening(done.within):
+    total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
+    with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )

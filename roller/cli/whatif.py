@@ -12,6 +12,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -108,7 +109,8 @@ def _graph(files: list[Path], device: str | None) -> StepGraph:
             raise UsageError(
                 f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
             )
-        return step_of(files[0]).graph(device)
+        with prints_aside():
+            return step_of(files[0]).graph(device)
     return from_kineto([str(f) for f in files], device=device)
 
 

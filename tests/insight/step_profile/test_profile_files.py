@@ -250,3 +250,18 @@ def test_no_output_replaces_a_pipe_or_a_device(cli, recorded, tmp_path):
     code, out, err = cli("profile", recorded, "--out", tmp_path / "pipe")
     assert code == 1 and "expected a file, got a pipe or a device" in err and not out
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["profile", "forecast", "memory", "sweep", "sensitivity"])
+def test_what_an_entry_file_prints_is_no_part_of_the_json(cli, tmp_path, verb):
+    pytest.importorskip("torch")
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import torch\nprint('loaded')\n"
+        "def model_provider():\n    print('made')\n    return torch.nn.Linear(8, 8)\n"
+        "def input_provider(batch_size=4):\n    return (torch.zeros(batch_size, 8),)\n"
+        "def iteration_provider(model):\n    return lambda x: model(x).sum().backward()\n"
+    )
+    code, out, err = cli(verb, file, "--json")
+    assert code == 0 and json.loads(out) and {"loaded", "made"} <= set(err.splitlines())
