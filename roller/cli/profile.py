@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.profile_tables import print_profile
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     BatchesOption,
     CallsOption,
@@ -127,10 +129,9 @@ def profile_command(
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
         raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    for path in (out, trace, snapshot):
-        if path is not None:
-            check_writable(path)
-    found = _profiles(file, asked, devices)
+    check_outputs([file], {"--out": out, "--trace": trace, "--snapshot": snapshot})
+    with prints_aside():
+        found = _profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 

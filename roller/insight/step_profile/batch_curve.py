@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from roller.errors import NoCandidateError
+from roller.errors import NoCandidateError, RollerError, shown
 
 #: Distances between the three batches, largest first: a step that takes little of the memory takes the first.
 STEPS = (100, 20, 10, 5, 1)
@@ -147,7 +147,10 @@ class BatchCurve:
         ------
         NoCandidateError
             There is no line, or memory does not grow with the batch.
+        RollerError
+            ``allocated_bytes`` is no finite number.
         """
+        _check_finite("batch_of_memory", "bytes", allocated_bytes)
         line = self._line()
         if line.c <= 0:
             raise NoCandidateError(
@@ -162,7 +165,10 @@ class BatchCurve:
         ------
         NoCandidateError
             There is no line, or no batch is so fast.
+        RollerError
+            ``per_s`` is no finite number.
         """
+        _check_finite("batch_of_throughput", "samples/s", per_s)
         line = self._line()
         if not line.holds or per_s >= self.most_throughput:
             raise NoCandidateError(
@@ -176,6 +182,11 @@ class BatchCurve:
             why = self.notes[0] if self.notes else "three batches do not fit"
             raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
         return self.line
+
+
+def _check_finite(where: str, unit: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RollerError(f"profile: {where}: expected a number of {unit}, got {shown(value)}. Pass a finite one.")
 
 
 def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
@@ -287,12 +298,12 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     if not line.holds:
         found.append(_why_no_line(line, computed))
     points = [p for p in computed if p.fits]
-    slower = [p for p in points if abs(line.iteration_s(p.batch) / p.iteration_s - 1.0) > APART]
+    slower = [p for p in points if _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
     if slower:
         why = _difference("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
         found.append(f"The line of the time is off at batch {sizes}: {why or _far_or_near(line, slower)}.")
-    fuller = [p for p in points if abs(line.allocated_bytes(p.batch) / p.allocated_bytes - 1.0) > APART_BYTES]
+    fuller = [p for p in points if _are_apart(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
     if fuller:
         why = _difference("the peak is in", "peak_phase", fuller, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.allocated_bytes(p.batch), p.allocated_bytes)})" for p in fuller)
@@ -311,12 +322,16 @@ def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
 
 def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
     bounds = sorted({p.bound for p in computed if p.batch in line.batches and p.bound})
-    if line.b > 0:
+    if line.b > 0 or line.a <= 0:
         why = f", which are bound by the {' and the '.join(bounds)}" if bounds else ""
         return (
             f"The time does not grow over batches {', '.join(map(str, line.batches))}{why}: there is no limit to tell."
         )
     return "The time grows faster than the batch: the line through 0 is only a first guess."
+
+
+def _are_apart(by_line: float, computed: float, share: float) -> bool:
+    return computed > 0 and abs(by_line / computed - 1.0) > share
 
 
 def _percent(by_line: float, computed: float) -> str:

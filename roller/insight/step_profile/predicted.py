@@ -38,9 +38,14 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
     for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
         tree.count_call(path_of_operator(operator))
     add_graph(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
-    whole = trace if forecast.devices == 1 else add_bucket_storages(trace, buckets(trace))
+    whole = trace_on_devices(trace, forecast.devices)
     add_memory(tree, whole, forecast.memory, frozenset(whole.storages.keys() - trace.storages.keys()))
     return tree.build()
+
+
+def trace_on_devices(trace: Trace, devices: int) -> Trace:
+    """Return a trace as one of some devices runs it: several hold buckets of gradients, too."""
+    return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
 def path_of_operator(operator: Operator) -> Path:

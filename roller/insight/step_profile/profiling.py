@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batc
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.predicted import tree_of_forecast
+from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
@@ -187,10 +188,18 @@ def _measured(
             return BatchPoint(size, again.iteration_s, again.throughput, held, total, True)
 
         fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
-        return batch_curve(point_at, found.batch, 0, fixed_bytes=fixed)
+        return batch_curve(point_at, found.batch, _memory_of_machine_bytes(), fixed_bytes=fixed)
 
     made = replace(found, make_curve=make_curve)
     return replace(made, curve=made.batch_curve()) if curve else made
+
+
+def _memory_of_machine_bytes() -> int:
+    """Return the bytes of this machine's memory; 0 if the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:
@@ -225,7 +234,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         name, "predicted", spec.name, root, took, scale * forecast.lower_s, scale * forecast.upper_s, forecast.batch,
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
-        _out_of_memory(trace, forecast), memory_over_step(trace, spec), notes=notes,
+        _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
         versions=_versions(spec),
     )  # fmt: skip
 

@@ -217,15 +217,18 @@ class StepProfile:
     def balanced_batch(self) -> float:
         """Return the batch at which activations take as many bytes as weights: weights / activations of one sample.
 
+        Activations are those of the moment with most of them: where the total's peak is in the update, few are left.
+
         Raises
         ------
         NoCandidateError
-            The batch is unknown, or the step holds no activations at its peak.
+            The batch is unknown, or the step holds no activations.
         """
-        weights, activations = self.split()
+        weights, at_peak = self.split()
+        activations = max([at_peak, *(point.kinds.get("activation", 0) for point in self.memory_curve)])
         if not self.batch or not activations:
             raise NoCandidateError(
-                f"profile: balanced_batch: expected a batch and activations at the peak, got batch {self.batch} and "
+                f"profile: balanced_batch: expected a batch and activations, got batch {self.batch} and "
                 f"{activations} bytes. Profile a training step with a batch size."
             )
         return weights * self.batch / activations

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from roller.errors import NoCandidateError
+from roller.errors import NoCandidateError, RollerError
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_line
 
 MIB = 1 << 20
@@ -97,3 +99,16 @@ def test_where_the_line_is_off_is_said_with_the_cause():
 def test_the_largest_batch_is_computed_too():
     curve = batch_curve(step_of(), 16, 0, largest=lambda: 300)
     assert curve.throughput_at_largest == pytest.approx(300 / (0.002 * 300 + 0.01))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, True, "8"])
+def test_no_batch_belongs_to_what_is_no_number(number):
+    curve = batch_curve(step_of(), 16, 0)
+    for ask in (curve.batch_of_memory, curve.batch_of_throughput):
+        with pytest.raises(RollerError, match="expected a number of"):
+            ask(number)
+
+
+def test_a_step_of_no_time_and_no_memory_has_no_line_and_no_doubts_about_it():
+    curve = batch_curve(lambda n: BatchPoint(n, 0.0, 0.0, 0, 0, True), 4, 0, others=lambda _: [1])
+    assert not curve.line.holds and len(curve.notes) == 1 and "does not grow" in curve.notes[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 
 import pytest
 
@@ -113,6 +115,58 @@ def test_a_recording_without_steps_or_memory_is_one_step(tmp_path):
     assert found.iteration_s == pytest.approx(849e-6) == pytest.approx(math.fsum(found.categories.values()))
 
 
+def test_the_tree_of_a_recording_is_its_mean_step_where_earlier_work_delays_the_first(tmp_path):
+    rows = recording(2)["traceEvents"]
+    rows += [  # a kernel from before the steps, which runs into the first
+        event("cudaLaunchKernel", "cuda_runtime", -200, 10, correlation=900),
+        event("long", "kernel", -180, 420, DEVICE, correlation=900, stream=7, device=0),
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    found = profile_of_recording(path)
+    assert found.iteration_s == pytest.approx((760e-6 + 1000e-6) / 2, abs=1e-9)
+    assert math.fsum(found.categories.values()) == pytest.approx(found.iteration_s, abs=1e-9)
+    found.check()
+
+
+def test_allocations_beyond_the_allocated_bytes_are_not_believed(tmp_path):
+    rows = recording(1)
+    for row in rows["traceEvents"]:
+        if row["name"] == "[memory]":
+            row["args"]["Total Allocated"] = 1024
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(rows))
+    found = profile_of_recording(path)
+    assert found.memory_parts == {"allocated_before": 1024, "cached": (2 << 20) - 1024}
+    assert any("its allocations are more than its allocated bytes" in note for note in found.notes)
+
+
+def test_memory_of_other_devices_is_said_to_be_left_out(tmp_path):
+    rows = recording(1)
+    rows["traceEvents"] += [
+        {**row, "args": {**row["args"], "Device Id": 1}} for row in rows["traceEvents"] if row["name"] == "[memory]"
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(rows))
+    assert "Memory is that of cuda:0, without that of cuda:1." in profile_of_recording(path).notes
+
+
+def test_an_event_of_another_day_is_damaged(tmp_path):
+    rows = recording(3)
+    wanted = profile_of_recording(_written(tmp_path / "a.json", rows))
+    rows["traceEvents"].append(event("aten::mm", "cpu_op", 1e18, 5))
+    found = profile_of_recording(_written(tmp_path / "b.json", rows))
+    assert found.root == wanted.root and any("more than a day from the others" in note for note in found.notes)
+    rows["traceEvents"] += [event("aten::mm", "cpu_op", 1e18 * n, 5) for n in range(2, 9)]
+    with pytest.raises(ArtifactError, match="8 damaged events"):
+        profile_of_recording(_written(tmp_path / "c.json", rows))
+
+
+def _written(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
 def test_a_truncated_recording_is_refused(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(recording())[:-900])
@@ -191,6 +245,8 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--measure", "--device", "a100"], "expected none beside --measure"),
         (["--device", "a100"], "expected none beside a recording"),
         (["--sort", "name"], "--sort: expected time, memory"),
+        (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
+        (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
     ],
 )
 def test_the_verb_refuses_what_makes_no_sense(cli, recorded, monkeypatch, tmp_path, arguments, said):
@@ -214,3 +270,25 @@ def test_a_model_is_profiled_by_kernel(tmp_path):
     found.check()
     assert (found.source, found.batch) == ("predicted", 4) and found.memory_parts["parameter"] == 128 * 4
     assert [n.kind for n in found.root.children if n.wall_s] == ["kernel"]
+
+
+def test_no_output_replaces_a_pipe_or_a_device(cli, recorded, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    code, out, err = cli("profile", recorded, "--out", tmp_path / "pipe")
+    assert code == 1 and "expected a file, got a pipe or a device" in err and not out
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["profile", "forecast", "memory", "sweep", "sensitivity"])
+def test_what_an_entry_file_prints_is_no_part_of_the_json(cli, tmp_path, verb):
+    pytest.importorskip("torch")
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import torch\nprint('loaded')\n"
+        "def model_provider():\n    print('made')\n    return torch.nn.Linear(8, 8)\n"
+        "def input_provider(batch_size=4):\n    return (torch.zeros(batch_size, 8),)\n"
+        "def iteration_provider(model):\n    return lambda x: model(x).sum().backward()\n"
+    )
+    code, out, err = cli(verb, file, "--json")
+    assert code == 0 and json.loads(out) and {"loaded", "made"} <= set(err.splitlines())
