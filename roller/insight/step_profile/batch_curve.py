@@ -219,7 +219,7 @@ def _least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, flo
 
 def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
-    largest: int = 0, others: Sequence[int] = (),
+    largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
     """Return the curve of a step: a line through three batches from ``batch`` on, and others beside it.
 
@@ -237,9 +237,10 @@ def batch_curve(
     fixed_bytes
         Allocated bytes that do not grow with the batch, as far as they are known: parameters, their states.
     largest
-        Largest batch that fits; 0 if it is not known. It is computed, too.
+        Function that returns the largest batch that fits, 0 if it is not known. It is asked after the three batches,
+        and its result is computed, too.
     others
-        More batches to compute beside the line.
+        Function of the largest batch that returns more batches to compute beside the line.
     """
     known: dict[int, BatchPoint] = {}
 
@@ -253,11 +254,12 @@ def batch_curve(
     notes: list[str] = []
     if len(chosen) < 3:
         notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
-    for size in dict.fromkeys((*others, *([largest] if largest else []))):
+    most = largest()
+    for size in dict.fromkeys((*others(most), *([most] if most else []))):
         point(size)
     computed = tuple(known[size] for size in sorted(known))
     line = fit_line(chosen) if len(chosen) == 3 else None
-    return BatchCurve(line, computed, largest, (*notes, *_doubts(line, computed)))
+    return BatchCurve(line, computed, most, (*notes, *_doubts(line, computed)))
 
 
 def _upwards(
@@ -300,8 +302,7 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     if slower:
         why = _difference("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
-        steps = "time grows in steps there, at multiples of tiles and waves"
-        found.append(f"The line of the time is off at batch {sizes}: {why or steps}.")
+        found.append(f"The line of the time is off at batch {sizes}: {why or _far_or_near(line, slower)}.")
     fuller = [p for p in points if _are_apart(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
     if fuller:
         why = _difference("the peak is in", "peak_phase", fuller, line, points)
@@ -309,6 +310,14 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
         other = "other tensors are held at the peak there"
         found.append(f"The line of the memory is off at batch {sizes}: {why or other}.")
     return found
+
+
+def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
+    if all(line.batches[0] <= p.batch <= line.batches[-1] for p in off):
+        return "time grows in steps there, at multiples of tiles and waves"
+    return (
+        f"they are outside of {line.batches[0]} to {line.batches[-1]}, where kernels use the device to another extent"
+    )
 
 
 def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:

@@ -130,8 +130,8 @@ def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
         tree.add_bytes(path_of(allocation.context), "allocated", held=allocation.size_bytes)
     rest = (Key("overhead", "memory of no operator in the recording"),)
     if before > 0:
-        tree.add_bytes(rest, "allocated before", held=before, tensors=0)
-    if len(curve.reserved_bytes):
+        tree.add_bytes(rest, "allocated_before", held=before, tensors=0)
+    if len(curve.reserved_bytes) and curve.reserved_bytes[at] > allocated:  # a CPU reserves nothing
         tree.add_bytes(rest, "cached", held=int(curve.reserved_bytes[at]) - allocated, tensors=0)
     return [*notes, "Memory is that of the allocator: a recording does not tell the context of the process."]
 

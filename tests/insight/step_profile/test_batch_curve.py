@@ -88,7 +88,7 @@ def test_where_the_line_is_off_is_said_with_the_cause():
             point = point._replace(iteration_s=2 * point.iteration_s, bound="launches")
         return point._replace(allocated_bytes=2000 * MIB, peak_phase="optimizer") if batch < 4 else point
 
-    curve = batch_curve(bent, 16, 0, fixed_bytes=500 * MIB, others=[1, 4, 64])
+    curve = batch_curve(bent, 16, 0, fixed_bytes=500 * MIB, others=lambda _: [1, 4, 64])
     assert [p.batch for p in curve.computed] == [1, 4, 16, 64, 116, 216]
     assert curve.notes == (
         "The line of the time is off at batch 1 (-50 %), 4 (-50 %): bound by the launches there, else device.",
@@ -97,7 +97,7 @@ def test_where_the_line_is_off_is_said_with_the_cause():
 
 
 def test_the_largest_batch_is_computed_too():
-    curve = batch_curve(step_of(), 16, 0, largest=300)
+    curve = batch_curve(step_of(), 16, 0, largest=lambda: 300)
     assert curve.throughput_at_largest == pytest.approx(300 / (0.002 * 300 + 0.01))
 
 

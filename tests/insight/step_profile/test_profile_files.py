@@ -89,10 +89,21 @@ def test_categories_are_those_of_the_plugin(recorded):
 def test_memory_of_a_recording_is_at_the_peak_by_operator(recorded):
     found = profile(recorded)
     assert found.total_bytes == 2 << 20
-    assert found.memory_parts == {"allocated": 4096, "allocated before": 8192, "cached": (2 << 20) - 12288}
+    assert found.memory_parts == {"allocated": 4096, "allocated_before": 8192, "cached": (2 << 20) - 12288}
     (tensors,) = (n for n in found.root.walk() if n.name == "allocated")
     assert tensors.held_bytes == {"allocated": 4096}
     assert max(p.allocated_bytes for p in found.memory_curve) == 12288
+
+
+def test_a_recording_of_a_cpu_has_no_cached_blocks(tmp_path):
+    whole = recording()
+    for row in whole["traceEvents"]:
+        if row["name"] == "[memory]":
+            row["args"] |= {"Device Type": 0, "Device Id": -1, "Total Reserved": 0}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(whole))
+    found = profile(path)
+    assert found.total_bytes == 12288 and found.memory_parts == {"allocated": 4096, "allocated_before": 8192}
 
 
 def test_a_recording_without_steps_or_memory_is_one_step(tmp_path):
@@ -165,15 +176,29 @@ def test_a_truncated_recording_is_refused(tmp_path):
 
 def test_kinds_of_files(tmp_path, recorded):
     assert kind_of_file(recorded) == "recording" and kind_of_file(OLD) == "profile"
-    assert kind_of_file("a/b.onnx") == "model" and kind_of_file("train.py") == "entry"
-    assert kind_of_file(tmp_path / "none.json") == "recording"
+    for name, kind in (("b.onnx", "model"), ("train.py", "entry"), ("t.json.gz", "recording")):
+        (tmp_path / name).write_bytes(b"")
+        assert kind_of_file(tmp_path / name) == kind
+    with pytest.raises(RollerError, match=r"expected a file, got what cannot be read \(No such file or directory\)"):
+        kind_of_file(tmp_path / "none.json")
+    with pytest.raises(RollerError, match=r"expected \.py, \.onnx, \.json, \.json\.gz, got 'readme\.md'"):
+        kind_of_file("README.md")
 
 
 @pytest.mark.parametrize(
-    "given", [{"batch": 4}, {"amp": "bf16"}, {"checkpoint": True}, {"curve": True}, {"calls": 2}, {"devices": 2}]
+    "given",
+    [
+        {"batch": 4},
+        {"amp": "bf16"},
+        {"checkpoint": True},
+        {"curve": True},
+        {"calls": 2},
+        {"devices": 2},
+        {"device": "t4"},
+    ],
 )
 def test_what_does_not_apply_to_a_file_is_refused(recorded, given):
-    with pytest.raises(RollerError, match=f"expected no {next(iter(given))} for a recording"):
+    with pytest.raises(RollerError, match=f"expected no {next(iter(given))} with a recording"):
         profile(recorded, **given)
 
 
@@ -188,7 +213,9 @@ def test_the_verb_prints_a_saved_profile(cli, tmp_path, monkeypatch):
     save_profile(sample(), tmp_path / "p.json")
     monkeypatch.setenv("COLUMNS", "120")
     code, out, _ = cli("profile", tmp_path / "p.json")
-    assert code == 0 and "train.py: predicted on 2xa100, batch 8, bf16, 350 ms a step (300 ms to 400 ms)" in out
+    assert (
+        code == 0 and "train.py: predicted on 2xa100, batch 8 per device, bf16, 350 ms a step (300 ms to 400 ms)" in out
+    )
     for text in ("train.py:9", "fc", "100.0 %", "compute", "memory at the total's peak", "a note", "samples/s"):
         assert text in out
     monkeypatch.setenv("COLUMNS", "80")
@@ -216,8 +243,8 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--amp", "fp16,bf16"], "expected one way of training"),
         (["--batch", "1,2", "--out", "p.json"], "expected one device and batch"),
         (["--measure", "--device", "a100"], "expected none beside --measure"),
+        (["--device", "a100"], "expected none beside a recording"),
         (["--sort", "name"], "--sort: expected time, memory"),
-        (["--device", "h100"], "--device: expected none for a recording, which has its own, got h100"),
         (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
         (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
     ],

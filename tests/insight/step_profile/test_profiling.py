@@ -212,7 +212,8 @@ def test_devices_that_run_the_same_kernels_share_a_trace_with_attention():
 def test_several_devices_have_their_links_in_the_tree(step):
     found = profile(step, "a100", devices=2)
     assert found.devices == 2 and found.throughput == pytest.approx(step.forecast("a100", devices=2).throughput)
-    assert any("reduce" in node.name for node in found.root.walk())
+    (links,) = (node for node in found.root.children if node.name == "communication")
+    assert links.kind == "overhead" and links.children and links.wall_s > 0
 
 
 def test_a_trace_without_frames_has_modules_alone():
@@ -222,6 +223,14 @@ def test_a_trace_without_frames_has_modules_alone():
     found = profile(step)
     assert {"0", "1", "2"} <= {n.name for n in found.root.children if n.kind == "module"}
     found.check()
+
+
+def test_a_profile_in_a_sentence(step):
+    assert str(profile(step, "a100")).startswith("train.py: predicted on a100, batch 32, ")
+    assert " a step (" in str(profile(step, "a100"))
+    assert " an inference (" in str(profile(trace(nn.Linear(4, 4), torch.zeros(2, 4)), "a100"))
+    with pytest.raises(RollerError, match="measure: expected no device"):
+        profile("train.py", "a100", measure=True)
 
 
 def test_what_cannot_be_answered_is_said(step):
