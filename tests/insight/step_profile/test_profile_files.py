@@ -137,7 +137,7 @@ def test_allocations_beyond_the_allocated_bytes_are_not_believed(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(rows))
     found = profile_of_recording(path)
-    assert found.memory_parts == {"allocated before": 1024, "cached": (2 << 20) - 1024}
+    assert found.memory_parts == {"allocated_before": 1024, "cached": (2 << 20) - 1024}
     assert any("its allocations are more than its allocated bytes" in note for note in found.notes)
 
 
