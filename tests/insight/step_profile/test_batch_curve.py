@@ -110,5 +110,5 @@ def test_no_batch_belongs_to_what_is_no_number(number):
 
 
 def test_a_step_of_no_time_and_no_memory_has_no_line_and_no_doubts_about_it():
-    curve = batch_curve(lambda n: BatchPoint(n, 0.0, 0.0, 0, 0, True), 4, 0, others=[1])
+    curve = batch_curve(lambda n: BatchPoint(n, 0.0, 0.0, 0, 0, True), 4, 0, others=lambda _: [1])
     assert not curve.line.holds and len(curve.notes) == 1 and "does not grow" in curve.notes[0]
