@@ -123,25 +123,45 @@ def difference(
         ``"file:line"`` before -> after, for lines that an edit moved; other lines keep their names.
     """
     names = renamed_lines or {}
-    root = _merged([before.root], [after.root], names)
+    root = _merged(([before.root], [after.root]), names)
     return ProfileDifference(before, after, root, _line_differences(before, after, names))
 
 
-def _merged(before: Sequence[Node], after: Sequence[Node], names: Mapping[str, str]) -> NodeDifference:
-    """Return nodes of one key as one; of a line that an edit joined with another, several are before."""
-    children: dict[tuple[NodeKind, str], tuple[list[Node], list[Node]]] = {}
-    for side, nodes in enumerate((before, after)):
+#: Nodes of one key, before and after.
+_Sides = tuple[Sequence[Node], Sequence[Node]]
+
+
+def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
+    """Return two trees as one, without recursion: they may be deep."""
+    order, places = [root], list[range]()
+    for sides in order:
+        order += _children(sides, names)
+        places.append(range(places[-1].stop if places else 1, len(order)))
+    built: dict[int, NodeDifference] = {}
+    for at in reversed(range(len(order))):
+        built[at] = _difference_of(order[at], [built.pop(n) for n in places[at]], names)
+    return built[0]
+
+
+def _children(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
+    """Return the children of nodes by key; of a line that an edit joined with another, several are before."""
+    found: dict[tuple[NodeKind, str], tuple[list[Node], list[Node]]] = {}
+    for side, nodes in enumerate(sides):
         for node in nodes:
             for child in node.children:
                 name = names.get(child.name, child.name) if side == 0 and child.kind == "line" else child.name
-                children.setdefault((child.kind, name), ([], []))[side].append(child)
-    merged = [_merged(*sides, names) for sides in children.values()]
+                found.setdefault((child.kind, name), ([], []))[side].append(child)
+    return list(found.values())
+
+
+def _difference_of(sides: _Sides, children: list[NodeDifference], names: Mapping[str, str]) -> NodeDifference:
+    before, after = sides
     first = after[0] if after else before[0]
     name = first.name if after or first.kind != "line" else names.get(first.name, first.name)
     return NodeDifference(
         first.kind, name, math.fsum(n.wall_s for n in before), math.fsum(n.wall_s for n in after),
         sum(n.total_held_bytes for n in before), sum(n.total_held_bytes for n in after),
-        tuple(sorted(merged, key=lambda x: (-abs(x.delta_s), -abs(x.delta_bytes), x.kind, x.name))),
+        tuple(sorted(children, key=lambda x: (-abs(x.delta_s), -abs(x.delta_bytes), x.kind, x.name))),
     )  # fmt: skip
 
 

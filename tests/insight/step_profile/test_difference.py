@@ -110,3 +110,14 @@ def test_the_line_of_a_changed_layer_comes_first(tmp_path):
     first = next(x for x in found.lines if x.name)
     assert "self.body = nn.Linear" in text[int(first.name.rpartition(":")[2]) - 1]
     assert first.made_delta_bytes > 0 and first.made_delta_s != 0.0
+
+
+def test_deep_trees_are_compared_without_recursion():
+    def deep(took):
+        tree = Tree()
+        tree.add_time(tuple(Key("line", f"a.py:{n}") for n in range(3000)), "forward", Seconds(took, took))
+        root = tree.build()
+        return StepProfile("step", "predicted", "a100", root, root.wall_s, 0.0, 9.0)
+
+    found = difference(deep(1.0), deep(3.0))
+    assert found.delta_s == 2.0 and [row.name for row in found.lines] == ["a.py:2999"]
