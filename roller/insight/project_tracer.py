@@ -52,6 +52,9 @@ class ProjectTracer:
             print(step.forecast("h100").iteration_s)
     """
 
+    #: What the process runs, with the entry file as its argument.
+    worker = "roller.insight.project_worker"
+
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
         self.entry, self._calls, self._python = Path(entry), calls, python
         self._folder = Path.cwd()  # of this process, which may change it before it starts another one
@@ -153,6 +156,10 @@ class ProjectTracer:
             raise ModelError(f"{self.entry}: expected a step that {wanted}, got {said}. Run the file by itself.")
         return reply, blobs
 
+    def _environment(self) -> dict[str, str]:
+        """Return further variables of the process."""
+        return {}
+
     def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
         """Return the answer; whoever listens is told of the progress before it, and may cancel meanwhile."""
         last: tuple[str, int, int] = ("trace", 0, 0)
@@ -173,9 +180,9 @@ class ProjectTracer:
             root = str(Path(__file__).resolve().parents[2])
             paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             self._process = subprocess.Popen(
-                [self._python, "-m", "roller.insight.project_worker", str(self.entry)],
+                [self._python, "-m", self.worker, str(self.entry)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True, bufsize=0,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()}, start_new_session=True, bufsize=0,
                 cwd=self._folder,
             )  # fmt: skip
             self._files = {}

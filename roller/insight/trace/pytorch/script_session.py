@@ -29,6 +29,9 @@ ON_HOST = (
     "device."
 )
 
+#: Calls of networks without an update of any optimizer after which they are no sign of training.
+_IDLE_CALLS = 64
+
 
 @dataclass(frozen=True)
 class Part:
@@ -69,11 +72,16 @@ class ScriptSession(Session):
         self.origins.before_root_call = self._before_root_call
         self.networks: dict[str, torch.nn.Module] = {}
         self.moves_to_device = False
-        self.backwards = 0
+        self._idle_calls = 0
         self._parts: list[Part] = []
         self._first: int | None = None
         self._fetched = 0
         self._call_batch = 0
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether operators are a sign that the script will train: not where networks are called over and over."""
+        return self._idle_calls < _IDLE_CALLS or self.origins.phase != "forward"
 
     def begin_batch(self) -> None:
         """Note that the script asks for a batch: what follows is no part of the update before."""
@@ -83,6 +91,7 @@ class ScriptSession(Session):
     def _before_root_call(self, module: torch.nn.Module, inputs: Any) -> None:
         if next(module.parameters(), None) is None:  # a loss
             return
+        self._idle_calls = 0 if self.origins.stepped else self._idle_calls + 1
         if self._first is not None and torch.is_grad_enabled() and self.origins.stepped:
             self._end_part()
         self._adopt(module)

@@ -1,0 +1,103 @@
+"""Keeps a script's Python from writing, from the network and from other processes, and tells where it tried.
+
+A file that the script opens for writing becomes one in the folder of this process, which the script reads back; making
+a folder elsewhere does nothing. All else that writes, connects or starts a program raises ``PermissionError``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: Events of Python's audit that change files, with the numbers of their paths; ``open`` is apart.
+_CHANGES = {
+    "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
+    "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,), "shutil.move": (0, 1),
+}  # fmt: skip
+#: Beginnings of events that reach other machines or start programs.
+_OUTSIDE = (
+    "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
+    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
+)  # fmt: skip
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: What holds no file of the user's.
+_DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
+
+
+class Guard:
+    """Redirects or refuses what a script would write.
+
+    Parameters
+    ----------
+    folder
+        Where this process may write.
+    note
+        Called with what was kept from happening, e.g. ``"open log.txt"``.
+    """
+
+    def __init__(self, folder: str, note: Callable[[str], None]) -> None:
+        self._folder, self._note = os.path.realpath(folder), note
+        #: Path that the script wrote -> the file that holds it.
+        self._made: dict[str, str] = {}
+        self._open, self._mkdir = builtins.open, os.mkdir
+
+    def install(self) -> None:
+        """Guard this process from now on."""
+
+        @functools.wraps(self._open)
+        def open_redirected(*args: Any, **kwargs: Any) -> Any:
+            return self._opened(*args, **kwargs)
+
+        @functools.wraps(self._mkdir)
+        def mkdir_if_ours(*args: Any, **kwargs: Any) -> None:
+            self._made_folder(*args, **kwargs)
+
+        builtins.open = io.open = open_redirected  # type: ignore[assignment]
+        os.mkdir = mkdir_if_ours  # type: ignore[assignment]
+        sys.addaudithook(self._audit)
+
+    def _is_ours(self, path: Any) -> bool:
+        if isinstance(path, int):
+            return True
+        whole = os.path.realpath(os.fsdecode(path))
+        return whole == self._folder or whole.startswith((self._folder + os.sep, *_DEVICES))
+
+    def _opened(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(file, (int, str, bytes, os.PathLike)) or self._is_ours(file):
+            return self._open(file, mode, *args, **kwargs)
+        name = os.path.realpath(os.fsdecode(file))
+        if name not in self._made:
+            if not set(mode) & set("wax+"):
+                return self._open(file, mode, *args, **kwargs)
+            self._note(f"open {os.path.basename(name)} for writing")
+            self._made[name] = os.path.join(self._folder, f"written{len(self._made)}")
+        return self._open(self._made[name], mode.replace("x", "w"), *args, **kwargs)
+
+    def _made_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        if self._is_ours(path):
+            self._mkdir(path, *args, **kwargs)
+
+    def _audit(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, flags = given[0], given[2]
+            if isinstance(flags, int) and flags & _WRITES and path is not None and not self._is_ours(path):
+                self._refuse(f"open {_shown(path)} for writing")
+        elif event in _CHANGES:
+            paths = [given[n] for n in _CHANGES[event] if n < len(given)]
+            if not all(self._is_ours(path) for path in paths):
+                self._refuse(f"{event} {_shown(paths[0])}")
+        elif event.startswith(_OUTSIDE):
+            self._refuse(f"{event} {_shown(given[1] if event == 'socket.connect' else given[0] if given else '')}")
+
+    def _refuse(self, what: str) -> None:
+        self._note(what)
+        raise PermissionError(f"{what}: a script that is profiled writes and reaches nothing")
+
+
+def _shown(value: Any) -> str:
+    return str(os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else value)[:60]
