@@ -1,12 +1,13 @@
 """Keeps a script's Python from writing, from the network and from other processes, and tells where it tried.
 
-A file that the script opens for writing becomes one in the folder of this process, which the script reads back; making
-a folder elsewhere does nothing. All else that writes, connects or starts a program raises ``PermissionError``.
+A file that the script opens for writing, and a folder that it makes, are in the folder of this process, where the
+script finds them again. All else that writes, connects or starts a program raises ``PermissionError``.
 """
 
 from __future__ import annotations
 
 import builtins
+import errno
 import functools
 import io
 import os
@@ -25,6 +26,8 @@ _OUTSIDE = (
     "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
 )  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: Functions of ``os`` that ask for what is at a path.
+_QUESTIONS = ("stat", "access", "listdir", "scandir")
 #: What holds no file of the user's.
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 
@@ -42,7 +45,7 @@ class Guard:
 
     def __init__(self, folder: str, note: Callable[[str], None]) -> None:
         self._folder, self._note = os.path.realpath(folder), note
-        #: Path that the script wrote -> the file that holds it.
+        #: Path of a file or folder that the script made -> where it is.
         self._made: dict[str, str] = {}
         self._open, self._mkdir = builtins.open, os.mkdir
 
@@ -54,33 +57,51 @@ class Guard:
             return self._opened(*args, **kwargs)
 
         @functools.wraps(self._mkdir)
-        def mkdir_if_ours(*args: Any, **kwargs: Any) -> None:
-            self._made_folder(*args, **kwargs)
+        def mkdir_redirected(*args: Any, **kwargs: Any) -> None:
+            self._make_folder(*args, **kwargs)
 
         builtins.open = io.open = open_redirected  # type: ignore[assignment]
-        os.mkdir = mkdir_if_ours  # type: ignore[assignment]
+        os.mkdir = mkdir_redirected
+        for name in _QUESTIONS:
+            setattr(os, name, self._asked_where_it_is(getattr(os, name)))
         sys.addaudithook(self._audit)
+
+    def _asked_where_it_is(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def ask(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if self._made and isinstance(path, (str, bytes, os.PathLike)):
+                path = self._made.get(_whole(path), path)
+            return function(path, *args, **kwargs)
+
+        return ask
 
     def _is_ours(self, path: Any) -> bool:
         if isinstance(path, int):
             return True
-        whole = os.path.realpath(os.fsdecode(path))
+        whole = _whole(path)
         return whole == self._folder or whole.startswith((self._folder + os.sep, *_DEVICES))
 
     def _opened(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if not isinstance(file, (int, str, bytes, os.PathLike)) or self._is_ours(file):
             return self._open(file, mode, *args, **kwargs)
-        name = os.path.realpath(os.fsdecode(file))
+        name = _whole(file)
         if name not in self._made:
             if not set(mode) & set("wax+"):
                 return self._open(file, mode, *args, **kwargs)
             self._note(f"open {os.path.basename(name)} for writing")
-            self._made[name] = os.path.join(self._folder, f"written{len(self._made)}")
+            self._made[name] = self._new_path()
         return self._open(self._made[name], mode.replace("x", "w"), *args, **kwargs)
 
-    def _made_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        if self._is_ours(path):
-            self._mkdir(path, *args, **kwargs)
+    def _make_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_ours(path):
+            name = _whole(path)
+            if os.path.exists(name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            path = self._made[name] = self._new_path()
+        self._mkdir(path, *args, **kwargs)
+
+    def _new_path(self) -> str:
+        return os.path.join(self._folder, f"made{len(self._made)}")
 
     def _audit(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "open":
@@ -97,6 +118,11 @@ class Guard:
     def _refuse(self, what: str) -> None:
         self._note(what)
         raise PermissionError(f"{what}: a script that is profiled writes and reaches nothing")
+
+
+def _whole(path: Any) -> str:
+    """Return a path without links, of what need not exist."""
+    return os.path.realpath(os.fsdecode(path))
 
 
 def _shown(value: Any) -> str:

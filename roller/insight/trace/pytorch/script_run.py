@@ -101,14 +101,23 @@ class ScriptTracer:
                 with translate_errors(f"{self._script.path.name} failed", session.origins):
                     self._run_script()
             except ModelError as error:
-                if not isinstance(error.__context__, SystemExit):
-                    raise
-                if error.__context__.code not in (None, 0):
-                    how = f"its end with status {shown(error.__context__.code)}"
-                    raise never_trains(str(self._script.path), how) from None
+                self._pass_on(error)
             if not session.end():
                 raise never_trains(str(self._script.path), "its end")
             return self._trace()
+
+    def _pass_on(self, error: ModelError) -> None:
+        """Raise the error of the script, unless it ends by it, or has trained before."""
+        cause = error.__context__
+        if isinstance(cause, SystemExit):
+            if cause.code not in (None, 0):
+                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}") from None
+        elif not self.session.has_updated or cause is None:
+            raise error
+        else:
+            self.session.values.add_note(
+                f"script: it failed after an update, which is profiled: {type(cause).__name__}: {str(cause)[:200]}"
+            )
 
     @driver
     def _run_script(self) -> None:

@@ -1,7 +1,7 @@
 """The state of a trace of a training script: its steps are told apart by its optimizers and the calls of its networks.
 
-A script has no step to call, so it runs whole. A step begins where a network is called with gradients after an
-optimizer has stepped, and is complete when every optimizer has.
+A script has no step to call, so it runs whole. A step begins where a batch is fetched, or a network is called with
+gradients, after an optimizer has stepped, and is complete when every optimizer has.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _IDLE_CALLS = 64
 
 @dataclass(frozen=True)
 class Part:
-    """Operators from one call of a network after an update to the next one.
+    """Operators from the first batch, or call of a network, after an update to the next one.
 
     Parameters
     ----------
@@ -76,6 +76,8 @@ class ScriptSession(Session):
         self._parts: list[Part] = []
         self._first: int | None = None
         self._fetched = 0
+        #: Where the latest batch was fetched: operators, and batches fetched before it.
+        self._batch_begin: tuple[int, int] | None = None
         self._call_batch = 0
 
     @property
@@ -83,10 +85,20 @@ class ScriptSession(Session):
         """Whether operators are a sign that the script will train: not where networks are called over and over."""
         return self._idle_calls < _IDLE_CALLS or self.origins.phase != "forward"
 
+    @property
+    def has_updated(self) -> bool:
+        """Whether a step is complete, be it that what follows it has not begun."""
+        return bool(self._parts) or (self._first is not None and bool(self.origins.stepped))
+
     def begin_batch(self) -> None:
         """Note that the script asks for a batch: what follows is no part of the update before."""
         if self.origins.phase == "optimizer":
             self.origins.phase = "other"
+        if self._first is not None and self.origins.stepped:
+            self._end_part()
+            self._begin_part()
+        elif self._first is None:
+            self._batch_begin = len(self.recorder.operators), self.fetches.count
 
     def _before_root_call(self, module: torch.nn.Module, inputs: Any) -> None:
         if next(module.parameters(), None) is None:  # a loss
@@ -104,8 +116,9 @@ class ScriptSession(Session):
                 self._call_batch = int(tensor.shape[0])
 
     def _begin_part(self) -> None:
-        self._first = len(self.recorder.operators)
-        self._fetched = self.fetches.count
+        now = len(self.recorder.operators), self.fetches.count
+        self._first, self._fetched = self._batch_begin or now
+        self._batch_begin = None
         self.recorder.iteration = len(self._parts)
         self.origins.phase = "other"
         self.origins.stepped.clear()
@@ -166,10 +179,18 @@ class ScriptSession(Session):
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
             self._when_complete = lambda: None
+            self._cut_after_update()
             self._end_part()
         if not self.calls and self._parts:  # not every optimizer has stepped
             self.calls = [call for call, _ in _steps_of(self._parts, self._stepped())]
         return bool(self.calls)
+
+    def _cut_after_update(self) -> None:
+        """Drop what ran after the last update: an evaluation, or what failed."""
+        operators = self.recorder.operators
+        while operators and operators[-1].phase != "optimizer":
+            operators.pop()
+        self.recorder.events[:] = [event for event in self.recorder.events if event.operator < len(operators)]
 
     def make_script_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the steps that were recorded."""
@@ -191,10 +212,8 @@ class ScriptSession(Session):
         })  # fmt: skip
 
     def _batches_of_step(self, fetched: Sequence[int]) -> int:
-        """Return how many batches of the loader a step takes: those fetched between the last two beginnings."""
-        begins = [*fetched, self.fetches.count] if self._first is None and fetched else list(fetched)
-        begins = [0, *begins]
-        return max(1, begins[-1] - begins[-2]) if self.fetches.count else 1
+        """Return how many batches of the loader the last step takes; ``fetched`` are those before each step."""
+        return max(1, self.fetches.count - fetched[-1]) if self.fetches.count else 1
 
 
 def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
