@@ -17,6 +17,7 @@ from typing import IO, Any
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
+from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
@@ -149,6 +150,8 @@ class ProjectTracer:
         except BaseException:
             self.close()  # cancelled or interrupted: what it would answer later belongs to no request
             raise
+        if reply.get("problems"):
+            raise ProviderErrors.of_rows(reply["problems"])
         if "refused" in reply:
             raise ModelError(reply["refused"])
         if "failed" in reply:

@@ -21,6 +21,7 @@ from typing import Any
 from roller.errors import RollerError
 from roller.insight.trace.options import DeviceRules, TraceOptions
 from roller.insight.trace.progress import listening
+from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.runtime.channel import ChannelClosed, receive, send
@@ -48,7 +49,8 @@ def main(entry: str) -> None:
                 _end_unless(own)
             except RollerError as error:
                 _end_unless(own)
-                send(answers, {"refused": str(error)})
+                problems = error.rows() if isinstance(error, ProviderErrors) else []
+                send(answers, {"refused": str(error), "problems": problems})
             except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
                 _end_unless(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})

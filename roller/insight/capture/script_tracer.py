@@ -15,6 +15,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.capture.script_worker import FOLDER
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import PRECISIONS, TraceOptions
+from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
@@ -57,6 +58,18 @@ class ScriptTracer(ProjectTracer):
         super().__init__(script, calls=calls, python=python)
         self._arguments, self._patience_s = list(map(str, arguments)), float(patience_s)
         self._own_folder = ""
+
+    def step(self, options: TraceOptions | None = None) -> TracedStep:
+        """Return the traced step, whose ``at`` keeps what it does not change; each trace runs the script anew.
+
+        Raises
+        ------
+        ModelError
+            The script fails, never trains, or has no loader whose batch could be changed.
+        Cancelled
+            The caller has cancelled the trace.
+        """
+        return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
 
     def _environment(self) -> dict[str, str]:
         return {**_SILENT, "TMPDIR": self._own_folder, FOLDER: self._own_folder}

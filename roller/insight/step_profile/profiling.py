@@ -10,6 +10,7 @@ from typing import Literal
 from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
+from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
@@ -20,6 +21,7 @@ from roller.insight.step_profile.predicted import tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.providers import is_script
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
@@ -42,6 +44,8 @@ def profile(
     calls: int | None = None,
     curve: bool = False,
     measure: bool = False,
+    arguments: Sequence[str] = (),
+    patience_s: float = PATIENCE_S,
 ) -> StepProfile:
     """Return where the time and memory of a step go, by module and line.
 
@@ -49,8 +53,9 @@ def profile(
     ----------
     step
         An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`: predicted
-        for a device that is not here. An ONNX model: one inference, predicted. A file of PyTorch's profiler: as
-        recorded. A file that :func:`save_profile` wrote: as it is.
+        for a device that is not here. A training script without providers: the same, of the step that it takes; the
+        script runs as :func:`roller.insight.capture.script_tracer.trace_script` runs it. An ONNX model: one inference,
+        predicted. A file of PyTorch's profiler: as recorded. A file that :func:`save_profile` wrote: as it is.
     device
         A specification, or its name; not used for recordings and saved profiles.
     batch, amp, checkpoint
@@ -66,6 +71,9 @@ def profile(
     measure
         Whether an entry file's step runs on this machine's processor, in a process of its own; ``device``, ``policy``
         and ``devices`` do not apply then.
+    arguments, patience_s
+        Of a training script: its own arguments, and the seconds without a sign that it prepares to train after which
+        it is given up.
 
     Raises
     ------
@@ -90,11 +98,21 @@ def profile(
 
     if measure:
         return _measured(step, batch, amp, checkpoint, curve)
-    if not isinstance(step, Trace) and (kind := kind_of_file(step)) != "entry":
+    kind = None if isinstance(step, Trace) else kind_of_file(step)
+    if arguments and kind != "script":
+        raise RollerError(
+            f"profile: arguments: expected none but for a training script, got {shown(list(arguments))}. Leave them out."
+        )
+    if not isinstance(step, Trace) and kind is not None and kind not in ("entry", "script"):
         asked = {"amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
         return _profile_of_file(Path(step), kind, device, batch, policy, asked)
     spec, policy = target_of(device)[0], policy or "library"
-    traced = step if isinstance(step, Trace) else trace_entry(step, device=spec, calls=calls)
+    if isinstance(step, Trace):
+        traced = step
+    elif kind == "script":
+        traced = trace_script(step, arguments, batch=batch, device=spec, calls=calls, patience_s=patience_s)
+    else:
+        traced = trace_entry(step, device=spec, calls=calls)
     chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
     name = Path(str(traced.options.get("entry") or "step")).name
     found = _profile_of_trace(chosen, spec, name, policy, devices)
@@ -102,17 +120,17 @@ def profile(
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
-#: What a file holds: providers of a step, an ONNX model, a profile, or a recording of PyTorch's profiler.
-FileKind = Literal["entry", "model", "profile", "recording"]
+#: What a file holds: providers of a step, a program without them, an ONNX model, a profile, or a recording of PyTorch's profiler.
+FileKind = Literal["entry", "script", "model", "profile", "recording"]
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds, by its suffix and, of JSON, by its head."""
+    """Return what a file holds, by its suffix, of JSON also by its head, of Python by the providers it has or not."""
     name = Path(path).name.lower()
     if name.endswith(".onnx"):
         return "model"
     if not name.endswith((".json", ".json.gz")):
-        return "entry"
+        return "script" if is_script(Path(path)) else "entry"
     try:
         with open_file(path) as file:
             head = file.read(_HEAD)
