@@ -187,10 +187,15 @@ class ScriptSession(Session):
 
     def _cut_after_update(self) -> None:
         """Drop what ran after the last update: an evaluation, or what failed."""
-        operators = self.recorder.operators
+        recorder = self.recorder
+        recorder.stop_recording_frees()
+        operators = recorder.operators
         while operators and operators[-1].phase != "optimizer":
             operators.pop()
-        self.recorder.events[:] = [event for event in self.recorder.events if event.operator < len(operators)]
+        recorder.events[:] = [event for event in recorder.events if event.operator < len(operators)]
+        made = {event.storage for event in recorder.events}
+        for number in [number for number in recorder.storages if number not in made]:
+            del recorder.storages[number]
 
     def make_script_trace(self, options: Mapping[str, Any]) -> Trace:
         """Return the trace of the steps that were recorded."""
