@@ -11,6 +11,7 @@ import errno
 import functools
 import io
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -85,11 +86,17 @@ class Guard:
         if not isinstance(file, (int, str, bytes, os.PathLike)) or self._is_ours(file):
             return self._open(file, mode, *args, **kwargs)
         name = _whole(file)
+        if "x" in mode and os.path.exists(name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
         if name not in self._made:
             if not set(mode) & set("wax+"):
                 return self._open(file, mode, *args, **kwargs)
             self._note(f"open {os.path.basename(name)} for writing")
-            self._made[name] = self._new_path()
+            copy = self._new_path()
+            if os.path.exists(name) and "w" not in mode:  # appended to, or changed
+                with self._open(name, "rb") as source, self._open(copy, "wb") as target:
+                    shutil.copyfileobj(source, target)
+            self._made[name] = copy
         return self._open(self._made[name], mode.replace("x", "w"), *args, **kwargs)
 
     def _make_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:

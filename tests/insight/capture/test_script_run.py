@@ -90,7 +90,7 @@ def test_the_step_of_a_script_is_that_of_its_model(run):
     assert {s.name for s in found.storages.values() if s.kind == "parameter"} == {
         "0.weight", "0.bias", "2.weight", "2.bias"
     }  # fmt: skip
-    assert found.registered["0.weight"][0].line == 8
+    assert found.registered["0.weight"][0].line == 7
     copies = filter(_is_copy, found.steady())
     assert [found.storages[o.outputs[0].storage].kind for o in copies] == ["input", "input"]
 
