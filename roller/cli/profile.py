@@ -240,9 +240,7 @@ def _traced(file: Path, kind: str, asked: Asked) -> TracedStep:
             file, script.arguments, batch=batch, device=device, calls=asked.calls, patience_s=script.patience_s
         )
         return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
-    return trace_entry(
-        file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls
-    )
+    return trace_entry(file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls)
 
 
 def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:

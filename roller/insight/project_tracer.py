@@ -185,8 +185,8 @@ class ProjectTracer:
             self._process = subprocess.Popen(
                 [self._python, "-m", self.worker, str(self.entry)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()}, start_new_session=True, bufsize=0,
-                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
+                start_new_session=True, bufsize=0, cwd=self._folder,
             )  # fmt: skip
             self._files = {}
         return self._process

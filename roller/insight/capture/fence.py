@@ -63,7 +63,7 @@ def _limit_writes(libc: ctypes.CDLL, folder: str) -> bool:
         for path, rights in ((folder, _ALL), *_OTHERS):
             if os.path.exists(path) and not _allow(libc, rules, path, rights):
                 return False
-        return libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, rules, 0) == 0
+        return bool(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
     finally:
         os.close(rules)
 

@@ -19,7 +19,8 @@ from typing import Any
 #: Events of Python's audit that change files, with the numbers of their paths; ``open`` is apart.
 _CHANGES = {
     "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
-    "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,), "shutil.move": (0, 1),
+    "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
+    "shutil.move": (0, 1),
 }  # fmt: skip
 #: Beginnings of events that reach other machines or start programs.
 _OUTSIDE = (
@@ -61,7 +62,7 @@ class Guard:
         def mkdir_redirected(*args: Any, **kwargs: Any) -> None:
             self._make_folder(*args, **kwargs)
 
-        builtins.open = io.open = open_redirected  # type: ignore[assignment]
+        builtins.open = io.open = open_redirected
         os.mkdir = mkdir_redirected
         for name in _QUESTIONS:
             setattr(os, name, self._asked_where_it_is(getattr(os, name)))

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from roller.errors import RollerError, shown
+from roller.errors import RollerError
 from roller.insight.capture.fence import fence_in
 from roller.insight.capture.guard import Guard
 from roller.insight.capture.patience import Patience

@@ -101,7 +101,8 @@ def profile(
     kind = None if isinstance(step, Trace) else kind_of_file(step)
     if arguments and kind != "script":
         raise RollerError(
-            f"profile: arguments: expected none but for a training script, got {shown(list(arguments))}. Leave them out."
+            f"profile: arguments: expected none but for a training script, got {shown(list(arguments))}. "
+            f"Leave them out."
         )
     if not isinstance(step, Trace) and kind is not None and kind not in ("entry", "script"):
         asked = {"amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
@@ -109,7 +110,7 @@ def profile(
     spec, policy = target_of(device)[0], policy or "library"
     if isinstance(step, Trace):
         traced = step
-    elif kind == "script":
+    elif kind == "script":  # each trace runs it anew
         traced = trace_script(step, arguments, batch=batch, device=spec, calls=calls, patience_s=patience_s)
     else:
         traced = trace_entry(step, device=spec, calls=calls)
@@ -120,12 +121,13 @@ def profile(
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
-#: What a file holds: providers of a step, a program without them, an ONNX model, a profile, or a recording of PyTorch's profiler.
+#: What a file holds: providers of a step, a program without them, an ONNX model, a profile, or a recording of
+#: PyTorch's profiler.
 FileKind = Literal["entry", "script", "model", "profile", "recording"]
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds, by its suffix, of JSON also by its head, of Python by the providers it has or not."""
+    """Return what a file holds: by its suffix, JSON also by its head, Python by whether it has providers."""
     name = Path(path).name.lower()
     if name.endswith(".onnx"):
         return "model"

@@ -1,4 +1,4 @@
-"""What a script would write stays in the process's own folder; what reaches outside of it is refused, by the kernel too."""
+"""What a script would write stays in the process's own folder; what reaches outside of it is refused."""
 
 import subprocess
 import sys
@@ -61,10 +61,11 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
         import socket, subprocess
         Guard(folder, notes.append).install()
         for attempt in (
-            lambda: os.remove("old.txt"), lambda: os.rename("old.txt", "new.txt"), lambda: os.symlink("old.txt", "link"),
-            lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY), lambda: os.truncate("old.txt", 0),
-            lambda: socket.create_connection(("127.0.0.1", 9)), lambda: socket.getaddrinfo("example.com", 80),
-            lambda: subprocess.run(["true"]), lambda: os.system("true"), os.fork,
+            lambda: os.remove("old.txt"), lambda: os.rename("old.txt", "new.txt"),
+            lambda: os.symlink("old.txt", "link"), lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY),
+            lambda: os.truncate("old.txt", 0), lambda: socket.create_connection(("127.0.0.1", 9)),
+            lambda: socket.getaddrinfo("example.com", 80), lambda: subprocess.run(["true"]),
+            lambda: os.system("true"), os.fork,
         ):
             try: attempt(); print("not refused")
             except PermissionError as error: print(str(error).split(":")[0])

@@ -119,14 +119,20 @@ def test_a_batch_that_no_loader_gives_is_refused(run):
 
 def test_batches_of_an_accumulated_step_are_counted(run):
     text = PLAIN.replace("for x, y", "for n, (x, y)").replace("in loader", "in enumerate(loader)")
-    text = text.replace("    optimizer.zero_grad()\n", "").replace("    optimizer.step()", "    if n % 3 == 2: optimizer.step(); optimizer.zero_grad()")
+    text = text.replace("    optimizer.zero_grad()\n", "").replace(
+        "    optimizer.step()", "    if n % 3 == 2: optimizer.step(); optimizer.zero_grad()"
+    )
     found = run(text)
     assert (found.options["batch"], found.options["accumulate"], found.samples) == (4, 3, 12)
     assert sum(o.name == "aten._log_softmax.default" for o in found.steady()) == 3
 
 
 def test_a_script_of_the_processor_is_that_of_a_device_and_leaves_its_weights_alone(run):
-    text = PLAIN.replace(".cuda()", "").replace("optimizer =", "sink.raw = [p.detach().numpy() for p in model.parameters()]\nsink.before = [a.tobytes() for a in sink.raw]\noptimizer =")  # fmt: skip
+    kept = """
+sink.raw = [p.detach().numpy() for p in model.parameters()]
+sink.before = [a.tobytes() for a in sink.raw]
+optimizer ="""
+    text = PLAIN.replace(".cuda()", "").replace("optimizer =", kept)
     found = run(text)
     own = _rows(found.steady())
     assert own == _rows(run(PLAIN).steady())
@@ -137,8 +143,12 @@ def test_a_script_of_the_processor_is_that_of_a_device_and_leaves_its_weights_al
 
 
 def test_a_change_of_a_weight_is_counted(run):
-    text = PLAIN.replace("loader =", "scale = nn.Parameter(torch.ones(3))\nother = torch.optim.SGD([scale], 0.1)\nloader =")
-    found = run(text.replace("    optimizer.step()", "    optimizer.step()\n    scale.sum().backward()\n    other.step()"))
+    text = PLAIN.replace(
+        "loader =", "scale = nn.Parameter(torch.ones(3))\nother = torch.optim.SGD([scale], 0.1)\nloader ="
+    )
+    found = run(
+        text.replace("    optimizer.step()", "    optimizer.step()\n    scale.sum().backward()\n    other.step()")
+    )
     assert found.options["changed_parameters"] == 2  # in each of two steps
     assert any("SGD updates parameters on the host" in warning for warning in found.warnings)
 

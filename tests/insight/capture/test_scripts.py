@@ -79,7 +79,8 @@ def test_an_unmodified_script_gives_a_profile_and_leaves_nothing(name, project):
     assert (step.options["mode"], step.options["changed_parameters"]) == ("script", 0)
     assert {"forward", "backward", "optimizer"} <= {operator.phase for operator in step.steady()}
     found = profile(step, "a100")
-    assert (found.name, found.batch, found.samples) == (f"{name}.py", expected["batch"], expected["batch"] * step.options["accumulate"])  # fmt: skip
+    samples = expected["batch"] * step.options["accumulate"]
+    assert (found.name, found.batch, found.samples) == (f"{name}.py", expected["batch"], samples)
     assert found.total_bytes == sum(found.memory_parts.values())
 
 

@@ -131,9 +131,7 @@ class ScriptSession(Session):
         gc.collect()
         run = self.recorder.operators[self._first :]
         stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
-        self._parts.append(
-            Part(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched)
-        )
+        self._parts.append(Part(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched))
         self._first = None
         groups = _steps_of(self._parts, self._needed_optimizers())
         self.calls = [call for call, _ in groups]

@@ -17,8 +17,15 @@ class Tokens(Dataset):
 if __name__ == "__main__":
     config = GPT2Config(vocab_size=100, n_positions=24, n_embd=32, n_layer=2, n_head=4)
     arguments = TrainingArguments(
-        "out", per_device_train_batch_size=4, gradient_accumulation_steps=2, num_train_epochs=1, logging_steps=1,
-        save_steps=50, report_to="none", dataloader_num_workers=2, bf16=True,
+        "out",
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        logging_steps=1,
+        save_steps=50,
+        report_to="none",
+        dataloader_num_workers=2,
+        bf16=True,
     )
     trainer = Trainer(GPT2LMHeadModel(config), arguments, train_dataset=Tokens())
     trainer.train()

@@ -27,8 +27,13 @@ class Images(Dataset):
 
 
 model = nn.Sequential(
-    nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(inplace=True), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(inplace=True),
-    nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 7),
+    nn.Conv2d(3, 16, 3, stride=2),
+    nn.ReLU(inplace=True),
+    nn.Conv2d(16, 32, 3, stride=2),
+    nn.ReLU(inplace=True),
+    nn.AdaptiveAvgPool2d(1),
+    nn.Flatten(),
+    nn.Linear(32, 7),
 )
 
 if __name__ == "__main__":
