@@ -72,7 +72,9 @@ def test_a_class_of_a_package_and_a_file_that_is_no_name_are_imported(model, tmp
 
 @pytest.mark.slow
 def test_inputs_that_do_not_fit_leave_no_file(model):
-    with pytest.raises(ModelError, match=r"expected a step of Net that runs on batchx5 of float32, got this: .*net.py:9"):
+    with pytest.raises(
+        ModelError, match=r"expected a step of Net that runs on batchx5 of float32, got this: .*net.py:9"
+    ):
         write_entry(model, None, ["5"])
     assert [path.name for path in model.parent.glob("*.py")] == ["net.py"]
 
