@@ -80,5 +80,5 @@ def test_a_script_is_a_program_that_binds_no_provider(text, expected, tmp_path):
 def test_a_script_is_no_entry_file_and_does_not_run(tmp_path):
     path = tmp_path / "train.py"
     path.write_text("raise SystemExit('ran')")
-    with pytest.raises(ModelError, match="profile it as a script: roller profile train.py"):
+    with pytest.raises(ModelError, match=r"profile it as a script: roller profile train\.py"):
         trace_entry(path)
