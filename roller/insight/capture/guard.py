@@ -10,6 +10,7 @@ import builtins
 import errno
 import functools
 import io
+import multiprocessing.process
 import os
 import shutil
 import sys
@@ -66,7 +67,12 @@ class Guard:
         os.mkdir = mkdir_redirected
         for name in _QUESTIONS:
             setattr(os, name, self._asked_where_it_is(getattr(os, name)))
+        # A process that is started afresh raises no event of the audit.
+        multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign, assignment]
         sys.addaudithook(self._audit)
+
+    def _start_process(self) -> None:
+        self._refuse("a process of multiprocessing")
 
     def _asked_where_it_is(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -70,6 +73,14 @@ class ScriptTracer(ProjectTracer):
             The caller has cancelled the trace.
         """
         return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
+
+    def _stop(self) -> None:
+        """Stop the process, with all that the script has started in it."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads its session
+        super()._stop()
 
     def _environment(self) -> dict[str, str]:
         return {**_SILENT, "TMPDIR": self._own_folder, FOLDER: self._own_folder}

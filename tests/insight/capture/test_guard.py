@@ -58,14 +58,14 @@ def test_files_and_folders_it_makes_are_found_again_and_are_not_there(run):
 
 def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
     said = run("""
-        import socket, subprocess
+        import multiprocessing, socket, subprocess
         Guard(folder, notes.append).install()
         for attempt in (
             lambda: os.remove("old.txt"), lambda: os.rename("old.txt", "new.txt"),
             lambda: os.symlink("old.txt", "link"), lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY),
             lambda: os.truncate("old.txt", 0), lambda: socket.create_connection(("127.0.0.1", 9)),
             lambda: socket.getaddrinfo("example.com", 80), lambda: subprocess.run(["true"]),
-            lambda: os.system("true"), os.fork,
+            lambda: os.system("true"), os.fork, multiprocessing.get_context("spawn").Process(target=print).start,
         ):
             try: attempt(); print("not refused")
             except PermissionError as error: print(str(error).split(":")[0])
@@ -73,7 +73,7 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
     assert said == [
         "os.remove old.txt", "os.rename old.txt", "os.symlink link", "open new.txt for writing",
         "os.truncate old.txt", "socket.getaddrinfo 127.0.0.1", "socket.getaddrinfo example.com",
-        "subprocess.Popen true", "os.system true", "os.fork ",
+        "subprocess.Popen true", "os.system true", "os.fork ", "a process of multiprocessing",
     ]  # fmt: skip
 
 

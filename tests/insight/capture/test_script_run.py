@@ -192,12 +192,40 @@ def test_what_fails_after_a_step_is_noted(run):
     assert any("it failed after an update" in warning and "disk full" in warning for warning in found.warnings)
 
 
+def test_random_numbers_of_the_device_need_no_device(run):
+    text = PLAIN.replace(
+        "model =",
+        """generator = torch.Generator(device="cuda").manual_seed(3)
+assert isinstance(generator, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+x = torch.randn(4, 6, generator=generator, device="cuda")
+model =""",
+    )
+    assert run(text).options["batch"] == 4
+
+
+def test_a_default_device_puts_all_on_it(run):
+    text = PLAIN.replace("model =", 'torch.set_default_device("cuda")\nmodel =').replace(".cuda()", "")
+    text = text.replace("loader =", "x, y = torch.randn(4, 6), torch.zeros(4).long()\nloader =")
+    found = run(text.replace("for x, y in loader:", "for _ in range(9):"))
+    torch.set_default_device(None)
+    assert found.options["batch"] == 4
+    assert not any("trains on the CPU" in warning for warning in found.warnings)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("print('no training')", "expected a script that trains, got its end without a step"),
         ("import argparse\nargparse.ArgumentParser().parse_args()", "got its end with status 2 without a step"),
         ("raise ValueError('no data here')", r"got ValueError at .*train.py:6: no data here"),
+        (
+            "import torch.distributed as dist\ndist.init_process_group('gloo', rank=0, world_size=1)",
+            "expected a script that trains on one device, got one that starts a group of processes",
+        ),
+        (
+            "w = torch.ones(3, requires_grad=True)\nfor _ in range(3):\n    w.sum().backward(); w.data -= w.grad",
+            "expected a script that trains, got its end without a step of an optimizer",
+        ),
         ("import nothing_of_this_name", "expected packages that are installed here, got none called 'nothing_of"),
     ],
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import runpy
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.pytorch.trace_model import translate_errors
 from roller.insight.trace.trace import Trace
 
+_GENERATOR = torch.Generator
 _AMP = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: Functions that move tensors between host and device, or set one from the other.
 _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy", "tolist", "item"))
@@ -145,6 +146,13 @@ class ScriptTracer:
             "device": getattr(self._options.device, "name", self._options.device),
         })  # fmt: skip
 
+    def _refuse_group(self, *_: Any, **__: Any) -> None:
+        raise ModelError(
+            f"{self._script.path}: expected a script that trains on one device, got one that starts a group of "
+            f"processes (torch.distributed). Pass the arguments for one device behind --, and ask for several, e.g. "
+            f"-d 2xa100: what they exchange is added to the step."
+        )
+
     @contextmanager
     def _hooks(self) -> Iterator[None]:
         origins, before = self.session.origins, self.session.origins.before_update
@@ -180,10 +188,24 @@ class ScriptTracer:
             for home, name, value in (
                 (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),
                 (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None),
+                (torch.distributed, "init_process_group", self._refuse_group), (torch, "Generator", _HostGenerator),
             ):  # fmt: skip
-                stack.enter_context(patch.object(home, name, value))
+                if hasattr(home, name):  # a build of PyTorch may have no torch.distributed
+                    stack.enter_context(patch.object(home, name, value))
             stack.enter_context(_Following(self.session))
             yield
+
+
+class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc, valid-type]
+    """A generator of random numbers that is on the host whatever device is named: this PyTorch may know no other."""
+
+    def __new__(cls, device: Any = "cpu") -> _HostGenerator:
+        return super().__new__(cls, "cpu")  # type: ignore[no-any-return]
 
 
 class _Following(TorchFunctionMode):
@@ -211,8 +233,3 @@ def _versions_on_host(optimizer: torch.optim.Optimizer) -> list[int]:
     with without_torch_function():
         held = (p for group in optimizer.param_groups for p in group["params"])
         return [p._version for p in held if not p.is_meta]
-
-
-def arguments_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return a script's arguments as texts."""
-    return tuple(map(str, given))

@@ -30,7 +30,7 @@ ON_HOST = (
 )
 
 #: Calls of networks without an update of any optimizer after which they are no sign of training.
-_IDLE_CALLS = 64
+_IDLE_CALLS = 256
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class ScriptSession(Session):
     @property
     def is_preparing(self) -> bool:
         """Whether operators are a sign that the script will train: not where networks are called over and over."""
-        return self._idle_calls < _IDLE_CALLS or self.origins.phase != "forward"
+        return self._idle_calls < _IDLE_CALLS
 
     @property
     def has_updated(self) -> bool:
