@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,12 +37,20 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="An entry file, an ONNX model, a recording of PyTorch, or a profile of --out.",
+        help="An entry file, a training script, an ONNX model, a recording of PyTorch, or a profile of --out.",
     ),
 ]
 DevicesOption = Annotated[
     str,
     typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100; 2xa100 for two. By default a100."),
+]
+GivenArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
+PatienceOption = Annotated[
+    float,
+    typer.Option("--patience", metavar="SECONDS", help="Without a sign that a script will train: then it is given up."),
 ]
 AmpOption = Annotated[
     str,
@@ -71,6 +80,15 @@ SnapshotOption = Annotated[
 
 
 @dataclass(frozen=True)
+class ScriptRun:
+    """How a training script runs."""
+
+    arguments: list[str]
+    yes: bool
+    patience_s: float
+
+
+@dataclass(frozen=True)
 class Asked:
     """What the options ask for."""
 
@@ -84,10 +102,12 @@ class Asked:
     budget_s: float
     trace: Path | None
     snapshot: Path | None
+    script: ScriptRun
 
 
 def profile_command(
     file: FileArgument,
+    given: GivenArgument = None,
     devices: DevicesOption = "",
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
@@ -102,6 +122,8 @@ def profile_command(
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
+    yes: YesOption = False,
+    patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -109,22 +131,17 @@ def profile_command(
 
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
     (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
+
+    A training script without these functions runs as it is, behind `--` its own arguments, in a process that can write
+    and reach nothing, until its steps repeat: on shapes, so that nothing is trained.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     sizes = [None if n is None else int(n) for n in batches_of(batches)]
     asked = Asked(
-        devices_of(devices or _DEVICE, settings),
-        sizes,
-        precisions[0],
-        again[0],
-        calls,
-        curve,
-        measure,
-        measure_s,
-        trace,
-        snapshot,
-    )
+        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure, measure_s,
+        trace, snapshot, ScriptRun(given or [], yes, patience),
+    )  # fmt: skip
     if len(precisions) > 1 or len(again) > 1:
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
@@ -150,17 +167,38 @@ def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
     from roller.insight.step_profile.profiling import kind_of_file
 
     kind = kind_of_file(file)
-    is_traced = kind == "entry" and not asked.measure
+    is_traced = kind in ("entry", "script") and not asked.measure
+    if asked.script.arguments and kind != "script":
+        raise UsageError(f"{file.name}: expected no arguments for a file of this kind, got some. Leave them out.")
     several = any(count > 1 for _, count in asked.specs)
     if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
         raise UsageError(
             f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
             f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
-    if devices and (asked.measure or kind not in ("entry", "model")):
+    if devices and (asked.measure or kind not in ("entry", "script", "model")):
         where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
         raise UsageError(f"--device: expected none beside {where}. Leave it out.")
-    return _of_entry(file, asked) if is_traced else _of_file(file, kind, asked, devices)
+    if kind == "script" and is_traced:
+        confirm_run(file, asked.script.yes)
+    return _of_step(file, kind, asked) if is_traced else _of_file(file, kind, asked, devices)
+
+
+def confirm_run(script: Path, yes: bool) -> None:
+    """Ask whether somebody's program may run, unless it is said already.
+
+    Raises
+    ------
+    UsageError
+        There is nobody to ask, or the answer is no.
+    """
+    if yes:
+        return
+    what = f"{script.name} has no providers, so the script itself runs, up to its first steps"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what}: expected an answer whether it may, got no terminal to ask on. Pass --yes.")
+    if not typer.confirm(f"{what}; it trains, writes and reaches nothing. Run it?", err=True):
+        raise UsageError(f"{script.name}: expected yes, got no. Nothing ran.")
 
 
 def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
@@ -183,18 +221,15 @@ def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProf
     return found
 
 
-def _of_entry(file: Path, asked: Asked) -> list[StepProfile]:
+def _of_step(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
-    from roller.insight.tracing import require_torch, trace_entry
+    from roller.insight.tracing import require_torch
 
     require_torch()
     found = []
     with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
-        step = trace_entry(
-            file, batch=asked.sizes[0], device=asked.specs[0][0], amp=asked.amp, checkpoint=asked.checkpoint,
-            calls=asked.calls,
-        )  # fmt: skip
+        step = _traced(file, kind, asked)
         for spec, count in asked.specs:
             for size in asked.sizes:
                 found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
@@ -204,6 +239,19 @@ def _of_entry(file: Path, asked: Asked) -> list[StepProfile]:
     if asked.snapshot is not None:
         _write_snapshot(step, asked.specs[0][0], asked.snapshot)
     return found
+
+
+def _traced(file: Path, kind: str, asked: Asked) -> TracedStep:
+    from roller.insight.capture.script_tracer import trace_script
+    from roller.insight.tracing import trace_entry
+
+    batch, device, script = asked.sizes[0], asked.specs[0][0], asked.script
+    if kind == "script":
+        step = trace_script(
+            file, script.arguments, batch=batch, device=device, calls=asked.calls, patience_s=script.patience_s
+        )
+        return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
+    return trace_entry(file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls)
 
 
 def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:

@@ -17,6 +17,7 @@ from typing import IO, Any
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
+from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
@@ -51,6 +52,9 @@ class ProjectTracer:
             step = project.step()
             print(step.forecast("h100").iteration_s)
     """
+
+    #: What the process runs, with the entry file as its argument.
+    worker = "roller.insight.project_worker"
 
     def __init__(self, entry: str | Path, *, calls: int | None = None, python: str = sys.executable) -> None:
         self.entry, self._calls, self._python = Path(entry), calls, python
@@ -146,12 +150,18 @@ class ProjectTracer:
         except BaseException:
             self.close()  # cancelled or interrupted: what it would answer later belongs to no request
             raise
+        if reply.get("problems"):
+            raise ProviderErrors.of_rows(reply["problems"])
         if "refused" in reply:
             raise ModelError(reply["refused"])
         if "failed" in reply:
             said = shown(reply["failed"])
             raise ModelError(f"{self.entry}: expected a step that {wanted}, got {said}. Run the file by itself.")
         return reply, blobs
+
+    def _environment(self) -> dict[str, str]:
+        """Return further variables of the process."""
+        return {}
 
     def _reply(self, fd: int) -> tuple[dict[str, Any], list[bytes]]:
         """Return the answer; whoever listens is told of the progress before it, and may cancel meanwhile."""
@@ -173,10 +183,10 @@ class ProjectTracer:
             root = str(Path(__file__).resolve().parents[2])
             paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             self._process = subprocess.Popen(
-                [self._python, "-m", "roller.insight.project_worker", str(self.entry)],
+                [self._python, "-m", self.worker, str(self.entry)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True, bufsize=0,
-                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
+                start_new_session=True, bufsize=0, cwd=self._folder,
             )  # fmt: skip
             self._files = {}
         return self._process

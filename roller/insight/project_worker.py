@@ -21,6 +21,7 @@ from typing import Any
 from roller.errors import RollerError
 from roller.insight.trace.options import DeviceRules, TraceOptions
 from roller.insight.trace.progress import listening
+from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.runtime.channel import ChannelClosed, receive, send
@@ -31,21 +32,14 @@ _EVERY_S = 0.05
 
 def main(entry: str) -> None:
     """Answer requests until the other end is gone."""
-    requests, answers = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.dup2(2, 1)
-    # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
-    for pipe in (requests, answers):
-        os.register_at_fork(after_in_child=partial(os.close, pipe))
+    requests, answers = take_pipes()
     own = os.getpid()
-    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
     again: Retracer[Trace] | None = None
     with contextlib.suppress(ChannelClosed):
         while True:
             request, _ = receive(requests)
             try:
-                with listening(_teller(answers)):
+                with listening(progress_sender(answers)):
                     if "budget_s" in request:
                         answer, trace = _measured(entry, request)
                     else:
@@ -55,12 +49,29 @@ def main(entry: str) -> None:
                 _end_unless(own)
             except RollerError as error:
                 _end_unless(own)
-                send(answers, {"refused": str(error)})
+                problems = error.rows() if isinstance(error, ProviderErrors) else []
+                send(answers, {"refused": str(error), "problems": problems})
             except BaseException as error:  # noqa: BLE001 - the other end says it; this process goes on or ends there
                 _end_unless(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
                 send(answers, answer, [trace.to_json().encode()])
+
+
+def take_pipes() -> tuple[int, int]:
+    """Return the ends of the pipes for requests and answers; this process ends when their other ends are gone.
+
+    Standard input is empty from now on, and standard output goes to standard error.
+    """
+    requests, answers = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)
+    # A process that the user's code forks answers nothing, and keeps no pipe open when this one is gone.
+    for pipe in (requests, answers):
+        os.register_at_fork(after_in_child=partial(os.close, pipe))
+    threading.Thread(target=_end_with, args=(requests,), daemon=True).start()
+    return requests, answers
 
 
 def _end_with(requests: int) -> None:
@@ -98,11 +109,16 @@ def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trac
 
 def _options(request: dict[str, Any]) -> TraceOptions:
     device = request["device"]
-    rules = None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
-    return TraceOptions(request["batch"], rules, request["amp"], request["checkpoint"])
+    return TraceOptions(request["batch"], device_rules(device), request["amp"], request["checkpoint"])
 
 
-def _teller(answers: int) -> Callable[[str, int, int], None]:
+def device_rules(device: Any) -> DeviceRules | None:
+    """Return the rules of a device as a request has them."""
+    return None if device is None else DeviceRules(device[0], (device[1][0], device[1][1]))
+
+
+def progress_sender(answers: int) -> Callable[[str, int, int], None]:
+    """Return a listener that sends progress through a pipe, not too often."""
     told = time.monotonic()
 
     def tell(stage: str, done: int, total: int) -> None:

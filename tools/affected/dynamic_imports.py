@@ -85,7 +85,8 @@ RULES = (
         ),
     ),
     DynamicImport(
-        "the process of a project", (r"-m\", \"roller\.insight\.project_worker",), r"roller\.insight\.project_worker",
+        "the process of a project", (r"worker = \"roller\.insight\.",),
+        r"roller\.insight\.(project_worker|capture\.script_worker)",
     ),
     # Devices, by their kind.
     DynamicImport("templates", (r"\.room\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),

@@ -12,6 +12,7 @@ from typing import Literal
 from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
+from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
@@ -23,16 +24,18 @@ from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.trace.affine_batch import TracesByBatch
+from roller.insight.trace.providers import is_script
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.runtime.cache_key import code_digest
 
-#: What a file holds: providers of a step, an ONNX model, a profile, or a recording of PyTorch's profiler.
-FileKind = Literal["entry", "model", "profile", "recording"]
+#: What a file holds: providers of a step, a program without them, an ONNX model, a profile, or a recording of PyTorch's
+#: profiler.
+FileKind = Literal["entry", "script", "model", "profile", "recording"]
 #: Device of a profile where none is named.
 DEVICE = "a100"
-#: Suffix of a file -> what it holds; JSON may be a profile as well.
+#: Suffix of a file -> what it holds; Python may be a script, and JSON a profile, as well.
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
@@ -57,6 +60,8 @@ def profile(
     curve: bool = False,
     measure: bool = False,
     budget_s: float = 60.0,
+    arguments: Sequence[str] = (),
+    patience_s: float = PATIENCE_S,
 ) -> StepProfile:
     """Return where the time and memory of a step go, by module and line.
 
@@ -64,8 +69,9 @@ def profile(
     ----------
     step
         An entry file (:mod:`roller.insight.trace.pytorch.entry_file`) or the result of :func:`roller.trace`: predicted
-        for a device that is not here. An ONNX model: one inference, predicted. A file of PyTorch's profiler: as
-        recorded. A file that :func:`save_profile` wrote: as it is.
+        for a device that is not here. A training script without providers: the same, of the step that it takes; the
+        script runs as :func:`roller.insight.capture.script_tracer.trace_script` runs it. An ONNX model: one inference,
+        predicted. A file of PyTorch's profiler: as recorded. A file that :func:`save_profile` wrote: as it is.
     device
         A specification, or its name; ``"a100"`` by default. Recordings, saved profiles and runs have their own.
     batch, amp, checkpoint
@@ -83,6 +89,9 @@ def profile(
         ``budget_s``; ``device``, ``policy`` and ``devices`` do not apply then.
     budget_s
         Seconds of timing for ``measure``, after the calls that are recorded.
+    arguments, patience_s
+        Of a training script: its own arguments, and the seconds without a sign that it prepares to train after which
+        it is given up.
 
     Raises
     ------
@@ -112,12 +121,23 @@ def profile(
                 "Leave them out."
             )
         return _measured(step, batch, amp, checkpoint, curve, budget_s)
-    if not isinstance(step, Trace) and (kind := kind_of_file(step)) != "entry":
+    kind = None if isinstance(step, Trace) else kind_of_file(step)
+    if arguments and kind != "script":
+        raise RollerError(
+            f"profile: arguments: expected none but for a training script, got {shown(list(arguments))}. "
+            f"Leave them out."
+        )
+    if not isinstance(step, Trace) and kind is not None and kind not in ("entry", "script"):
         several = devices if devices != 1 else None
         asked = {"devices": several, "amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
         return _profile_of_file(Path(step), kind, device, batch, policy, asked)
     spec, policy = target_of(device or DEVICE)[0], policy or "library"
-    traced = step if isinstance(step, Trace) else trace_entry(step, device=spec, calls=calls)
+    if isinstance(step, Trace):
+        traced = step
+    elif kind == "script":  # each trace runs it anew
+        traced = trace_script(step, arguments, batch=batch, device=spec, calls=calls, patience_s=patience_s)
+    else:
+        traced = trace_entry(step, device=spec, calls=calls)
     chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
     name = Path(str(traced.options.get("entry") or "step")).name
     found = _profile_of_trace(chosen, spec, name, policy, devices)
@@ -126,7 +146,7 @@ def profile(
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds, by its suffix and, of JSON, by its head.
+    """Return what a file holds: by its suffix, JSON also by its head, Python by whether it has providers.
 
     Raises
     ------
@@ -147,6 +167,8 @@ def kind_of_file(path: str | Path) -> FileKind:
         raise RollerError(
             f"{path}: expected a file, got what cannot be read ({error.strerror}). Name one that is there."
         ) from error
+    if kind == "entry" and is_script(Path(path)):
+        return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
 
 

@@ -176,7 +176,9 @@ def test_a_truncated_recording_is_refused(tmp_path):
 
 def test_kinds_of_files(tmp_path, recorded):
     assert kind_of_file(recorded) == "recording" and kind_of_file(OLD) == "profile"
-    for name, kind in (("b.onnx", "model"), ("train.py", "entry"), ("t.json.gz", "recording")):
+    (tmp_path / "entry.py").write_text("from parts import model_provider")
+    assert kind_of_file(tmp_path / "entry.py") == "entry"
+    for name, kind in (("b.onnx", "model"), ("train.py", "script"), ("t.json.gz", "recording")):
         (tmp_path / name).write_bytes(b"")
         assert kind_of_file(tmp_path / name) == kind
     with pytest.raises(RollerError, match=r"expected a file, got what cannot be read \(No such file or directory\)"):

@@ -120,6 +120,7 @@ def cuda_function_stubs(
         "synchronize", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated", "manual_seed",
         "manual_seed_all", "seed", "seed_all", "set_device", "set_stream", "ipc_collect", "init",
         "set_per_process_memory_fraction", "reset_accumulated_memory_stats", "reset_max_memory_cached",
+        "set_rng_state_all", "_lazy_init",
     )  # fmt: skip
     numbers = {
         **dict.fromkeys(_MEMORY, zero), "mem_get_info": lambda *_, **__: (1 << 40, 1 << 40),
@@ -140,6 +141,7 @@ def cuda_function_stubs(
         "memory_summary": lambda *_, **__: "",
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda *_, **__: torch.zeros(16, dtype=torch.uint8),
+        "get_rng_state_all": list,
         "set_rng_state": nothing,
         "device": Scope,
         "StreamContext": Scope,

@@ -1,12 +1,12 @@
 """Traces an entry file: three functions of the user that return a model, a batch, and a step.
 
 ``model_provider()`` returns the module, ``input_provider(batch_size=16)`` the inputs of one step, and
-``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device there is the traced one.
+``iteration_provider(model)`` a function that runs a step on such inputs. A CUDA device there is the traced one. The
+names that DeepView and Skyline give the functions (``deepview_model_provider``) are read as well.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import inspect
 import sys
@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from roller.core.files import read_text
-from roller.errors import ModelError, did_you_mean, shown
+from roller.errors import ModelError
 from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, TraceOptions, compute_capability_of
+from roller.insight.trace.providers import PROVIDERS, is_script, resolve_providers
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
@@ -33,8 +33,6 @@ from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors,
 from roller.insight.trace.pytorch.trace_model import Session, translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Trace
-
-_PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
 
 
 def make_retracer(
@@ -117,17 +115,7 @@ def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
 
 def default_batch_size(module: ModuleType) -> int:
     """Return the batch size that is the default of ``input_provider``."""
-    try:
-        parameter = inspect.signature(module.input_provider).parameters.get("batch_size")
-    except (ValueError, TypeError):  # a builtin has no signature
-        parameter = None
-    if parameter is None or not isinstance(parameter.default, int):
-        raise ModelError(
-            f"{module.__file__}: input_provider: expected a default of batch_size that is a number, got "
-            f"{'no such parameter' if parameter is None else shown(parameter.default)}. "
-            f"Write def input_provider(batch_size=16), or pass a batch."
-        )
-    return parameter.default
+    return int(inspect.signature(module.input_provider).parameters["batch_size"].default)
 
 
 def check_batch_size(module: ModuleType, batch: int | None, inputs: Any) -> None:
@@ -174,32 +162,15 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
     finally:
         sys.path.remove(str(path.parent))
     module._roller_said = tuple(session.values.warnings)  # type: ignore[attr-defined]
-    names = [name for name in vars(module) if callable(getattr(module, name))]
-    for name in _PROVIDERS:
-        if not callable(getattr(module, name, None)):
-            raise ModelError(
-                f"{path}: expected a function {name}, got none{did_you_mean(name, names)}. "
-                f"Define {', '.join(_PROVIDERS)}."
-            )
+    resolve_providers(module, path)
     return module
 
 
 def _check_providers(path: Path) -> None:
     """Raise an error for a program without providers before it runs: a training script would train."""
-    try:
-        body = ast.parse(read_text(path)).body
-    except (OSError, ValueError, SyntaxError):
-        return  # loading the file raises a better error
-    bound: set[str] = set()
-    for node in ast.walk(ast.Module(body, [])):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            bound.add(node.name)
-        elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            bound |= {(a.asname or a.name) for a in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            bound.add(node.id)
-    if "*" not in bound and not bound & set(_PROVIDERS):
+    if is_script(path):
         raise ModelError(
-            f"{path}: expected an entry file, got a program that defines none of {', '.join(_PROVIDERS)}. "
-            f"Write these functions (docs/guides/training.md), or record a profile of it: roller record {path.name}."
+            f"{path}: expected an entry file, got a program that defines none of {', '.join(PROVIDERS)}. "
+            f"Write these functions (docs/guides/training.md), profile it as a script: roller profile {path.name}, or "
+            f"record a profile of it: roller record {path.name}."
         )

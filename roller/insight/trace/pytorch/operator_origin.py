@@ -61,6 +61,8 @@ class OriginTracker:
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
         #: Called with an optimizer that is about to update its parameters.
         self.before_update: Callable[[torch.optim.Optimizer], None] = lambda optimizer: None
+        #: Called with a module that no other module calls, before its forward; not where checkpointing repeats one.
+        self.before_root_call: Callable[[torch.nn.Module, Any], None] = lambda module, inputs: None
         self.made: WeakSet[torch.optim.Optimizer] = WeakSet()
         self.stepped: set[int] = set()
         #: What a listener has raised, or that the caller has cancelled: the user's code may catch it and go on.
@@ -171,7 +173,7 @@ class OriginTracker:
             for handle in handles:
                 handle.remove()
 
-    def _before_module(self, module: torch.nn.Module, _: Any) -> None:
+    def _before_module(self, module: torch.nn.Module, inputs: Any) -> None:
         if get_ident() != self._thread:  # no mode sees it; it may be of another program in this process
             if id(module) in self.names:
                 path = self.names[id(module)] or "it"
@@ -181,6 +183,7 @@ class OriginTracker:
                 )
             return
         if not self._stack and self.phase != "backward":
+            self.before_root_call(module, inputs)
             self.phase = "forward"
         self._push(self.names.get(id(module), self._stack[-1] if self._stack else ""))
 

@@ -50,6 +50,8 @@ class OperatorRecorder(TorchDispatchMode):
         self.events: list[AllocEvent | FreeEvent] = []
         self.storages: dict[int, Storage] = {}
         self.iteration = 0
+        #: Kind of a storage that is copied from the host.
+        self.copied_kind: Kind = "unknown"
         self._quiet = False
         self._dtypes: dict[torch.dtype, str] = {}
         self._finalizers: list[weakref.finalize] = []  # type: ignore[type-arg]
@@ -160,7 +162,8 @@ class OperatorRecorder(TorchDispatchMode):
             )
         )  # fmt: skip
         self._report(index + 1)
-        results = tuple(self.record_tensor(tensor) for tensor in outputs)
+        kind = self.copied_kind if not inputs and _reads_host_tensor(args) else "unknown"
+        results = tuple(self.record_tensor(tensor, kind) for tensor in outputs)
         if not outputs and written_arguments(func):  # operators such as `_foreach_add_` return nothing, but write
             targets = _iterate_tensors([given.get(name, kwargs.get(name)) for name in written_arguments(func)])
             results = tuple(self.record_tensor(t) for t in targets if t.device.type == self.device)
@@ -192,6 +195,10 @@ class OperatorRecorder(TorchDispatchMode):
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
         return str(value)
+
+
+def _reads_host_tensor(args: Any) -> bool:
+    return any(tensor.dim() > 0 and not tensor.is_meta for tensor in _iterate_tensors(args))
 
 
 def _iterate_tensors(values: Any) -> Iterator[torch.Tensor]:

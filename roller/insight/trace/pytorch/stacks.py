@@ -35,6 +35,7 @@ _FOREIGN = tuple(
         site.getusersitepackages(),
         str(Path(str(torch.__file__)).parent),
         str(Path(__file__).parent),
+        str(Path(__file__).parents[2] / "capture"),
     }
 )
 #: A walk ends at a frame of one of these: they run what is the user's. Held, so that no identity is used twice.

@@ -183,15 +183,15 @@ class Session:
         with self.recorder.paused(), model_copy.without_lazy_parameters(model):
             return model.to(torch.device("cuda", 0))
 
-    def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = ()) -> None:
-        """Name the parameters, buffers and inputs that exist before the first step."""
-        self.names.update({id(module): path for path, module in model.named_modules()})
-        self.parameters.update(model.named_parameters())
+    def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = (), prefix: str = "") -> None:
+        """Name the parameters, buffers and inputs that exist before the first step; ``prefix`` is the model's path."""
+        self.names.update({id(module): path for path, module in model.named_modules(prefix=prefix)})
+        self.parameters.update(model.named_parameters(prefix))
         for name, held in self.parameters.items():
             if not torch.nn.parameter.is_lazy(held):
                 self._name_parameter(name, held)
                 known_values.discard_known_value(held)  # it is trained, so no branch may depend on its initial values
-        for name, buffer in model.named_buffers():
+        for name, buffer in model.named_buffers(prefix):
             self.recorder.name_storage(buffer, "buffer", name)
         for tensor in iterate_tensors((inputs, targets)):
             self.recorder.name_storage(tensor, "input")

@@ -1,0 +1,220 @@
+"""``roller init``: writes an entry file for a model's class, and runs its step once on shapes."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roller.core.files import whole_file
+from roller.errors import ModelError, RollerError, did_you_mean, shown
+from roller.insight.capture.model_classes import ModelClass, find_model_class
+from roller.insight.project_tracer import ProjectTracer
+from roller.insight.traced_step import TracedStep
+
+#: Dtype of an input -> how a tensor of it is made of a shape. Indices are 0 and 1, which every table has.
+_MAKERS = {
+    **dict.fromkeys(("float32", "float64", "float16", "bfloat16"), "torch.randn({shape}, dtype=torch.{dtype})"),
+    **dict.fromkeys(("int64", "int32"), "torch.randint(2, {shape}, dtype=torch.{dtype})"),
+    "bool": "torch.rand({shape}) < 0.5",
+}
+_TEXT = '''"""Providers of {name}, written by `roller init`; profile them: roller profile {out}.
+
+The loss and the optimizer are stand-ins: put your own into `iteration_provider`.
+"""
+
+import torch
+{imports}
+
+
+def model_provider():
+    """Return the model."""
+    return {name}({arguments})
+
+
+def input_provider(batch_size=16):
+    """Return the inputs of one step."""
+    return (
+{inputs}
+    )
+
+
+def loss_of(output):
+    """Return a stand-in for a loss: the mean of all outputs, or the model's own loss."""
+    if isinstance(output, torch.Tensor):
+        return output.float().mean()
+    if getattr(output, "loss", None) is not None:
+        return output.loss
+    return sum(loss_of(part) for part in (output.values() if isinstance(output, dict) else output))
+
+
+def iteration_provider(model):
+    """Return a function that trains one step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(*inputs):
+        optimizer.zero_grad()
+        loss = loss_of(model(*inputs))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+'''
+
+
+@dataclass(frozen=True)
+class InputShape:
+    """Shape and dtype of an input of one sample.
+
+    Parameters
+    ----------
+    sizes
+        Without the axis of samples.
+    dtype
+        PyTorch's name.
+    """
+
+    sizes: tuple[int, ...]
+    dtype: str = "float32"
+
+    @classmethod
+    def parse(cls, text: str) -> InputShape:
+        """Return the shape of a text such as ``"3x224x224:float32"``; of ``":float32"`` a sample is one number.
+
+        Raises
+        ------
+        ModelError
+            It is no shape, or has no such dtype.
+
+        Examples
+        --------
+        >>> InputShape.parse("3x32x32"), InputShape.parse("50:int64")
+        (InputShape(sizes=(3, 32, 32), dtype='float32'), InputShape(sizes=(50,), dtype='int64'))
+        """
+        shape, _, dtype = text.partition(":")
+        dtype = dtype or "float32"
+        if dtype not in _MAKERS:
+            raise ModelError(
+                f"--input {text}: expected a dtype of {', '.join(_MAKERS)}, got {shown(dtype)}"
+                f"{did_you_mean(dtype, _MAKERS)}. Write e.g. 3x224x224:float32."
+            )
+        parts = shape.split("x") if shape else []
+        if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
+            raise ModelError(
+                f"--input {text}: expected sizes of one sample joined by x, got {shown(shape)}. "
+                f"Write e.g. 3x224x224:float32."
+            )
+        return cls(tuple(map(int, parts)), dtype)
+
+    def code(self) -> str:
+        """Return the expression of a batch of such inputs."""
+        shape = ", ".join(["batch_size", *map(str, self.sizes)]) if self.sizes else "batch_size,"
+        return _MAKERS[self.dtype].format(shape=f"({shape})", dtype=self.dtype)
+
+
+def write_entry(
+    model: str | Path,
+    class_name: str | None = None,
+    inputs: Sequence[str | InputShape] = (),
+    arguments: str = "",
+    out: str | Path | None = None,
+) -> tuple[Path, TracedStep]:
+    """Write the entry file of a model's class, trace its step, and return its path and the traced step.
+
+    Parameters
+    ----------
+    model
+        Python file of the class.
+    class_name
+        By default the only class with a ``forward`` that no other class of the file uses.
+    inputs
+        One for each argument of ``forward`` without a default, as :meth:`InputShape.parse` reads them.
+    arguments
+        Of the constructor, as Python has them: ``"width=64, depth=2"``.
+    out
+        Beside the model by default, with ``_entry`` behind its name.
+
+    Raises
+    ------
+    ModelError
+        The class, its arguments or the inputs do not fit, the file exists, or its step does not run; then no file is
+        written.
+    """
+    path = Path(model)
+    found = find_model_class(path, class_name)
+    shapes = [one if isinstance(one, InputShape) else InputShape.parse(one) for one in inputs]
+    _check_arguments(path, found, arguments)
+    _check_inputs(path, found, shapes)
+    root, module = _package_of(path)
+    target = Path(out) if out is not None else root / f"{path.stem}_entry.py"
+    if target.absolute().parent != root.absolute():
+        raise ModelError(f"{target}: expected a file in {root}, from where it imports the model. Leave --out a name.")
+    if target.exists():
+        raise ModelError(f"{target}: expected no such file yet, got one. Remove it, or name another: --out FILE.")
+    text = _TEXT.format(
+        name=found.name, out=target.name, arguments=arguments.strip(), imports=_imports(module, found.name),
+        inputs="\n".join(f"        {shape.code()}," for shape in shapes),
+    )  # fmt: skip
+    with whole_file(target) as file:
+        file.write(text.encode())
+    try:
+        with ProjectTracer(target) as project:
+            return target, project.step()
+    except RollerError as error:
+        target.unlink(missing_ok=True)
+        said = str(error).replace(str(target), target.name)
+        raise ModelError(
+            f"{path}: expected a step of {found.name} that runs on {_shown(shapes)}, got this: {said} Mend --input or "
+            f"--arguments."
+        ) from error
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+
+
+def _shown(shapes: Sequence[InputShape]) -> str:
+    return " and ".join(f"{'x'.join(map(str, ('batch', *one.sizes)))} of {one.dtype}" for one in shapes)
+
+
+def _check_arguments(path: Path, found: ModelClass, arguments: str) -> None:
+    try:
+        call = ast.parse(f"f({arguments})", mode="eval").body
+    except (SyntaxError, ValueError):
+        call = None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ModelError(
+            f"--arguments {shown(arguments)}: expected arguments as Python has them, got what is none. "
+            f"Write e.g. 'width=64, depth=2'."
+        )
+    named = {keyword.arg for keyword in call.keywords}
+    missing = [name for name in found.needed[len(call.args) :] if name not in named]
+    if missing and None not in named and not any(isinstance(one, ast.Starred) for one in call.args):
+        raise ModelError(
+            f"{path}:{found.line}: expected arguments of {found.name}, got none for {', '.join(missing)}. "
+            f"Pass e.g. --arguments '{missing[0]}=64'."
+        )
+
+
+def _check_inputs(path: Path, found: ModelClass, shapes: Sequence[InputShape]) -> None:
+    if len(shapes) < max(1, len(found.inputs)):
+        raise ModelError(
+            f"{path}:{found.line}: expected an --input for each of {', '.join(found.inputs) or 'the inputs'} of "
+            f"{found.name}, got {len(shapes)}. Pass sizes of one sample, in order, e.g. --input 3x224x224:float32."
+        )
+
+
+def _package_of(path: Path) -> tuple[Path, str]:
+    """Return the folder from which a file is imported, and by what name."""
+    folder, names = path.parent, [path.stem]
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.absolute().name)
+        folder = folder.absolute().parent
+    return folder, ".".join(names)
+
+
+def _imports(module: str, name: str) -> str:
+    if all(part.isidentifier() for part in module.split(".")):
+        return f"\nfrom {module} import {name}"
+    return f'\nimport importlib\n\n{name} = importlib.import_module("{module}").{name}'

@@ -1,0 +1,77 @@
+"""Lets the kernel refuse this process all writes outside of one folder, and the network, where it can.
+
+Hooks of Python do not see writers in C++ or Rust (``torch.jit.save``, safetensors, SQLite); the kernel does. Landlock
+(Linux 6.2 or later) limits files, a namespace of its own the network. Both hold for child processes too, and cannot be
+undone. This keeps accidents from happening; it is no prison for a program that means harm.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import dataclass
+
+#: Numbers of Landlock's system calls, the same on every architecture.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+#: A flag that asks for the version, a rule about what is below a path, and the first version that knows truncation.
+_ASK_VERSION, _PATH_BENEATH, _LEAST_VERSION = 1, 1, 3
+#: Rights by their bits: to write a file, to make and remove files of each kind, to link, to truncate.
+_WRITE_FILE, _MAKE_AND_REMOVE, _REFER, _TRUNCATE = 1 << 1, 0b1_1111_1111_0000, 1 << 13, 1 << 14
+_ALL = _WRITE_FILE | _MAKE_AND_REMOVE | _REFER | _TRUNCATE
+#: ``prctl``: no new privileges, which Landlock asks for.
+_NO_NEW_PRIVILEGES = 38
+#: ``unshare``: a namespace of the network, and one of users, which lets anybody make the first.
+_NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
+#: What may be written outside of the folder, and how: locks of multiprocessing are in ``/dev/shm``.
+_OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
+
+
+@dataclass(frozen=True)
+class Fence:
+    """What the kernel refuses.
+
+    Parameters
+    ----------
+    files
+        Whether it refuses writes outside of the folder.
+    network
+        Whether it refuses the network.
+    """
+
+    files: bool = False
+    network: bool = False
+
+
+def fence_in(folder: str) -> Fence:
+    """Refuse this process, for good, writes outside of a folder and the network; return what the kernel took on."""
+    if not sys.platform.startswith("linux"):
+        return Fence()
+    libc = ctypes.CDLL(None, use_errno=True)
+    # The network first: its namespace may need one of users, which writes below /proc that would be refused then.
+    network = libc.unshare(_NEW_NETWORK) == 0 or libc.unshare(_NEW_NETWORK | _NEW_USER) == 0
+    return Fence(_limit_writes(libc, folder), network)
+
+
+def _limit_writes(libc: ctypes.CDLL, folder: str) -> bool:
+    if libc.syscall(_CREATE_RULESET, None, 0, _ASK_VERSION) < _LEAST_VERSION:
+        return False
+    rules = libc.syscall(_CREATE_RULESET, ctypes.byref(ctypes.c_uint64(_ALL)), 8, 0)
+    if rules < 0:
+        return False
+    try:
+        for path, rights in ((folder, _ALL), *_OTHERS):
+            if os.path.exists(path) and not _allow(libc, rules, path, rights):
+                return False
+        return bool(libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) == 0 and libc.syscall(_RESTRICT_SELF, rules, 0) == 0)
+    finally:
+        os.close(rules)
+
+
+def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> bool:
+    place = os.open(path, os.O_PATH)
+    try:
+        rule = rights.to_bytes(8, sys.byteorder) + place.to_bytes(4, sys.byteorder)  # a packed structure
+        return bool(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0) == 0)
+    finally:
+        os.close(place)

@@ -1,0 +1,143 @@
+"""Keeps a script's Python from writing, from the network and from other processes, and tells where it tried.
+
+A file that the script opens for writing, and a folder that it makes, are in the folder of this process, where the
+script finds them again. All else that writes, connects or starts a program raises ``PermissionError``.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import functools
+import io
+import multiprocessing.process
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+#: Events of Python's audit that change files, with the numbers of their paths; ``open`` is apart.
+_CHANGES = {
+    "os.remove": (0,), "os.rename": (0, 1), "os.rmdir": (0,), "os.link": (1,), "os.symlink": (1,), "os.truncate": (0,),
+    "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
+    "shutil.move": (0, 1),
+}  # fmt: skip
+#: Beginnings of events that reach other machines or start programs.
+_OUTSIDE = (
+    "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
+    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
+)  # fmt: skip
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+#: Functions of ``os`` that ask for what is at a path.
+_QUESTIONS = ("stat", "access", "listdir", "scandir")
+#: What holds no file of the user's.
+_DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
+
+
+class Guard:
+    """Redirects or refuses what a script would write.
+
+    Parameters
+    ----------
+    folder
+        Where this process may write.
+    note
+        Called with what was kept from happening, e.g. ``"open log.txt"``.
+    """
+
+    def __init__(self, folder: str, note: Callable[[str], None]) -> None:
+        self._folder, self._note = os.path.realpath(folder), note
+        #: Path of a file or folder that the script made -> where it is.
+        self._made: dict[str, str] = {}
+        self._open, self._mkdir = builtins.open, os.mkdir
+
+    def install(self) -> None:
+        """Guard this process from now on."""
+
+        @functools.wraps(self._open)
+        def open_redirected(*args: Any, **kwargs: Any) -> Any:
+            return self._opened(*args, **kwargs)
+
+        @functools.wraps(self._mkdir)
+        def mkdir_redirected(*args: Any, **kwargs: Any) -> None:
+            self._make_folder(*args, **kwargs)
+
+        builtins.open = io.open = open_redirected
+        os.mkdir = mkdir_redirected
+        for name in _QUESTIONS:
+            setattr(os, name, self._asked_where_it_is(getattr(os, name)))
+        # A process that is started afresh raises no event of the audit.
+        multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign, assignment]
+        sys.addaudithook(self._audit)
+
+    def _start_process(self) -> None:
+        self._refuse("a process of multiprocessing")
+
+    def _asked_where_it_is(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def ask(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
+            if self._made and isinstance(path, (str, bytes, os.PathLike)):
+                path = self._made.get(_whole(path), path)
+            return function(path, *args, **kwargs)
+
+        return ask
+
+    def _is_ours(self, path: Any) -> bool:
+        if isinstance(path, int):
+            return True
+        whole = _whole(path)
+        return whole == self._folder or whole.startswith((self._folder + os.sep, *_DEVICES))
+
+    def _opened(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(file, (int, str, bytes, os.PathLike)) or self._is_ours(file):
+            return self._open(file, mode, *args, **kwargs)
+        name = _whole(file)
+        if "x" in mode and os.path.exists(name):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
+        if name not in self._made:
+            if not set(mode) & set("wax+"):
+                return self._open(file, mode, *args, **kwargs)
+            self._note(f"open {os.path.basename(name)} for writing")
+            copy = self._new_path()
+            if os.path.exists(name) and "w" not in mode:  # appended to, or changed
+                with self._open(name, "rb") as source, self._open(copy, "wb") as target:
+                    shutil.copyfileobj(source, target)
+            self._made[name] = copy
+        return self._open(self._made[name], mode.replace("x", "w"), *args, **kwargs)
+
+    def _make_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_ours(path):
+            name = _whole(path)
+            if os.path.exists(name):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            path = self._made[name] = self._new_path()
+        self._mkdir(path, *args, **kwargs)
+
+    def _new_path(self) -> str:
+        return os.path.join(self._folder, f"made{len(self._made)}")
+
+    def _audit(self, event: str, given: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, flags = given[0], given[2]
+            if isinstance(flags, int) and flags & _WRITES and path is not None and not self._is_ours(path):
+                self._refuse(f"open {_shown(path)} for writing")
+        elif event in _CHANGES:
+            paths = [given[n] for n in _CHANGES[event] if n < len(given)]
+            if not all(self._is_ours(path) for path in paths):
+                self._refuse(f"{event} {_shown(paths[0])}")
+        elif event.startswith(_OUTSIDE):
+            self._refuse(f"{event} {_shown(given[1] if event == 'socket.connect' else given[0] if given else '')}")
+
+    def _refuse(self, what: str) -> None:
+        self._note(what)
+        raise PermissionError(f"{what}: a script that is profiled writes and reaches nothing")
+
+
+def _whole(path: Any) -> str:
+    """Return a path without links, of what need not exist."""
+    return os.path.realpath(os.fsdecode(path))
+
+
+def _shown(value: Any) -> str:
+    return str(os.fsdecode(value) if isinstance(value, (str, bytes, os.PathLike)) else value)[:60]

@@ -1,0 +1,50 @@
+"""Ends the wait for a script that does not come to train: by the time without a sign that it will."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+#: Between two looks.
+_POLL_S = 0.1
+
+
+class Patience:
+    """Waits for a script to train as long as it gives signs that it prepares to.
+
+    Signs are imports, and what :meth:`sign` is called for. Importing takes any time.
+
+    Parameters
+    ----------
+    seconds
+        Time without a sign after which it is over.
+    over
+        Called with the main thread's frame, in a thread of its own.
+    """
+
+    def __init__(self, seconds: float, over: Callable[[FrameType | None], None]) -> None:
+        self._seconds, self._over = seconds, over
+        self._last = time.monotonic()
+        self._main = threading.get_ident()
+
+    def start(self) -> None:
+        """Begin to wait."""
+        sys.addaudithook(self._audit)
+        self.sign()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def sign(self) -> None:
+        """Note that the script prepares to train."""
+        self._last = time.monotonic()
+
+    def _audit(self, event: str, given: object) -> None:
+        if event in ("import", "exec", "compile"):
+            self._last = time.monotonic()
+
+    def _watch(self) -> None:
+        while time.monotonic() - self._last < self._seconds:
+            time.sleep(_POLL_S)
+        self._over(sys._current_frames().get(self._main))

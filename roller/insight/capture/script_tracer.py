@@ -1,0 +1,169 @@
+"""Traces a training script without providers, in a process that writes nothing and reaches no network."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from roller.errors import ModelError, shown
+from roller.hardware import DeviceSpec
+from roller.insight.capture.script_worker import FOLDER
+from roller.insight.project_tracer import ProjectTracer
+from roller.insight.trace.options import PRECISIONS, TraceOptions
+from roller.insight.trace.retracer import Retracer
+from roller.insight.trace.trace import Trace
+from roller.insight.traced_step import TracedStep
+
+#: Seconds without a sign that a script prepares to train, after which it is given up.
+PATIENCE_S = 5.0
+#: What a script was kept from that a note names.
+_MOST_NAMED = 4
+#: Of the process: loggers and hubs stay silent, and no code is cached.
+_SILENT = {
+    "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1", "MPLBACKEND": "Agg", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
+
+
+class ScriptTracer(ProjectTracer):
+    """A tracer of a training script: each trace runs the script anew, up to its first repeated step.
+
+    The script trains nothing: its tensors on the device are shapes. It writes into a folder that is removed.
+
+    Parameters
+    ----------
+    script
+        A program that trains with PyTorch.
+    arguments
+        Its own.
+    patience_s
+        Seconds without a sign that it prepares to train (an import, a module, a batch, a first forward).
+    calls, python
+        As of :class:`~roller.insight.project_tracer.ProjectTracer`; ``calls`` are training steps.
+    """
+
+    worker = "roller.insight.capture.script_worker"
+
+    def __init__(
+        self, script: str | Path, arguments: Sequence[str] = (), *, patience_s: float = PATIENCE_S,
+        calls: int | None = None, python: str = sys.executable,
+    ) -> None:  # fmt: skip
+        if isinstance(patience_s, bool) or not isinstance(patience_s, (int, float)) or not 0 < patience_s < math.inf:
+            raise ModelError(f"patience: expected seconds above 0, got {shown(patience_s)}. Pass e.g. 5.")
+        super().__init__(script, calls=calls, python=python)
+        self._arguments, self._patience_s = list(map(str, arguments)), float(patience_s)
+        self._own_folder = ""
+
+    def step(self, options: TraceOptions | None = None) -> TracedStep:
+        """Return the traced step, whose ``at`` keeps what it does not change; each trace runs the script anew.
+
+        Raises
+        ------
+        ModelError
+            The script fails, never trains, or has no loader whose batch could be changed.
+        Cancelled
+            The caller has cancelled the trace.
+        """
+        return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
+
+    def _stop(self) -> None:
+        """Stop the process, with all that the script has started in it."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # it leads its session
+        super()._stop()
+
+    def _environment(self) -> dict[str, str]:
+        return {**_SILENT, "TMPDIR": self._own_folder, FOLDER: self._own_folder}
+
+    def _trace(self, options: TraceOptions) -> Trace:
+        for name, value in (("amp", PRECISIONS[options.amp or "fp32"]), ("checkpoint", options.checkpoint or None)):
+            if value is not None:
+                raise ModelError(
+                    f"{self.entry}: {name}: expected none for a training script, which has its own, got "
+                    f"{shown(value)}. Pass the script's argument for it behind --."
+                )
+        self._stop()
+        with tempfile.TemporaryDirectory(prefix="roller-script-", ignore_cleanup_errors=True) as self._own_folder:
+            try:
+                reply, blobs = self._ask(self._request(options), "trains")
+            finally:
+                self._stop()
+        trace = Trace.from_json(blobs[0].decode(), str(self.entry))
+        return replace(trace, warnings=(*trace.warnings, *_kept_from(reply["kept_from"])))
+
+    def _request(self, options: TraceOptions) -> dict[str, Any]:
+        whole = super()._request(options)
+        kept = {name: whole[name] for name in ("batch", "device", "calls")}
+        return {**kept, "arguments": self._arguments, "patience_s": self._patience_s}
+
+
+def _kept_from(things: Sequence[str]) -> list[str]:
+    """Return the note on what a script was kept from, if anything."""
+    if not things:
+        return []
+    more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
+    return [f"script: it was kept from this: {'; '.join(things[:_MOST_NAMED])}{more}."]
+
+
+def trace_script(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    calls: int | None = None,
+    patience_s: float = PATIENCE_S,
+    python: str = sys.executable,
+) -> TracedStep:
+    """Trace the steps of an unmodified training script, which trains nothing, writes nothing and reaches no network.
+
+    The script runs in a process of its own until its steps repeat, mostly after the second one; what it moves to a GPU
+    are shapes. Networks, batch, optimizers, precision, checkpointing and accumulation are those that it uses.
+
+    Parameters
+    ----------
+    script
+        A program that trains with PyTorch.
+    arguments
+        Its own.
+    batch
+        Samples of a batch; by default that of its loader, which is changed otherwise.
+    device
+        GPU whose rules choose kernels; one of sm_80 by default.
+    calls
+        Training steps to trace; until they repeat by default.
+    patience_s, python
+        As of :class:`ScriptTracer`.
+
+    Returns
+    -------
+    TracedStep
+        Its ``options`` have ``mode`` ``"script"``, ``networks``, ``optimizer``, ``amp``, ``accumulate``, ``batch``,
+        ``loss`` (the line of backward) and ``checkpoint``.
+
+    Raises
+    ------
+    ModelError
+        The script fails, never trains, or has no loader whose batch could be changed.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        step = trace_script("train.py", ["--model", "small"], device="h100")
+        print(step.options["optimizer"], step.forecast("h100").iteration_s)
+    """
+    if not Path(script).is_file():
+        raise ModelError(f"{script}: expected a training script, got no such file. Pass the path of one.")
+    tracer = ScriptTracer(script, arguments, patience_s=patience_s, calls=calls, python=python)
+    return tracer.step(TraceOptions(batch, device))

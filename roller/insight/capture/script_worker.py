@@ -1,0 +1,130 @@
+"""``python -m roller.insight.capture.script_worker SCRIPT``: traces a training script for ``script_tracer``, once.
+
+The request comes on standard input, the answer goes to what was standard output, and then the process ends, within the
+script where its steps are traced.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from roller.errors import RollerError
+from roller.insight.capture.fence import fence_in
+from roller.insight.capture.guard import Guard
+from roller.insight.capture.patience import Patience
+from roller.insight.project_worker import device_rules, progress_sender, take_pipes
+from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.progress import listening
+from roller.insight.trace.trace import Trace
+from roller.insight.tracing import require_torch
+from roller.runtime.channel import receive, send
+
+if TYPE_CHECKING:
+    from roller.insight.trace.pytorch.script_run import ScriptTracer
+
+#: Environment variable with the folder that this process may write into.
+FOLDER = "ROLLER_SCRIPT_FOLDER"
+
+
+class Worker:
+    """Answers one request.
+
+    Parameters
+    ----------
+    script
+        Path of the script.
+    answers
+        Where the answer goes.
+    request
+        ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
+    """
+
+    def __init__(self, script: str, answers: int, request: dict[str, Any]) -> None:
+        self._script, self._answers, self._request = script, answers, request
+        self._own = os.getpid()
+        self._kept_from: dict[str, None] = {}
+        self._tracer: ScriptTracer | None = None
+
+    def run(self) -> NoReturn:
+        """Trace the script, answer and end the process."""
+        try:
+            require_torch("profile")
+            tracer = self._tracer = self._make_tracer()
+            send_progress, patience = progress_sender(self._answers), self._patience()
+
+            def listener(stage: str, done: int, total: int) -> None:
+                if tracer.session.is_preparing:
+                    patience.sign()
+                send_progress(stage, done, total)
+
+            folder = os.environ[FOLDER]
+            Guard(folder, self._note).install()
+            fence_in(folder)
+            patience.start()
+            with listening(listener):
+                trace = tracer.run()
+        except RollerError as error:
+            self._answer({"refused": str(error)})
+        except BaseException as error:  # noqa: BLE001 - the other end says it
+            self._answer({"failed": "".join(traceback.format_exception_only(error)).strip()})
+        self._finish(trace)
+
+    def _make_tracer(self) -> ScriptTracer:
+        from roller.insight.trace.pytorch.script_run import Script, ScriptTracer
+
+        given = self._request
+        options = TraceOptions(given["batch"], device_rules(given["device"]))
+        script = Script(Path(self._script), tuple(given["arguments"]))
+        return ScriptTracer(script, options, given["calls"], self._finish)
+
+    def _patience(self) -> Patience:
+        from roller.insight.trace.pytorch.script_session import never_trains
+
+        seconds = self._request["patience_s"]
+
+        def over(frame: FrameType | None) -> None:
+            where = self._place(frame)
+            self._answer({"refused": str(never_trains(self._script, f"{seconds:g} seconds{where}"))})
+
+        return Patience(seconds, over)
+
+    def _place(self, frame: FrameType | None) -> str:
+        """Return the script's line that runs, for a message."""
+        while frame is not None and self._tracer is not None:
+            if not self._tracer.session.origins.stacks.is_foreign(frame.f_code.co_filename):
+                return f", the last at {frame.f_code.co_filename}:{frame.f_lineno},"
+            frame = frame.f_back
+        return ""
+
+    def _note(self, what: str) -> None:
+        """Note what the script was kept from, once, unless the tracer's own libraries asked for it."""
+        self._kept_from.setdefault(what + self._line())
+
+    def _line(self) -> str:
+        assert self._tracer is not None
+        stack = self._tracer.session.origins.stacks.here()
+        return f" at {stack[-1].file}:{stack[-1].line}" if stack else ""
+
+    def _finish(self, trace: Trace) -> NoReturn:
+        self._answer({"kept_from": list(self._kept_from)}, [trace.to_json().encode()])
+
+    def _answer(self, header: dict[str, Any], blobs: Any = ()) -> NoReturn:
+        if os.getpid() == self._own:
+            send(self._answers, header, blobs)
+        os._exit(0)  # past every except, finally and atexit of the script
+
+
+def main(script: str) -> None:
+    """Answer one request."""
+    requests, answers = take_pipes()
+    request, _ = receive(requests)
+    Worker(script, answers, request).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,147 @@
+"""The three functions of an entry file: their names, whether a file has them, and what is wrong with them."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from roller.core.files import read_text
+from roller.errors import ModelError, did_you_mean, shown
+
+#: What an entry file defines.
+PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
+#: Beginnings of names in files for DeepView and Skyline, whose providers are the same.
+_PREFIXES = ("", "deepview_", "skyline_")
+#: How each is called, and a definition that can be called so.
+_CALLS: Mapping[str, tuple[tuple[Any, ...], Mapping[str, Any], str]] = {
+    "model_provider": ((), {}, "def model_provider()"),
+    "input_provider": ((), {"batch_size": 1}, "def input_provider(batch_size=16)"),
+    "iteration_provider": ((None,), {}, "def iteration_provider(model)"),
+}
+
+
+@dataclass(frozen=True)
+class ProviderProblem:
+    """One thing that is wrong with a provider.
+
+    Parameters
+    ----------
+    file, line
+        Where; line 1 for a function that is missing.
+    text
+        What was expected, what was found, and what to do.
+    """
+
+    file: str
+    line: int
+    text: str
+
+
+class ProviderErrors(ModelError):
+    """Everything that is wrong with the providers of an entry file.
+
+    Parameters
+    ----------
+    problems
+        At least one, in the order of lines.
+    """
+
+    def __init__(self, problems: Sequence[ProviderProblem]) -> None:
+        self.problems = tuple(problems)
+        first = self.problems[0]
+        if len(self.problems) == 1:
+            super().__init__(f"{first.file}: {first.text}")
+        else:
+            found = " ".join(f"({n}) line {one.line}: {one.text}" for n, one in enumerate(self.problems, 1))
+            super().__init__(f"{first.file}: expected three providers, got {len(self.problems)} errors: {found}")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the problems as JSON data: ``file``, ``line`` and ``text`` of each."""
+        return [asdict(problem) for problem in self.problems]
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[Mapping[str, Any]]) -> ProviderErrors:
+        """Return the errors of :meth:`rows`."""
+        return cls([ProviderProblem(str(row["file"]), int(row["line"]), str(row["text"])) for row in rows])
+
+
+def names_of(provider: str) -> tuple[str, ...]:
+    """Return the names of a provider: its own, and those that other tools give it."""
+    return tuple(prefix + provider for prefix in _PREFIXES)
+
+
+def is_script(path: Path) -> bool:
+    """Return whether a Python file binds no provider at all, and imports nothing that may: it is a program."""
+    try:
+        body = ast.parse(read_text(path)).body
+    except (OSError, ValueError, SyntaxError, RecursionError):
+        return False  # loading it as an entry file raises a better error
+    bound = set(_bound_names(body))
+    return "*" not in bound and not bound & {name for provider in PROVIDERS for name in names_of(provider)}
+
+
+def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
+    for node in ast.walk(ast.Module(body, [])):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from ((a.asname or a.name) for a in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def resolve_providers(module: Any, path: Path) -> None:
+    """Give a loaded entry file the three names, whichever of their aliases it defines.
+
+    Raises
+    ------
+    ProviderErrors
+        Providers are missing, or cannot be called as they are.
+    """
+    problems = [problem for name in PROVIDERS for problem in _problems_of(module, name, path)]
+    if problems:
+        raise ProviderErrors(sorted(problems, key=lambda one: one.line))
+
+
+def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
+    function = next((f for alias in names_of(name) if callable(f := getattr(module, alias, None))), None)
+    if function is None:
+        names = [known for known in vars(module) if callable(getattr(module, known))]
+        yield ProviderProblem(
+            str(path), 1,
+            f"expected a function {name}, got none{did_you_mean(name, names)}. Define {', '.join(PROVIDERS)}.",
+        )  # fmt: skip
+        return
+    setattr(module, name, function)
+    line = _line_of(function, path)
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # a builtin has none
+        signature = None
+    args, kwargs, wanted = _CALLS[name]
+    if name == "input_provider":
+        default = None if signature is None else signature.parameters.get("batch_size")
+        if default is None or not isinstance(default.default, int):
+            got = "no such parameter" if default is None else shown(default.default)
+            yield ProviderProblem(
+                str(path), line,
+                f"input_provider: expected a default of batch_size that is a number, got {got}. "
+                f"Write {wanted}, or pass a batch.",
+            )  # fmt: skip
+            return
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            yield ProviderProblem(
+                str(path), line, f"{name}: expected {wanted}, got {name}{signature}: {error}. Write it so."
+            )
+
+
+def _line_of(function: Any, path: Path) -> int:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code.co_firstlineno if code is not None and Path(code.co_filename) == path else 1

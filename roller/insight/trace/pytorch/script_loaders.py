@@ -1,0 +1,152 @@
+"""Loaders of a training script that is traced: in its own process, with the batch that is asked for, and counted."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils import data
+from torch.utils.data import dataloader
+
+from roller.insight.trace.pytorch.compat import without_modes, without_torch_function
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+
+#: Arguments of a loader without processes of its own.
+_ALONE = {
+    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "timeout": 0,
+    "multiprocessing_context": None,
+}  # fmt: skip
+
+
+class Fetches:
+    """Batches that a script has fetched from its loaders.
+
+    Parameters
+    ----------
+    batch
+        Samples of a batch; ``None`` for the script's own.
+    before
+        Called before a batch is fetched.
+    """
+
+    def __init__(self, batch: int | None, before: Callable[[], None]) -> None:
+        self.batch, self._before = batch, before
+        #: Of every loader, by the identity of its sampler, which is held: the batches it has given.
+        self._counts: dict[int, tuple[Any, int]] = {}
+        #: Samples of the latest batch; 0 before the first, or where they are unknown.
+        self.size = 0
+        self._latest = 0
+        self._drawn: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Batches of the loader that gave the latest one."""
+        return self._counts[self._latest][1] if self._counts else 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Change and follow the loaders that a script makes."""
+        with ExitStack() as stack:
+            for home, name, value in (
+                (data.DataLoader, "__init__", _loading_alone(data.DataLoader.__init__)),
+                (data.DataLoader, "_index_sampler", property(self._sampler(data.DataLoader._index_sampler))),
+                (dataloader._BaseDataLoaderIter, "_next_index", self._drawing(dataloader._BaseDataLoaderIter)),
+                (dataloader._BaseDataLoaderIter, "__next__", self._fetching(dataloader._BaseDataLoaderIter)),
+                (torch, "randperm", _real_randperm(torch.randperm)),
+            ):
+                stack.enter_context(patch.object(home, name, value))
+            yield
+
+    def _sampler(self, own: Any) -> Callable[[Any], Any]:
+        def index_sampler(loader: Any) -> Any:
+            sampler = own.fget(loader)
+            if self.batch is None or not loader._auto_collation:
+                return sampler
+            return _Resized(sampler, self.batch)
+
+        return index_sampler
+
+    def _drawing(self, home: Any) -> Callable[[Any], Any]:
+        own = home._next_index
+
+        @functools.wraps(own)
+        def next_index(iterator: Any) -> Any:
+            with without_modes(), without_torch_function():  # its permutation must be one
+                found = own(iterator)
+            self._drawn = len(found) if isinstance(found, (list, tuple)) else None
+            return found
+
+        return next_index
+
+    def _fetching(self, home: Any) -> Callable[[Any], Any]:
+        own = home.__next__
+
+        @functools.wraps(own)
+        def fetch(iterator: Any) -> Any:
+            self._before()
+            found = own(iterator)
+            sampler = getattr(iterator._index_sampler, "sampler_within", iterator._index_sampler)
+            self._latest = id(sampler)
+            self._counts[self._latest] = sampler, self._counts.get(self._latest, (None, 0))[1] + 1
+            lengths = (int(tensor.shape[0]) for tensor in iterate_tensors(found) if tensor.dim())
+            self.size = self._drawn or next(lengths, 0)
+            return found
+
+        return fetch
+
+
+class _Resized:
+    """Lists of a given number of indices, from those of another sampler, which begins again when it ends."""
+
+    def __init__(self, sampler: Any, batch: int) -> None:
+        self.sampler_within, self._batch = sampler, batch
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        indices = self._indices()
+        for _ in range(len(self)):
+            found = list(itertools.islice(indices, self._batch))
+            if found:
+                yield found
+
+    def _indices(self) -> Iterator[Any]:
+        while True:
+            count = 0
+            for one in self.sampler_within:
+                count += 1
+                yield from one
+            if not count:
+                return
+
+    def __len__(self) -> int:
+        return len(self.sampler_within)
+
+
+def _loading_alone(own: Any) -> Callable[..., None]:
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)  # Lightning reads its signature
+    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(loader, *args, **kwargs)
+        bound.arguments.update({name: value for name, value in _ALONE.items() if name in signature.parameters})
+        own(*bound.args, **bound.kwargs)
+
+    return init
+
+
+def _real_randperm(own: Any) -> Callable[..., Any]:
+    """Return ``randperm`` that computes on the host whatever its size: its numbers are the indices of samples."""
+
+    @functools.wraps(own)
+    def randperm(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("device") is not None:
+            return own(*args, **kwargs)
+        with without_modes(), without_torch_function():
+            return own(*args, **kwargs)
+
+    return randperm

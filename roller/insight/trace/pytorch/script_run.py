@@ -1,0 +1,235 @@
+"""Runs a training script whole, as it is, until its steps are traced: on shapes, so nothing is trained.
+
+Only for a process of its own, which ends with the script: the script's modules stay loaded, and where the steps are
+complete, the process has to end within the script, whose ``except`` and ``finally`` would go on.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils import swap_tensors
+
+from roller.errors import ModelError, shown
+from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
+from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_torch_function
+from roller.insight.trace.pytorch.device_dependent_dispatch import Target
+from roller.insight.trace.pytorch.script_loaders import Fetches
+from roller.insight.trace.pytorch.script_session import ScriptSession, never_trains
+from roller.insight.trace.pytorch.stacks import driver
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.trace_model import translate_errors
+from roller.insight.trace.trace import Trace
+
+_GENERATOR = torch.Generator
+_AMP = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+#: Functions that move tensors between host and device, or set one from the other.
+_MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy", "tolist", "item"))
+
+
+@dataclass(frozen=True)
+class Script:
+    """A training script and its arguments."""
+
+    path: Path
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass
+class Seen:
+    """What the hooks saw besides operators."""
+
+    amp: str | None = None
+    scales_loss: bool = False
+    #: Parameters on the host that an optimizer has changed.
+    changed: int = 0
+
+
+class ScriptTracer:
+    """Traces the steps of a script.
+
+    Parameters
+    ----------
+    script
+        What runs.
+    options
+        Batch and device.
+    calls
+        Steps to trace; ``None`` until they repeat.
+    finish
+        Called with the trace within the script; ends the process.
+    """
+
+    def __init__(
+        self, script: Script, options: TraceOptions, calls: int | None, finish: Callable[[Trace], Any]
+    ) -> None:
+        capability = compute_capability_of(options.device)
+        if capability == HOST:
+            raise ModelError(
+                f"{script.path}: expected a GPU for a training script, got the CPU. Name a GPU, or write the "
+                f"providers of an entry file: roller init."
+            )
+        self._script, self._options, self._finish = script, options, finish
+        self.seen = Seen()
+        self.fetches = Fetches(options.batch, self._begin_batch)
+        self.session = ScriptSession(
+            Target(capability), folder=script.path.absolute().parent, fetches=self.fetches, count=calls,
+            when_complete=self._complete,
+        )  # fmt: skip
+
+    def run(self) -> Trace:
+        """Run the script to its end; the trace is that of the steps there were.
+
+        Raises
+        ------
+        ModelError
+            The script fails, or never trains.
+        """
+        session = self.session
+        with warnings.catch_warnings(), session.recording(), self._hooks(), session.registrations.watching():
+            warnings.simplefilter("ignore")
+            try:
+                with translate_errors(f"{self._script.path.name} failed", session.origins):
+                    self._run_script()
+            except ModelError as error:
+                self._pass_on(error)
+            if not session.end():
+                raise never_trains(str(self._script.path), "its end")
+            return self._trace()
+
+    def _pass_on(self, error: ModelError) -> None:
+        """Raise the error of the script, unless it ends by it, or has trained before."""
+        cause = error.__context__
+        if isinstance(cause, SystemExit):
+            if cause.code not in (None, 0):
+                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}") from None
+        elif not self.session.has_updated or cause is None:
+            raise error
+        else:
+            self.session.values.add_note(
+                f"script: it failed after an update, which is profiled: {type(cause).__name__}: {str(cause)[:200]}"
+            )
+
+    @driver
+    def _run_script(self) -> None:
+        path = self._script.path
+        sys.argv, sys.path[0] = [str(path), *self._script.arguments], str(path.absolute().parent)
+        runpy.run_path(str(path), run_name="__main__")
+
+    def _begin_batch(self) -> None:
+        self.session.begin_batch()
+
+    def _complete(self) -> None:
+        self._finish(self._trace())
+
+    def _trace(self) -> Trace:
+        wanted, got = self._options.batch, self.fetches.size
+        if wanted is not None and got != wanted:
+            what = f"one of {got}" if got else "no DataLoader whose batch could be changed"
+            raise ModelError(
+                f"{self._script.path}: batch: expected a loader that gives {wanted} samples, got {what}. "
+                f"Pass the script's own argument for it behind --."
+            )
+        return self.session.make_script_trace({
+            "entry": str(self._script.path), "arguments": list(self._script.arguments), "amp": self.seen.amp,
+            "scales_loss": self.seen.scales_loss, "changed_parameters": self.seen.changed,
+            "device": getattr(self._options.device, "name", self._options.device),
+        })  # fmt: skip
+
+    def _refuse_group(self, *_: Any, **__: Any) -> None:
+        raise ModelError(
+            f"{self._script.path}: expected a script that trains on one device, got one that starts a group of "
+            f"processes (torch.distributed). Pass the arguments for one device behind --, and ask for several, e.g. "
+            f"-d 2xa100: what they exchange is added to the step."
+        )
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        origins, before = self.session.origins, self.session.origins.before_update
+        versions: dict[int, list[int]] = {}
+
+        def before_update(optimizer: torch.optim.Optimizer) -> None:
+            before(optimizer)
+            versions[id(optimizer)] = _versions_on_host(optimizer)
+
+        def after_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            known = versions.pop(id(optimizer), [])
+            self.seen.changed += sum(a != b for a, b in zip(known, _versions_on_host(optimizer), strict=False))
+
+        origins.before_update = before_update
+        handle = register_optimizer_step_post_hook(after_update)
+        enter, scale, move = torch.autocast.__enter__, torch.amp.GradScaler.scale, torch.nn.Module.to
+
+        def note_autocast(context: Any) -> Any:
+            if context._enabled and context.device == "cuda":
+                self.seen.amp = _AMP.get(context.fast_dtype, self.seen.amp)
+            return enter(context)
+
+        def note_scaling(scaler: Any, outputs: Any) -> Any:
+            self.seen.scales_loss |= scaler.is_enabled()
+            return scale(scaler, outputs)
+
+        def move_to(module: Any, *args: Any, **kwargs: Any) -> Any:  # its parser knows no GPU by number here
+            return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
+
+        with ExitStack() as stack:
+            stack.callback(handle.remove)
+            stack.enter_context(self.fetches.watching())
+            for home, name, value in (
+                (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),
+                (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None),
+                (torch.distributed, "init_process_group", self._refuse_group), (torch, "Generator", _HostGenerator),
+            ):  # fmt: skip
+                if hasattr(home, name):  # a build of PyTorch may have no torch.distributed
+                    stack.enter_context(patch.object(home, name, value))
+            stack.enter_context(_Following(self.session))
+            yield
+
+
+class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _GENERATOR)
+
+
+class _HostGenerator(_GENERATOR, metaclass=_AnyGenerator):  # type: ignore[misc, valid-type]
+    """A generator of random numbers that is on the host whatever device is named: this PyTorch may know no other."""
+
+    def __new__(cls, device: Any = "cpu") -> _HostGenerator:
+        return super().__new__(cls, "cpu")  # type: ignore[no-any-return]
+
+
+class _Following(TorchFunctionMode):
+    """Moves a tensor of the host to the device where it meets one of the device, for a script that moves none."""
+
+    def __init__(self, session: ScriptSession) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run one call."""
+        if self._session.moves_to_device and getattr(func, "__name__", "") not in _MOVES:
+            with without_torch_function():
+                found = list(iterate_tensors((args, kwargs), depth=0))
+                hosted = [t for t in found if not t.is_meta and t.dim()] if any(t.is_meta for t in found) else []
+            for tensor in hosted:
+                moved = tensor.detach().to(torch.device("cuda", 0))
+                with without_torch_function():
+                    swap_tensors(tensor, moved.requires_grad_(tensor.requires_grad))
+        return func(*args, **(kwargs or {}))
+
+
+def _versions_on_host(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Return how often each parameter with values was written."""
+    with without_torch_function():
+        held = (p for group in optimizer.param_groups for p in group["params"])
+        return [p._version for p in held if not p.is_meta]

@@ -1,0 +1,283 @@
+"""The state of a trace of a training script: its steps are told apart by its optimizers and the calls of its networks.
+
+A script has no step to call, so it runs whole. A step begins where a batch is fetched, or a network is called with
+gradients, after an optimizer has stepped, and is complete when every optimizer has.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+
+from roller.errors import ModelError
+from roller.insight.trace.pytorch import call_count, model_copy
+from roller.insight.trace.pytorch.compat import without_torch_function
+from roller.insight.trace.pytorch.script_loaders import Fetches
+from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.trace_model import Session
+from roller.insight.trace.trace import Operator, Trace
+
+#: Note on a script that trains on the host.
+ON_HOST = (
+    "device: the script trains on the CPU. The step is that of a script which moves the model and each batch to the "
+    "device."
+)
+
+#: Calls of networks without an update of any optimizer after which they are no sign of training.
+_IDLE_CALLS = 256
+
+
+@dataclass(frozen=True)
+class Part:
+    """Operators from the first batch, or call of a network, after an update to the next one.
+
+    Parameters
+    ----------
+    call
+        What ran.
+    fetched
+        Batches of the step's loader that were fetched before it began.
+    """
+
+    call: call_count.Call
+    fetched: int
+
+
+class ScriptSession(Session):
+    """State of a trace of a script while it is made.
+
+    Parameters
+    ----------
+    fetches
+        Counts the batches of the script's loaders.
+    count
+        Steps to trace; ``None`` until they repeat.
+    when_complete
+        Called within the script when its steps are traced; does not return.
+    arguments
+        As of :class:`~roller.insight.trace.pytorch.trace_model.Session`.
+    """
+
+    def __init__(
+        self, *arguments: Any, fetches: Fetches, count: int | None, when_complete: Callable[[], Any], **named: Any
+    ) -> None:
+        super().__init__(*arguments, **named)
+        self.fetches, self._count, self._when_complete = fetches, count, when_complete
+        self.origins.before_root_call = self._before_root_call
+        self.networks: dict[str, torch.nn.Module] = {}
+        self.moves_to_device = False
+        self._idle_calls = 0
+        self._parts: list[Part] = []
+        self._first: int | None = None
+        self._fetched = 0
+        #: Where the latest batch was fetched: operators, and batches fetched before it.
+        self._batch_begin: tuple[int, int] | None = None
+        self._call_batch = 0
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether operators are a sign that the script will train: not where networks are called over and over."""
+        return self._idle_calls < _IDLE_CALLS
+
+    @property
+    def has_updated(self) -> bool:
+        """Whether a step is complete, be it that what follows it has not begun."""
+        return bool(self._parts) or (self._first is not None and bool(self.origins.stepped))
+
+    def begin_batch(self) -> None:
+        """Note that the script asks for a batch: what follows is no part of the update before."""
+        if self.origins.phase == "optimizer":
+            self.origins.phase = "other"
+        if self._first is not None and self.origins.stepped:
+            self._end_part()
+            self._begin_part()
+        elif self._first is None:
+            self._batch_begin = len(self.recorder.operators), self.fetches.count
+
+    def _before_root_call(self, module: torch.nn.Module, inputs: Any) -> None:
+        if next(module.parameters(), None) is None:  # a loss
+            return
+        self._idle_calls = 0 if self.origins.stepped else self._idle_calls + 1
+        if self._first is not None and torch.is_grad_enabled() and self.origins.stepped:
+            self._end_part()
+        self._adopt(module)
+        if self._first is None and torch.is_grad_enabled():
+            self._begin_part()
+        self.recorder.copied_kind = "input"
+        for tensor in iterate_tensors(inputs):
+            self.recorder.name_storage(tensor, "input")
+            if tensor.dim() and not self._call_batch:
+                self._call_batch = int(tensor.shape[0])
+
+    def _begin_part(self) -> None:
+        now = len(self.recorder.operators), self.fetches.count
+        self._first, self._fetched = self._batch_begin or now
+        self._batch_begin = None
+        self.recorder.iteration = len(self._parts)
+        self.origins.phase = "other"
+        self.origins.stepped.clear()
+
+    def _end_part(self) -> None:
+        """Close the part that is open; where the steps are complete, the script ends here."""
+        assert self._first is not None
+        with self.recorder.paused():
+            self._name_gradients_and_states()
+        gc.collect()
+        run = self.recorder.operators[self._first :]
+        stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
+        self._parts.append(Part(call_count.Call(self._first, call_count.forward_hash(run), stepped), self._fetched))
+        self._first = None
+        groups = _steps_of(self._parts, self._needed_optimizers())
+        self.calls = [call for call, _ in groups]
+        enough = self._count and len(self.calls) >= self._count
+        repeats = not self._count and call_count.is_trace_complete(self.calls, self._needed_optimizers())
+        if enough or repeats or len(self._parts) >= call_count.MOST * (self._count or 1):
+            self._when_complete()
+
+    def _needed_optimizers(self) -> frozenset[int]:
+        """Return the numbers of the optimizers of a whole step: all, or after many parts those that ever stepped."""
+        if len(self._parts) < call_count.MOST:
+            return self._optimizer_numbers()
+        return self._stepped()
+
+    def _stepped(self) -> frozenset[int]:
+        return frozenset().union(*(part.call.stepped for part in self._parts))
+
+    def _adopt(self, module: torch.nn.Module) -> None:
+        """Name a network, and move one on the host to the device."""
+        if id(module) in self.names:
+            return
+        with without_torch_function():
+            hosted = [p.device.type == "cpu" for p in module.parameters() if not torch.nn.parameter.is_lazy(p)]
+        if hosted and all(hosted) and self.values.hosted:
+            self.moves_to_device = True
+            self.values.add_note(ON_HOST)
+            with self.recorder.paused(), model_copy.without_lazy_parameters(module):
+                module.to(torch.device("cuda", 0))
+        name = "" if self._is_only_network(module) else _unique(_name_in_script(module, self), self.networks)
+        self.networks[name] = module
+        self.name_storages(module, prefix=name)
+        lines = self.registrations.lines(module)
+        self.registered = {**self.registered, **{f"{name}.{k}" if name else k: v for k, v in lines.items()}}
+
+    def _is_only_network(self, module: torch.nn.Module) -> bool:
+        """Return whether every optimizer updates this network alone."""
+        own = {id(parameter) for parameter in module.parameters()}
+        updated = (p for o in self.origins.made for group in o.param_groups for p in group["params"])
+        return not self.networks and all(id(parameter) in own for parameter in updated)
+
+    def end(self) -> bool:
+        """Close the last step where the script has ended; return whether there is any."""
+        if self._first is not None and self.origins.stepped:
+            self._count = self._count or call_count.MOST + 1  # nothing follows
+            self._when_complete = lambda: None
+            self._cut_after_update()
+            self._end_part()
+        if not self.calls and self._parts:  # not every optimizer has stepped
+            self.calls = [call for call, _ in _steps_of(self._parts, self._stepped())]
+        return bool(self.calls)
+
+    def _cut_after_update(self) -> None:
+        """Drop what ran after the last update: an evaluation, or what failed."""
+        recorder = self.recorder
+        recorder.stop_recording_frees()
+        operators = recorder.operators
+        while operators and operators[-1].phase != "optimizer":
+            operators.pop()
+        recorder.events[:] = [event for event in recorder.events if event.operator < len(operators)]
+        made = {event.storage for event in recorder.events}
+        for number in [number for number in recorder.storages if number not in made]:
+            del recorder.storages[number]
+
+    def make_script_trace(self, options: Mapping[str, Any]) -> Trace:
+        """Return the trace of the steps that were recorded."""
+        groups = _steps_of(self._parts, frozenset().union(*(call.stepped for call in self.calls)))
+        starts = [call.first for call in self.calls]
+        for operator in self.recorder.operators:
+            object.__setattr__(operator, "iteration", max(0, sum(first <= operator.index for first in starts) - 1))
+        last = self.recorder.operators[starts[-1] :]
+        accumulate = self._batches_of_step([fetched for _, fetched in groups])
+        return self.make_trace({
+            **options,
+            "mode": "script",
+            "batch": self.fetches.size or self._call_batch or None,
+            "accumulate": accumulate,
+            "optimizer": ", ".join(_names_of(self.origins.optimizers.values())),
+            "networks": {name or "model": type(one).__qualname__ for name, one in self.networks.items()},
+            "loss": _line_of_backward(last),
+            "checkpoint": list(_recomputed(last)),
+        })  # fmt: skip
+
+    def _batches_of_step(self, fetched: Sequence[int]) -> int:
+        """Return how many batches of the loader the last step takes; ``fetched`` are those before each step."""
+        return max(1, self.fetches.count - fetched[-1]) if self.fetches.count else 1
+
+
+def _steps_of(parts: Sequence[Part], needed: frozenset[int]) -> list[tuple[call_count.Call, int]]:
+    """Return whole steps, with the batches fetched before each: parts until every optimizer has stepped."""
+    found: list[tuple[call_count.Call, int]] = []
+    open_parts: list[Part] = []
+    for part in parts:
+        open_parts.append(part)
+        stepped = frozenset().union(*(one.call.stepped for one in open_parts))
+        if needed <= stepped:
+            first = open_parts[0]
+            forward = hash(tuple(one.call.forward for one in open_parts))
+            found.append((call_count.Call(first.call.first, forward, stepped), first.fetched))
+            open_parts = []
+    return found
+
+
+def _name_in_script(module: torch.nn.Module, session: Session) -> str:
+    """Return the name that the script gives a network, by its innermost frame that has one; else its class's."""
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None:
+        if not session.origins.stacks.is_foreign(frame.f_code.co_filename):
+            scopes = [frame.f_locals, frame.f_globals]
+            scopes += [one._modules for one in frame.f_locals.values() if isinstance(one, torch.nn.Module)]
+            for scope in scopes:
+                for name, value in list(scope.items()):
+                    if value is module and not name.startswith("_") and name != "self":
+                        return name
+        frame = frame.f_back
+    return type(module).__name__.lower()
+
+
+def _unique(name: str, taken: Mapping[str, Any]) -> str:
+    found, number = name, 2
+    while found in taken:
+        found, number = f"{name}{number}", number + 1
+    return found
+
+
+def _names_of(optimizers: Any) -> list[str]:
+    return [type(optimizer).__name__ for optimizer in optimizers]
+
+
+def _line_of_backward(operators: Sequence[Operator]) -> str:
+    """Return the script's line that calls backward; ``""`` if none does."""
+    found = next((o for o in operators if o.phase == "backward" and o.source is not None), None)
+    return "" if found is None or found.source is None else f"{found.source[0]}:{found.source[1]}"
+
+
+def _recomputed(operators: Sequence[Operator]) -> tuple[str, ...]:
+    """Return the outermost modules that checkpointing runs again."""
+    found: list[str] = []
+    for path in sorted({operator.module for operator in operators if operator.recomputed}):
+        if not any(path == one or path.startswith(f"{one}.") for one in found):
+            found.append(path)
+    return tuple(found)
+
+
+def never_trains(script: str, how: str) -> ModelError:
+    """Return the error of a script without a step."""
+    return ModelError(
+        f"{script}: expected a script that trains, got {how} without a step of an optimizer. Pass the arguments with "
+        f"which it trains behind --, or give it more time: --patience 60."
+    )
