@@ -51,7 +51,7 @@ DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="L
 TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node, and lines, to print.")]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
-    bool, typer.Option("--curve", help="Throughput and memory over the batch, too; each batch is traced.")
+    bool, typer.Option("--curve", help="Throughput and memory over the batch, too; traces a few more batches.")
 ]
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
