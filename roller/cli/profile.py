@@ -48,7 +48,7 @@ AmpOption = Annotated[
     typer.Option("--amp", metavar="NAME", help="Automatic mixed precision around the step: fp32 (none), fp16, bf16."),
 ]
 DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="Levels of the tree to print.")]
-TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node, and lines, to print.")]
+TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
     bool, typer.Option("--curve", help="Throughput and memory over the batch, too; traces a few more batches.")
