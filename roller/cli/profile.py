@@ -157,6 +157,8 @@ def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
             f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
             f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
+    if asked.curve and kind != "entry":
+        raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
     if devices and (asked.measure or kind not in ("entry", "model")):
         where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
         raise UsageError(f"--device: expected none beside {where}. Leave it out.")

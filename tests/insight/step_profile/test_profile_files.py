@@ -289,6 +289,7 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--batch", "1,2", "--out", "p.json"], "expected one device and batch"),
         (["--measure", "--device", "a100"], "expected none beside --measure"),
         (["--device", "a100"], "expected none beside a recording"),
+        (["--curve"], "--curve: expected an entry file, which has other batches, got a recording"),
         (["--sort", "name"], "--sort: expected time, memory"),
         (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
         (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
