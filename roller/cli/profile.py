@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: Device of a profile where none is named.
 _DEVICE = "a100"
+#: Seconds of timing of a measured step where none are named.
+_MEASURE_S = 60.0
 
 FileArgument = Annotated[
     Path,
@@ -48,7 +50,9 @@ AmpOption = Annotated[
     typer.Option("--amp", metavar="NAME", help="Automatic mixed precision around the step: fp32 (none), fp16, bf16."),
 ]
 DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="Levels of the tree to print.")]
-TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")]
+TopOption = Annotated[
+    int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")
+]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
     bool, typer.Option("--curve", help="Throughput and memory over the batch, too; traces a few more batches.")
@@ -57,8 +61,8 @@ MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
 ]
 MeasureSecondsOption = Annotated[
-    float,
-    typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing."),
+    float | None,
+    typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing with --measure; by default 60."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
@@ -98,7 +102,7 @@ def profile_command(
     sort: SortOption = "time",
     curve: CurveOption = False,
     measure: MeasureOption = False,
-    measure_s: MeasureSecondsOption = 60.0,
+    measure_s: MeasureSecondsOption = None,
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
@@ -121,10 +125,12 @@ def profile_command(
         calls,
         curve,
         measure,
-        measure_s,
+        _MEASURE_S if measure_s is None else measure_s,
         trace,
         snapshot,
     )
+    if measure_s is not None and not measure:
+        raise UsageError("--measure-s: expected --measure beside it, got none. Add it, or leave both out.")
     if len(precisions) > 1 or len(again) > 1:
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:

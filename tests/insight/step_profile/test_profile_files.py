@@ -290,6 +290,7 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--measure", "--device", "a100"], "expected none beside --measure"),
         (["--device", "a100"], "expected none beside a recording"),
         (["--curve"], "--curve: expected an entry file, which has other batches, got a recording"),
+        (["--measure-s", "5"], "--measure-s: expected --measure beside it"),
         (["--sort", "name"], "--sort: expected time, memory"),
         (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
         (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
