@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Device of a profile where none is named.
 _DEVICE = "a100"
+#: Seconds of timing of a measured step where none are named.
+_MEASURE_S = 60.0
 
 FileArgument = Annotated[
     Path,
@@ -58,7 +60,9 @@ AmpOption = Annotated[
     typer.Option("--amp", metavar="NAME", help="Automatic mixed precision around the step: fp32 (none), fp16, bf16."),
 ]
 DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="Levels of the tree to print.")]
-TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node, and lines, to print.")]
+TopOption = Annotated[
+    int, typer.Option("--top", min=1, metavar="N", help="Children of a node to print; twice as many lines.")
+]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
     bool, typer.Option("--curve", help="Throughput and memory over the batch, too; three batches are traced.")
@@ -67,8 +71,8 @@ MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
 ]
 MeasureSecondsOption = Annotated[
-    float,
-    typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing."),
+    float | None,
+    typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing with --measure; by default 60."),
 ]
 AgainstOption = Annotated[
     str,
@@ -134,7 +138,7 @@ def profile_command(
     sort: SortOption = "time",
     curve: CurveOption = False,
     measure: MeasureOption = False,
-    measure_s: MeasureSecondsOption = 60.0,
+    measure_s: MeasureSecondsOption = None,
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
@@ -160,9 +164,11 @@ def profile_command(
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     sizes = [None if n is None else int(n) for n in batches_of(batches)]
     asked = Asked(
-        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure, measure_s,
-        trace, snapshot, ScriptRun(given or [], yes, patience),
+        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
+        _MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
     )  # fmt: skip
+    if measure_s is not None and not measure:
+        raise UsageError("--measure-s: expected --measure beside it, got none. Add it, or leave both out.")
     if len(precisions) > 1 or len(again) > 1:
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     outputs = {
@@ -225,6 +231,8 @@ def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
             f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
             f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
+    if asked.curve and kind not in ("entry", "script"):
+        raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
     if devices and (asked.measure or kind not in ("entry", "script", "model")):
         where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
         raise UsageError(f"--device: expected none beside {where}. Leave it out.")

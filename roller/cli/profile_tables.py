@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Share of the step's time or memory from which on a node is printed, and from which on its children are.
 _PRINTED, _EXPANDED = 0.005, 0.04
+#: Fewer bytes are printed as none.
+_PRINTED_BYTES = MIB / 2
 #: A shorter step is printed in microseconds.
 _SHORT_S = 0.01
 #: Share of a pipe's peak from which on it is printed.
@@ -28,9 +30,9 @@ _NOTABLE = 0.01
 #: Relative difference of the times of modules that are printed as one.
 _ALIKE = 0.02
 #: Width from which on a table has all columns; columns besides the first one, and the least for that.
-_WIDE, _REST, _REST_NARROW, _LEAST = 100, 66, 48, 23
+_WIDE, _REST, _REST_NARROW, _LEAST = 100, 68, 43, 23
 #: The same of the table of lines, and the least for the text of a line.
-_REST_OF_LINES, _LEAST_TEXT = 53, 12
+_REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 
 def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, order: str, file: Path) -> None:
@@ -60,7 +62,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
     if profile.categories:
         screen.print(_categories(profile))
     if profile.curve is not None:
-        screen.print(_curve(profile.curve))
+        screen.print(_curve(profile.curve, screen.width))
         for line in _curve_sentences(profile.curve):
             screen.say(line)
     for note in profile.notes:
@@ -96,7 +98,8 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
             name = f"{row.rest} other{'s' * (row.rest > 1)}"
         else:
             alike = f" and {row.alike - 1} alike" if row.alike > 1 else ""
-            name = _shortened(_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
+            shortened = _shortened_line if row.nodes[0].kind == "line" else _shortened
+            name = shortened(_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
             calls, bound = str(sum(n.calls for n in row.nodes) or ""), _bound(row.nodes[0], wide)
         cells = (time, share, memory, calls, bound) if wide else (time, memory, bound)
         table.add_row(indent + name, *cells)
@@ -122,11 +125,19 @@ def _shortened(name: str, most: int) -> str:
     return name if len(name) <= most else name[: max(1, most - 3)] + "..."
 
 
+def _shortened_line(name: str, most: int) -> str:
+    """Return the end of ``file:line``, which tells lines apart."""
+    return name if len(name) <= most else "..." + name[-max(1, most - 3) :]
+
+
 def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
     share = 100 * wall_s / profile.iteration_s if profile.iteration_s else 0.0
-    scale, unit = (1e3, "ms") if profile.iteration_s >= _SHORT_S else (1e6, "us")
-    time = (f"{wall_s * scale:.2f} {unit}", f"{share:.1f} %") if wall_s else ("", "")
-    return *time, f"{held_bytes / MIB:.0f} MiB" if held_bytes >= MIB / 2 else ""
+    time = (_time(wall_s, profile.iteration_s), f"{share:.1f} %") if wall_s else ("", "")
+    return *time, f"{held_bytes / MIB:.0f} MiB" if held_bytes >= _PRINTED_BYTES else ""
+
+
+def _time(seconds: float, longest_s: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if longest_s >= _SHORT_S else f"{seconds * 1e6:.2f} us"
 
 
 def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_Row]:
@@ -144,12 +155,13 @@ def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_R
         if row.rest or row.level == depth or share(row.nodes) < _EXPANDED:
             continue
         groups = sorted(_groups(row), key=lambda group: _weight(group.nodes, order), reverse=True)
-        own = [g for g in groups if g.nodes[0].kind == "overhead" and share(g.nodes)]
+        own = [g for g in groups if g.nodes[0].kind == "overhead" and any(_weight(g.nodes, order))]  # may be below 0
         others = [g for g in groups if g.nodes[0].kind != "overhead"]
         shown = [g for g in others if share(g.nodes) >= _PRINTED][:top]
         rest = [g for g in others if not any(g is one for one in shown)]
-        if rest:
-            nodes = [n for g in rest for n in g.nodes]
+        nodes = [n for g in rest for n in g.nodes]
+        wall, held = _weight(nodes, "time")
+        if wall or held >= _PRINTED_BYTES:
             shown.append(_Row(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
         todo += reversed([*shown, *own])  # what belongs to no operator is never among the others
 
@@ -193,12 +205,13 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
     lines = sorted(profile.lines, key=lambda line: _line_weight(line, order), reverse=True)
     shown = sorted(lines[: 2 * top], key=lambda x: (x.file, x.line))
     wide = width >= _WIDE
-    columns = ("time", "share", "memory", "weights made here", "text") if wide else ("time", "memory", "weights")
-    table = Table("line", *columns, box=None)
-    for column in table.columns[1 : 5 if wide else 4]:
-        column.justify = "right"
     most = max(_LEAST_TEXT, width - max((len(line.name) for line in shown), default=0) - _REST_OF_LINES)
-    texts = {name: _text_of(name, file) for name in dict.fromkeys(line.file for line in shown)}
+    texts = {name: _text_of(name, file) for name in dict.fromkeys(line.file for line in shown if wide)}
+    columns = ("time", "share", "memory", "weights made here") if wide else ("time", "memory", "weights")
+    has_text = any(texts.values())  # a saved profile may be far from its sources
+    table = Table("line", *columns, *(["text"] * has_text), box=None)
+    for column in table.columns[1 : 1 + len(columns)]:
+        column.justify = "right"
     for line in shown:
         made = f"{line.registered_bytes / MIB:.0f} MiB" if line.registered_bytes else ""
         time, share, memory = _numbers(profile, line.wall_s, line.total_held_bytes)
@@ -206,10 +219,11 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
         if wide:
             known = texts[line.file]
             text = known[line.line - 1].strip() if 0 < line.line <= len(known) else ""
-            cells = time, share, memory, made, _shortened(printable(text), most)
+            cells = (time, share, memory, made, *([_shortened(printable(text), most)] * has_text))
         table.add_row(printable(line.name), *cells)
     if len(lines) > len(shown):
-        table.caption = f"{len(lines) - len(shown)} more lines"
+        left_out = len(lines) - len(shown)
+        table.caption, table.caption_justify = f" {left_out} more line{'s' * (left_out > 1)}", "left"
     return table
 
 
@@ -256,18 +270,19 @@ def _categories(profile: StepProfile) -> Table:
     return table
 
 
-def _curve(curve: BatchCurve) -> Table:
-    table = Table("batch", "time", "samples/s", "by the line", "allocated", "by the line", "total", "bound", box=None)
+def _curve(curve: BatchCurve, width: int) -> Table:
+    line_there = "by the line" if width >= _WIDE else "line"
+    table = Table("batch", "time", "samples/s", line_there, "allocated", line_there, "total", "bound", box=None)
     for column in range(7):
         table.columns[column].justify = "right"
-    line = curve.line
+    line, longest_s = curve.line, max((point.iteration_s for point in curve.computed), default=0.0)
     for point in curve.computed:
         by_line = ("", "")
         if line is not None:
             by_line = f"{line.throughput(point.batch):.1f}", f"{line.allocated_bytes(point.batch) / MIB:.0f} MiB"
         sampled = "*" if line is not None and point.batch in line.batches else ""
         table.add_row(
-            f"{sampled}{point.batch}", f"{point.iteration_s * 1e3:.3f} ms",
+            f"{sampled}{point.batch}", _time(point.iteration_s, longest_s),
             f"{point.throughput:.1f}" if point.fits else "does not fit", by_line[0],
             f"{point.allocated_bytes / MIB:.0f} MiB", by_line[1], f"{point.total_bytes / MIB:.0f} MiB", point.bound,
         )  # fmt: skip
@@ -280,5 +295,6 @@ def _curve_sentences(curve: BatchCurve) -> Iterator[str]:
         if curve.largest:
             largest = f", {curve.throughput_at_largest:.1f} with the largest batch that fits, {curve.largest}"
         yield f"* The line goes through these. At most {curve.most_throughput:.1f} samples/s in the limit{largest}."
-        yield f"From batch {curve.diminishing_from()} on, twice the batch brings less than a tenth more throughput."
+        begins = curve.diminishing_from()
+        yield f"By the line, twice the batch brings less than a tenth more throughput from batch {begins} on."
     yield from curve.notes

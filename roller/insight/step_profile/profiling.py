@@ -84,8 +84,9 @@ def profile(
     calls
         Of an entry file, as in :func:`roller.trace`.
     curve
-        Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs. Each
-        batch is traced; else ``batch_curve()`` computes them on demand.
+        Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs; else
+        ``batch_curve()`` computes them on demand. Three batches are traced, and batch 1 where the search for the
+        largest one asks for it; the others follow, or are traced, too, where a size of the step is not affine in it.
     measure
         Whether an entry file's step runs on this machine's processor, in a process of its own, for the seconds of
         ``budget_s``; ``device``, ``policy`` and ``devices`` do not apply then.

@@ -133,12 +133,13 @@ def _timing(blocks: Sequence[Spell], clock: Clock, steps: int) -> StepTiming:
     if len(quiet) < NEEDED:
         note = (
             f"time: expected at least {NEEDED} blocks of {steps} steps without other work on the processors, got "
-            f"{len(quiet)} of {len(blocks)} within the budget. Leave the machine alone, or raise budget_s."
+            f"{len(quiet)} of {len(blocks)} within the budget. Leave the machine alone, or raise budget_s "
+            f"(--measure-s)."
         )
     elif width > STABLE:
         note = (
             f"time: expected steps that agree, got blocks whose median may be off by {100 * width:.0f} % (95 %). "
-            f"Leave the machine alone, or raise budget_s."
+            f"Leave the machine alone, or raise budget_s (--measure-s)."
         )
     samples = tuple(seconds / steps for seconds in kept)
     lower, upper = median_interval(samples)

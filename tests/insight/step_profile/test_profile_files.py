@@ -225,6 +225,51 @@ def test_the_verb_prints_a_saved_profile(cli, tmp_path, monkeypatch):
     assert code == 0 and max(map(len, narrow.splitlines())) <= 80
 
 
+def test_the_verb_prints_what_sums_to_the_step_and_no_empty_rows(cli, tmp_path, monkeypatch):
+    from roller.insight.step_profile.node import Seconds
+    from roller.insight.step_profile.profile_json import save_profile
+    from roller.insight.step_profile.step_profile import StepProfile
+    from roller.insight.step_profile.tree import Key, Tree
+
+    tree = Tree()
+    tree.add_time((Key("line", "train.py:9"), Key("operator", "aten.mm.default")), "forward", Seconds(0.3, 0.3, 0.0))
+    tree.count_call((Key("line", "train.py:9"), Key("operator", "aten.view.default")))
+    tree.add_time((Key("overhead", "outside of operators"),), "other", Seconds(-0.05, 0.0, 0.0), calls=0)
+    root = tree.build()
+    save_profile(StepProfile("train.py", "measured", "a CPU", root, root.wall_s, 0.2, 0.3), tmp_path / "p.json")
+    monkeypatch.setenv("COLUMNS", "120")
+    code, out, _ = cli("profile", tmp_path / "p.json")
+    assert code == 0 and "other" not in out.replace("outside of operators", "")
+    rows = {row.split("  ")[0].strip(): row.split() for row in map(str.strip, out.splitlines())}
+    times = [float(rows[name][-5 if name == "outside of operators" else 1]) for name in ("step", "train.py:9")]
+    assert times == [250.0, 300.0] and "-50.00 ms" in out and "-20.0 %" in out
+
+
+def test_at_80_columns_lines_keep_their_numbers_and_batches_their_rows(cli, tmp_path, monkeypatch):
+    from dataclasses import replace
+
+    from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve
+    from roller.insight.step_profile.node import Seconds
+    from roller.insight.step_profile.profile_json import save_profile
+    from roller.insight.step_profile.tree import Key, Tree
+
+    tree, folder = Tree(), "a_long_folder/of_a_long_project/"
+    for number in (71, 72):
+        path = (Key("line", f"{folder}train.py:9"), Key("line", f"{folder}network.py:{number}"))
+        tree.add_time((*path, Key("operator", "aten.mm.default")), "forward", Seconds(0.1, 0.1, 0.0), bound="compute")
+    root = tree.build()
+    curve = batch_curve(
+        lambda n: BatchPoint(n, n / 256, 256.0, n << 25, n << 26, True, "launches", "forward"), 128, 20 << 30
+    )
+    save_profile(replace(sample(), root=root, iteration_s=root.wall_s, curve=curve), tmp_path / "p.json")
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = cli("profile", tmp_path / "p.json")
+    rows = out.splitlines()
+    assert code == 0 and max(map(len, rows)) <= 80 and "bound: " not in out
+    assert [sum(row.strip().startswith("...") and f"work.py:{n} " in row for row in rows) for n in (71, 72)] == [1, 1]
+    assert any(row.split()[:4] == ["*128", "500.00", "ms", "256.0"] and row.endswith("launches ") for row in rows)
+
+
 def test_the_verb_writes_json_that_reads_back(cli, tmp_path, recorded):
     code, out, _ = cli("profile", recorded, "--json", "--out", tmp_path / "p.json")
     assert code == 0 and json.loads(out)[0]["format"] == "roller-profile"
@@ -246,6 +291,8 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--batch", "1,2", "--out", "p.json"], "expected one device and batch"),
         (["--measure", "--device", "a100"], "expected none beside --measure"),
         (["--device", "a100"], "expected none beside a recording"),
+        (["--curve"], "--curve: expected an entry file, which has other batches, got a recording"),
+        (["--measure-s", "5"], "--measure-s: expected --measure beside it"),
         (["--sort", "name"], "--sort: expected time, memory"),
         (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
         (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
