@@ -1,0 +1,93 @@
+"""The verb's differences, budgets and hints: a revision of git, another device, exit status, SARIF."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from roller.errors import RollerError
+from roller.insight.step_profile.profile_json import save_profile
+from tests.insight.step_profile.test_difference import NET, STEP
+from tests.insight.step_profile.test_profile_files import recorded as recorded
+from tests.insight.step_profile.test_profile_json import sample
+
+GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return an entry file in a repository, in which a layer is 1000 wide and was 999 at HEAD, three lines above."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+
+    def git(*arguments):
+        subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, env={**os.environ, **GIT})
+
+    git("init", "-q")
+    (folder / "train.py").write_text("WIDTH = 999\n" + NET + STEP)
+    git("add", ".")
+    git("commit", "-qm", "first")
+    (folder / "train.py").write_text("WIDTH = 1000\n# three\n# more\n# lines\n" + NET + STEP)
+    return folder / "train.py"
+
+
+def test_the_difference_to_a_saved_profile(cli, tmp_path, recorded):
+    save_profile(sample(), tmp_path / "p.json")
+    code, out, _ = cli("profile", recorded, "--against", tmp_path / "p.json")
+    assert code == 0 and "Before: train.py: predicted on 2xa100" in out and "Difference: -349.000 ms" in out
+
+
+def test_a_budget_decides_the_exit_status(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, _ = cli("profile", tmp_path / "p.json", "--write-budget", tmp_path / "kept.yaml")
+    assert code == 0 and cli("profile", tmp_path / "p.json", "--budget", tmp_path / "kept.yaml")[0] == 0
+    (tmp_path / "tight.yaml").write_text("{step: {time_ms: 300}, made_with: {roller: other}}")
+    code, _, err = cli(
+        "profile", tmp_path / "p.json", "--budget", tmp_path / "tight.yaml", "--sarif", tmp_path / "found.sarif"
+    )
+    assert code == 1
+    assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 more." in err
+    assert "roller's model is another one than the budget's" in err
+    (result,) = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 9
+
+
+def test_sarif_needs_a_budget(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, err = cli("profile", tmp_path / "p.json", "--sarif", tmp_path / "found.sarif")
+    assert code == 2 and "--sarif: expected a --budget" in err and not (tmp_path / "found.sarif").exists()
+
+
+def test_hints_need_the_graph_of_the_step(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, err = cli("profile", tmp_path / "p.json", "--hints")
+    assert code == 1 and "hints: expected a step that is traced or recorded, got a predicted profile" in err
+
+
+def test_a_revision_against_the_working_tree(cli, project):
+    pytest.importorskip("torch")
+    code, out, err = cli("profile", project, "--against", "git:HEAD")
+    assert code == 0, err
+    rows = out[out.index("weights made here") :].splitlines()[1:]
+    assert rows[0].split()[0] == "train.py:13"  # where the layer is now
+    assert not any("train.py:10 " in row for row in rows)  # where it was
+
+
+def test_what_is_no_revision_is_refused(project, tmp_path):
+    from roller.insight.step_profile.revision import checked_out
+
+    for revision, said in (("none", "expected a repository and a revision of it"), ("-x", "expected a revision, got")):
+        with pytest.raises(RollerError, match=said), checked_out(project, revision):
+            pass
+    alone = tmp_path / "alone.py"
+    alone.write_text("")
+    with pytest.raises(RollerError, match="git rev-parse: expected a repository"), checked_out(alone, "HEAD"):
+        pass
+    new = project.with_name("new.py")
+    new.write_text("")
+    said = r"new\.py: expected a file at revision 'HEAD', got none"
+    with pytest.raises(RollerError, match=said), checked_out(new, "HEAD"):
+        pass
