@@ -133,9 +133,9 @@ class ScriptTracer:
         self._finish(self._trace())
 
     def _trace(self) -> Trace:
-        wanted, got = self._options.batch, self.fetches.size
-        if wanted is not None and got != wanted:
-            what = f"one of {got}" if got else "no DataLoader whose batch could be changed"
+        wanted, got = self._options.batch, self.session.batch
+        if wanted is not None and (got != wanted or not self.fetches.sizes):
+            what = f"one of {got}" if self.fetches.sizes else "no DataLoader whose batch could be changed"
             raise ModelError(
                 f"{self._script.path}: batch: expected a loader that gives {wanted} samples, got {what}. "
                 f"Pass the script's own argument for it behind --."
