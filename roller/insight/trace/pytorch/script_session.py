@@ -74,6 +74,8 @@ class ScriptSession(Session):
         self.origins.before_root_call = self._before_root_call
         self.networks: dict[str, torch.nn.Module] = {}
         self.moves_to_device = False
+        #: Whether the script has run as far as it has to.
+        self.is_complete = False
         self._idle_calls = 0
         self._parts: list[Part] = []
         self._first: int | None = None
@@ -141,6 +143,7 @@ class ScriptSession(Session):
         enough = self._count and len(self.calls) >= self._count
         repeats = not self._count and call_count.is_trace_complete(self.calls, self._needed_optimizers())
         if enough or repeats or len(self._parts) >= call_count.MOST * (self._count or 1):
+            self.is_complete = True
             self._when_complete()
 
     def _needed_optimizers(self) -> frozenset[int]:
@@ -177,6 +180,7 @@ class ScriptSession(Session):
 
     def end(self) -> bool:
         """Close the last step where the script has ended; return whether there is any."""
+        self.is_complete = True
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
             self._when_complete = lambda: None
