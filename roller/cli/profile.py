@@ -11,6 +11,7 @@ import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
+from roller.cli.profile_checks import check_budget_file, difference_to, print_difference, print_hints
 from roller.cli.profile_tables import print_profile
 from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
@@ -60,7 +61,7 @@ DepthOption = Annotated[int, typer.Option("--depth", min=1, metavar="N", help="L
 TopOption = Annotated[int, typer.Option("--top", min=1, metavar="N", help="Children of a node, and lines, to print.")]
 SortOption = Annotated[str, typer.Option("--sort", metavar="NAME", help="Order by time or memory.")]
 CurveOption = Annotated[
-    bool, typer.Option("--curve", help="Throughput and memory over the batch, too; each batch is traced.")
+    bool, typer.Option("--curve", help="Throughput and memory over the batch, too; three batches are traced.")
 ]
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
@@ -69,6 +70,21 @@ MeasureSecondsOption = Annotated[
     float,
     typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing."),
 ]
+AgainstOption = Annotated[
+    str,
+    typer.Option("--against", metavar="WHAT", help="Print the difference to it: a file, git:REV or device:NAME."),
+]
+BudgetOption = Annotated[
+    Path | None,
+    typer.Option("--budget", metavar="FILE", help="Exit with 1 if the profile exceeds these limits."),
+]
+SarifOption = Annotated[
+    Path | None, typer.Option("--sarif", metavar="FILE", help="Write what exceeds the budget, for code scanning.")
+]
+WriteBudgetOption = Annotated[
+    Path | None, typer.Option("--write-budget", metavar="FILE", help="Write a budget that this profile keeps.")
+]
+HintsOption = Annotated[bool, typer.Option("--hints", help="What changes would bring, each at its line.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as trace events, for Perfetto.")
@@ -122,6 +138,11 @@ def profile_command(
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
+    against: AgainstOption = "",
+    budget: BudgetOption = None,
+    sarif: SarifOption = None,
+    write_budget: WriteBudgetOption = None,
+    hints: HintsOption = False,
     yes: YesOption = False,
     patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
@@ -144,23 +165,51 @@ def profile_command(
     )  # fmt: skip
     if len(precisions) > 1 or len(again) > 1:
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
-    if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
-        raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    check_outputs([file], {"--out": out, "--trace": trace, "--snapshot": snapshot})
+    outputs = {
+        "--out": out, "--trace": trace, "--snapshot": snapshot, "--sarif": sarif, "--write-budget": write_budget
+    }  # fmt: skip
+    if (any(outputs.values()) or budget or against) and len(asked.specs) * len(sizes) != 1:
+        raise UsageError(
+            f"{', '.join(outputs)}, --budget, --against: expected one device and batch, got several. Name one of each."
+        )
+    if sarif is not None and budget is None:
+        raise UsageError("--sarif: expected a --budget, got none. Name one.")
+    check_outputs([file, *([budget] if budget else [])], outputs)
     with prints_aside():
         found = _profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
         save_profile(found[0], out)
+    if write_budget is not None:
+        from roller.insight.step_profile.budget import write_budget as write
+
+        write(found[0], write_budget)
     if as_json:
         from roller.insight.step_profile.profile_json import to_data
 
         print_json([to_data(x) for x in found])
-        return
+    else:
+        _print(file, found, asked, against, hints, depth, top, order)
+    if budget is not None:
+        check_budget_file(found[0], budget, sarif)
+
+
+def _print(
+    file: Path, found: list[StepProfile], asked: Asked, against: str, hints: bool, depth: int, top: int, order: str
+) -> None:
+    from roller.insight.trace.options import TraceOptions
+
     screen = console()
-    for profile in found:
+    if against:
+        options = TraceOptions(asked.sizes[0], asked.specs[0][0], asked.amp, asked.checkpoint)
+        with prints_aside():
+            changed = difference_to(found[0], against, file, options, asked.specs[0][0])
+        print_difference(screen, changed, top)
+    for profile in found if not against else ():
         print_profile(screen, profile, depth, top, order, file)
+    for profile in found if hints else ():
+        print_hints(screen, profile)
 
 
 def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:

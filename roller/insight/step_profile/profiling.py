@@ -15,6 +15,8 @@ from roller.hardware import DeviceSpec
 from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
+from roller.insight.step.from_trace import from_trace
+from roller.insight.step.replay import from_kineto
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
@@ -141,7 +143,10 @@ def profile(
     chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
     name = Path(str(traced.options.get("entry") or "step")).name
     found = _profile_of_trace(chosen, spec, name, policy, devices)
-    made = replace(found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices))
+    made = replace(
+        found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
+        make_graph=lambda: from_trace(chosen, spec, policy=policy),
+    )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
@@ -185,7 +190,9 @@ def _profile_of_file(
             )
     if kind == "model":
         return profile_onnx(path, device or DEVICE, batch=batch, policy=policy or "roller")
-    return load_profile(path) if kind == "profile" else profile_of_recording(path)
+    if kind == "profile":
+        return load_profile(path)
+    return replace(profile_of_recording(path), make_graph=lambda: from_kineto(path))
 
 
 def _measured(

@@ -10,7 +10,9 @@ from typing import Literal, NamedTuple
 
 from roller.core.display import seconds_text
 from roller.errors import ArtifactError, NoCandidateError, RollerError, shown
+from roller.insight.step.graph import StepGraph
 from roller.insight.step_profile.batch_curve import BatchCurve
+from roller.insight.step_profile.hints import Hint, hints
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
 
@@ -120,6 +122,8 @@ class StepProfile:
     is_stable: bool = True
     #: Computes the curve of the batch, where the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
+    #: Builds the graph of the step, for what-ifs.
+    make_graph: Callable[[], StepGraph] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the profile in a sentence."""
@@ -264,6 +268,23 @@ class StepProfile:
     def _computed_curve(self) -> BatchCurve:
         assert self.make_curve is not None
         return self.make_curve()
+
+    def hints(self) -> tuple[Hint, ...]:
+        """Return what the what-ifs that apply to the step would bring, the largest gain first.
+
+        Raises
+        ------
+        NoCandidateError
+            The profile has no graph: it was saved, measured, or is that of a model.
+        RollerError
+            The graph is that of a recording that is not explained.
+        """
+        if self.make_graph is None:
+            raise NoCandidateError(
+                f"profile: hints: expected a step that is traced or recorded, got a {self.source} profile without its "
+                f"graph. Profile the entry file or the recording."
+            )
+        return hints(self.make_graph())
 
     def check(self) -> None:
         """Raise an error if the parts of a tree do not sum to the whole.

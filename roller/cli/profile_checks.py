@@ -1,0 +1,112 @@
+"""What ``roller profile`` says beside the profile itself: differences, budgets and hints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import device_of
+from roller.core.files import whole_file
+from roller.errors import printable
+
+if TYPE_CHECKING:
+    from roller.cli.screen import Screen
+    from roller.hardware import DeviceSpec
+    from roller.insight.step_profile.difference import ProfileDifference
+    from roller.insight.step_profile.step_profile import StepProfile
+    from roller.insight.trace.options import TraceOptions
+
+_MIB = 1 << 20
+#: Prefixes of what a profile is compared with, other than a file.
+_REVISION, _DEVICE = "git:", "device:"
+
+
+def difference_to(
+    profile: StepProfile, against: str, file: Path, options: TraceOptions, spec: DeviceSpec
+) -> ProfileDifference:
+    """Return the difference of a profile to another one.
+
+    Parameters
+    ----------
+    profile
+        After the change.
+    against
+        Before it: a file of a profile or of what can be profiled, ``"git:REVISION"`` or ``"device:NAME"``.
+    file
+        The entry file of ``profile``.
+    options, spec
+        How ``profile`` was made.
+    """
+    from roller.insight.step_profile.difference import difference
+    from roller.insight.step_profile.profiling import profile as profile_of
+    from roller.insight.step_profile.revision import checked_out
+
+    if against.startswith(_REVISION):
+        with checked_out(file, against.removeprefix(_REVISION)) as then, then.step(options) as step:
+            return difference(profile_of(step, spec), profile, then.moved_lines())
+    if against.startswith(_DEVICE):
+        other = device_of(against.removeprefix(_DEVICE), None)
+        before = profile_of(file, other, batch=options.batch, amp=options.amp, checkpoint=options.checkpoint)
+        return difference(before, profile)
+    return difference(profile_of(Path(against)), profile)
+
+
+def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
+    """Print the total difference, and the lines that differ most."""
+    screen.say(f"Before: {printable(str(found.before))}")
+    screen.say(f"After: {printable(str(found.after))}")
+    screen.say(f"Difference: {_delta(found.delta_s)}, {found.delta_bytes / _MIB:+.1f} MiB.")
+    table = Table("line", "time", "of its modules", "memory", "weights made here", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    shown = [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes][: 2 * top]
+    for line in shown:
+        table.add_row(
+            printable(line.name) or "(in no line)", _delta(line.delta_s),
+            _delta(line.made_delta_s) if line.made_delta_s else "", f"{line.delta_bytes / _MIB:+.2f} MiB",
+            f"{line.made_delta_bytes / _MIB:+.3f} MiB" if line.made_delta_bytes else "",
+        )  # fmt: skip
+    if shown:
+        screen.print(table)
+
+
+def _delta(seconds: float) -> str:
+    return f"{1e3 * seconds:+.3f} ms"
+
+
+def check_budget_file(profile: StepProfile, path: Path, sarif_path: Path | None) -> None:
+    """Print what exceeds a budget, write it as SARIF if a file is named, and exit with 1 if anything does."""
+    from roller.insight.step_profile.budget import changed_versions, check_budget, read_budget, sarif
+
+    budget = read_budget(path)
+    found = check_budget(profile, budget)
+    causes = changed_versions(profile, budget) if found else ()
+    if sarif_path is not None:
+        with whole_file(sarif_path) as file:
+            file.write(json.dumps(sarif(found, causes), indent=1).encode())
+    for sentence in (*map(str, found), *causes):
+        typer.echo(f"roller: {printable(sentence)}", err=True)
+    if found:
+        raise typer.Exit(1)
+
+
+def print_hints(screen: Screen, profile: StepProfile) -> None:
+    """Print what the what-ifs that apply to a profile's step would bring, each at its line."""
+    found = profile.hints()
+    table = Table("hint", "a step", "change", "at", "rests on", box=None)
+    for hint in found:
+        if hint.not_asked:
+            continue
+        gain = "hardly anything" if hint.is_hardly_anything else _delta(hint.delta_s)
+        table.add_row(
+            ("at most: " if hint.is_bound else "") + printable(hint.change), f"{1e3 * hint.iteration_s:.3f} ms", gain,
+            printable(hint.line), hint.rests_on,
+        )  # fmt: skip
+    screen.print(table)
+    for hint in found:
+        if hint.not_asked:
+            screen.say(printable(f"{hint.change}: not asked: {hint.not_asked}"))

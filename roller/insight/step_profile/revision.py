@@ -1,0 +1,113 @@
+"""A step as an earlier revision of its project has it, and the lines that were moved since."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from roller.core.files import read_text
+from roller.errors import RollerError, shown
+from roller.insight.project_tracer import ProjectTracer
+from roller.insight.trace.options import TraceOptions
+from roller.insight.traced_step import TracedStep
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A project as it was.
+
+    Parameters
+    ----------
+    name
+        As git takes it, e.g. ``"HEAD~1"``.
+    entry
+        The entry file there, in a folder that is removed afterwards.
+    before, after
+        Folders of the project as it was and as it is.
+    """
+
+    name: str
+    entry: Path
+    before: Path
+    after: Path
+
+    @contextmanager
+    def step(self, options: TraceOptions) -> Iterator[TracedStep]:
+        """Trace the step in a process of its own: modules of two revisions have the same names."""
+        with ProjectTracer(self.entry) as project:
+            yield project.step(options)
+
+    def moved_lines(self) -> Mapping[str, str]:
+        """Return ``"file:line"`` before -> after, of every line of a Python file with the same text in both."""
+        found: dict[str, str] = {}
+        for old in sorted(self.before.rglob("*.py")):
+            name = old.relative_to(self.before).as_posix()
+            new = self.after / name
+            if not new.is_file():
+                continue
+            try:
+                texts = [read_text(path).splitlines() for path in (old, new)]
+            except (OSError, ValueError):
+                continue
+            found.update(_moved(name, *texts))
+        return found
+
+
+def _moved(name: str, old: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of equal lines, and of lines that were replaced by as many others."""
+    for tag, a, a_end, b, b_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
+            yield from ((f"{name}:{a + n + 1}", f"{name}:{b + n + 1}") for n in range(a_end - a))
+
+
+@contextmanager
+def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
+    """Yield a project as it was at a revision, in a folder of its own; the working tree stays as it is.
+
+    Parameters
+    ----------
+    entry
+        An entry file in a repository of git.
+    revision
+        As git takes it.
+
+    Raises
+    ------
+    RollerError
+        There is no git, no repository, no such revision, or no such file at that revision.
+    """
+    root = Path(_git(entry.resolve().parent, "rev-parse", "--show-toplevel").decode().strip())
+    if revision.startswith("-"):
+        raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
+    place = entry.resolve().relative_to(root)
+    with TemporaryDirectory(prefix="roller-") as folder:
+        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", revision))) as archive:
+            archive.extractall(folder, filter="data")
+        before = Path(folder).resolve()
+        (before / ".git").touch()  # paths of stacks are relative to the repository, as in the working tree
+        if not (before / place).is_file():
+            raise RollerError(
+                f"{place}: expected a file at revision {shown(revision)}, got none. Name a revision that has it."
+            )
+        yield Revision(revision, before / place, before, root)
+
+
+def _git(folder: Path, *arguments: str) -> bytes:
+    try:
+        found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
+    except OSError as error:
+        raise RollerError(f"git: expected the program, got none ({error.strerror}). Install it.") from error
+    if found.returncode:
+        said = found.stderr.decode(errors="replace").strip().splitlines()
+        raise RollerError(
+            f"git {arguments[0]}: expected a repository and a revision of it, got {shown(said[-1] if said else '')}. "
+            f"Name a revision that is there."
+        )
+    return found.stdout
