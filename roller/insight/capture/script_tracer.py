@@ -45,7 +45,7 @@ class ScriptTracer(ProjectTracer):
     arguments
         Its own.
     patience_s
-        Seconds without a sign that it prepares to train (an import, a module, a batch, a first forward).
+        Seconds without a sign that it prepares to train (an import, a parameter, a batch, an operator).
     calls, python
         As of :class:`~roller.insight.project_tracer.ProjectTracer`; ``calls`` are training steps.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from pathlib import Path
 from types import FrameType
@@ -49,6 +50,7 @@ class Worker:
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
         self._tracer: ScriptTracer | None = None
+        self._sending = threading.Lock()
 
     def run(self) -> NoReturn:
         """Trace the script, answer and end the process."""
@@ -57,10 +59,16 @@ class Worker:
             tracer = self._tracer = self._make_tracer()
             send_progress, patience = progress_sender(self._answers), self._patience()
 
-            def listener(stage: str, done: int, total: int) -> None:
+            def sign() -> None:
                 if tracer.session.is_preparing:
                     patience.sign()
-                send_progress(stage, done, total)
+
+            def listener(stage: str, done: int, total: int) -> None:
+                sign()
+                with self._sending:
+                    send_progress(stage, done, total)
+
+            tracer.sign = sign
 
             folder = os.environ[FOLDER]
             Guard(folder, self._note).install()
@@ -88,6 +96,8 @@ class Worker:
         seconds = self._request["patience_s"]
 
         def over(frame: FrameType | None) -> None:
+            if self._tracer is not None and self._tracer.session.is_complete:  # it makes its trace
+                return
             where = self._place(frame)
             self._answer({"refused": str(never_trains(self._script, f"{seconds:g} seconds{where}"))})
 
@@ -114,9 +124,10 @@ class Worker:
         self._answer({"kept_from": list(self._kept_from)}, [trace.to_json().encode()])
 
     def _answer(self, header: dict[str, Any], blobs: Any = ()) -> NoReturn:
-        if os.getpid() == self._own:
-            send(self._answers, header, blobs)
-        os._exit(0)  # past every except, finally and atexit of the script
+        with self._sending:  # the first answer of this process is its only one
+            if os.getpid() == self._own:
+                send(self._answers, header, blobs)
+            os._exit(0)  # past every except, finally and atexit of the script
 
 
 def main(script: str) -> None:

@@ -117,6 +117,29 @@ def test_a_batch_that_no_loader_gives_is_refused(run):
         run(text, batch=7)
 
 
+def test_the_batch_is_that_of_the_step_where_a_smaller_one_is_fetched_ahead(run):
+    ahead = """
+def ahead(batches):
+    held = None
+    for batch in batches:
+        if held is not None: yield held
+        held = batch
+    yield held
+"""
+    text = ahead + PLAIN.replace(
+        "torch.randn(40, 6), torch.randint(3, (40,))", "torch.randn(11, 6), torch.randint(3, (11,))"
+    )
+    found = run(text.replace("in loader:", "in ahead(loader):"))
+    assert (found.options["calls"], found.options["batch"]) == (2, 4)
+    assert {t.shape[0] for o in found.steady() if o.name == "aten.addmm.default" for t in o.outputs} == {4}
+
+
+def test_the_batch_of_a_last_step_alone_is_its_own(run):
+    text = PLAIN.replace("torch.randn(40, 6), torch.randint(3, (40,))", "torch.randn(3, 6), torch.randint(3, (3,))")
+    found = run(text)
+    assert (found.options["calls"], found.options["batch"]) == (1, 3)
+
+
 def test_batches_of_an_accumulated_step_are_counted(run):
     text = PLAIN.replace("for x, y", "for n, (x, y)").replace("in loader", "in enumerate(loader)")
     text = text.replace("    optimizer.zero_grad()\n", "").replace(

@@ -15,7 +15,7 @@ from tests.insight.trace.test_tracing_cpu import Seen, traced  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = {p.stem: p for p in (ROOT / "examples" / "training").glob("*.py")}
-ENTRIES = {p.stem: p for p in (ROOT / "tests" / "insight" / "profile" / "entries").glob("*.py")}
+ENTRIES = {p.stem: p for p in (ROOT / "tests" / "insight" / "step_profile" / "entries").glob("*.py")}
 ALL = {**EXAMPLES, **ENTRIES}
 #: Parameters that the paper's authors, or those of the reference implementation, count.
 PUBLISHED = {"resnet50": 25_557_032, "vit": 86_567_656}

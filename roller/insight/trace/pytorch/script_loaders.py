@@ -37,17 +37,20 @@ class Fetches:
 
     def __init__(self, batch: int | None, before: Callable[[], None]) -> None:
         self.batch, self._before = batch, before
-        #: Of every loader, by the identity of its sampler, which is held: the batches it has given.
-        self._counts: dict[int, tuple[Any, int]] = {}
-        #: Samples of the latest batch; 0 before the first, or where they are unknown.
-        self.size = 0
+        #: Of every loader, by the identity of its sampler, which is held: the samples of each batch it has given.
+        self._sizes: dict[int, tuple[Any, list[int]]] = {}
         self._latest = 0
         self._drawn: int | None = None
 
     @property
     def count(self) -> int:
         """Batches of the loader that gave the latest one."""
-        return self._counts[self._latest][1] if self._counts else 0
+        return len(self.sizes)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Samples of each batch of that loader; 0 where they are unknown."""
+        return self._sizes[self._latest][1] if self._sizes else []
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -93,9 +96,8 @@ class Fetches:
             found = own(iterator)
             sampler = getattr(iterator._index_sampler, "sampler_within", iterator._index_sampler)
             self._latest = id(sampler)
-            self._counts[self._latest] = sampler, self._counts.get(self._latest, (None, 0))[1] + 1
             lengths = (int(tensor.shape[0]) for tensor in iterate_tensors(found) if tensor.dim())
-            self.size = self._drawn or next(lengths, 0)
+            self._sizes.setdefault(self._latest, (sampler, []))[1].append(self._drawn or next(lengths, 0))
             return found
 
         return fetch

@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import swap_tensors
 
@@ -80,6 +81,8 @@ class ScriptTracer:
                 f"providers of an entry file: roller init."
             )
         self._script, self._options, self._finish = script, options, finish
+        #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
+        self.sign: Callable[[], None] = lambda: None
         self.seen = Seen()
         self.fetches = Fetches(options.batch, self._begin_batch)
         self.session = ScriptSession(
@@ -127,15 +130,16 @@ class ScriptTracer:
         runpy.run_path(str(path), run_name="__main__")
 
     def _begin_batch(self) -> None:
+        self.sign()
         self.session.begin_batch()
 
     def _complete(self) -> None:
         self._finish(self._trace())
 
     def _trace(self) -> Trace:
-        wanted, got = self._options.batch, self.fetches.size
-        if wanted is not None and got != wanted:
-            what = f"one of {got}" if got else "no DataLoader whose batch could be changed"
+        wanted, got = self._options.batch, self.session.batch
+        if wanted is not None and (got != wanted or not self.fetches.sizes):
+            what = f"one of {got}" if self.fetches.sizes else "no DataLoader whose batch could be changed"
             raise ModelError(
                 f"{self._script.path}: batch: expected a loader that gives {wanted} samples, got {what}. "
                 f"Pass the script's own argument for it behind --."
@@ -184,6 +188,7 @@ class ScriptTracer:
 
         with ExitStack() as stack:
             stack.callback(handle.remove)
+            stack.callback(register_module_parameter_registration_hook(lambda *_: self.sign()).remove)
             stack.enter_context(self.fetches.watching())
             for home, name, value in (
                 (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),

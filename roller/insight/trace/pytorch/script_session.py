@@ -29,6 +29,8 @@ ON_HOST = (
     "device."
 )
 
+#: Batches among which that of a step is.
+_LATEST = 64
 #: Calls of networks without an update of any optimizer after which they are no sign of training.
 _IDLE_CALLS = 256
 
@@ -72,6 +74,8 @@ class ScriptSession(Session):
         self.origins.before_root_call = self._before_root_call
         self.networks: dict[str, torch.nn.Module] = {}
         self.moves_to_device = False
+        #: Whether the script has run as far as it has to.
+        self.is_complete = False
         self._idle_calls = 0
         self._parts: list[Part] = []
         self._first: int | None = None
@@ -119,6 +123,7 @@ class ScriptSession(Session):
         now = len(self.recorder.operators), self.fetches.count
         self._first, self._fetched = self._batch_begin or now
         self._batch_begin = None
+        self._call_batch = 0
         self.recorder.iteration = len(self._parts)
         self.origins.phase = "other"
         self.origins.stepped.clear()
@@ -138,6 +143,7 @@ class ScriptSession(Session):
         enough = self._count and len(self.calls) >= self._count
         repeats = not self._count and call_count.is_trace_complete(self.calls, self._needed_optimizers())
         if enough or repeats or len(self._parts) >= call_count.MOST * (self._count or 1):
+            self.is_complete = True
             self._when_complete()
 
     def _needed_optimizers(self) -> frozenset[int]:
@@ -174,6 +180,7 @@ class ScriptSession(Session):
 
     def end(self) -> bool:
         """Close the last step where the script has ended; return whether there is any."""
+        self.is_complete = True
         if self._first is not None and self.origins.stepped:
             self._count = self._count or call_count.MOST + 1  # nothing follows
             self._when_complete = lambda: None
@@ -206,13 +213,24 @@ class ScriptSession(Session):
         return self.make_trace({
             **options,
             "mode": "script",
-            "batch": self.fetches.size or self._call_batch or None,
+            "batch": self.batch or None,
             "accumulate": accumulate,
             "optimizer": ", ".join(_names_of(self.origins.optimizers.values())),
             "networks": {name or "model": type(one).__qualname__ for name, one in self.networks.items()},
             "loss": _line_of_backward(last),
             "checkpoint": list(_recomputed(last)),
         })  # fmt: skip
+
+    @property
+    def batch(self) -> int:
+        """Samples of a batch of the last step; 0 where nothing tells.
+
+        A loader may have given further batches ahead, of which the last one of an epoch is smaller.
+        """
+        sizes = self.fetches.sizes
+        if not sizes or self._call_batch in sizes[-_LATEST:]:
+            return self._call_batch
+        return max(sizes[-2:])
 
     def _batches_of_step(self, fetched: Sequence[int]) -> int:
         """Return how many batches of the loader the last step takes; ``fetched`` are those before each step."""
