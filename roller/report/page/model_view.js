@@ -1,0 +1,1 @@
+function showKernel(){} function showModel(){} function showBenchmark(){}
