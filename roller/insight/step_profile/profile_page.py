@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import html
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from roller.core.display import bytes_text, html_table, seconds_text
 from roller.errors import ArtifactError, NoCandidateError
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.step_profile import StepProfile
@@ -188,9 +190,7 @@ def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for part in parts:
         for name, value in part.items():
             found.setdefault(name, []).append(value)
-    return {
-        name: math.fsum(values) if isinstance(values[0], float) else sum(values) for name, values in found.items()
-    }
+    return {name: math.fsum(values) if isinstance(values[0], float) else sum(values) for name, values in found.items()}
 
 
 def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
@@ -271,12 +271,10 @@ def joined(root: Node, most: int) -> Node:
     return built[id(root)]
 
 
-def notebook_page(profile: StepProfile, summary: Iterable[str]) -> str:
-    """Return the page as a frame for a notebook, below a summary that needs no script."""
-    import html
-
+def notebook_page(profile: StepProfile) -> str:
+    """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
+    rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
+    title = f"{profile.name}: {profile.source}, {seconds_text(profile.iteration_s)} a step"
     page = html.escape(page_of_profile(profile), quote=True)
-    return (
-        f"{''.join(summary)}<iframe srcdoc=\"{page}\" title=\"Profile of a training step\" sandbox=\"allow-scripts\" "
-        f"style=\"width:100%;height:48rem;border:0\"></iframe>"
-    )  # fmt: skip
+    frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
+    return f'{html_table(title, ("memory at the peak", ""), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

@@ -5,6 +5,9 @@ const PALETTE = 8; // colours --c0 ... --c7
 /** Kinds of memory have the same colour in every chart. */
 const KIND_ORDER = ["activation", "parameter", "optimizer_state", "gradient", "temporary", "workspace", "cached", "context", "input", "buffer", "rounding"];
 
+/** What bounds a kernel has the same colour in every report. */
+const BOUND_COLOURS = { compute: 2, dram: 1, launch: 4, latency: 3, l2: 5, shared: 6 };
+
 function colour(place) {
   return `var(--c${place % PALETTE})`;
 }
@@ -52,7 +55,7 @@ function stackedBar(parts, unit, label, whole, title) {
     const piece = el("span.piece", { title: `${words(name)}: ${text(value, unit)}`, style: { width: `${(100 * value) / whole}%`, background: colourOf(name, place) } }, el("span.part"));
     bar.append(piece);
     const row = el("li", {}, el("span.swatch", { style: { background: colourOf(name, place) } }), el("span.key", {}, words(name)),
-      number(value, unit, label), el("span.faint", {}, percent(value / whole)));
+      number(value, unit, label), el("span.faint", {}, number(value / whole, "share", label)));
     list.append(row);
     rows.set(name, { piece, row, value });
   });

@@ -76,7 +76,8 @@ function text(value, unit) {
   if (unit === "samples/s") return `${digits(value)} samples/s`;
   if (/^(flops|bytes|operations|instructions)?\/s$/.test(unit) || unit === "Hz") return prefixed(value, unit);
   if (unit === "flops") return prefixed(value, unit);
-  return unit ? `${digits(value)} ${unit}` : digits(value, 6);
+  const shown = Number.isInteger(value) && Math.abs(value) < 1e9 ? String(value) : digits(value);
+  return unit ? `${shown} ${unit}` : shown;
 }
 
 /** A number on the page: its text for people, and all digits, origin and interval for whatever reads the page. */

@@ -80,7 +80,7 @@ function matcher(data, kind, name) {
 }
 
 function heading(data, label, interval) {
-  const where = `${data.devices > 1 ? `${data.devices} × ` : ""}${data.device || "a device without a name"}`;
+  const where = data.device ? `on ${data.devices > 1 ? `${data.devices} × ` : ""}${data.device}` : "";
   const facts = [
     data.batch ? ["batch", [number(data.batch, "", "recorded")]] : null,
     data.amp !== "fp32" ? ["precision", [data.amp]] : null,
@@ -89,7 +89,7 @@ function heading(data, label, interval) {
     data.bound ? ["bound by the", [data.bound]] : null,
   ].filter(Boolean);
   return el("section.hero", {},
-    el("h1", {}, data.name, " ", el("span.on", {}, `on ${where}`), " ", chip(label)),
+    el("h1", {}, data.name, " ", el("span.on", {}, where), " ", chip(label)),
     el("div.cards", {},
       card("One step", number(data.iteration_s, "s", label, interval), interval[1] > interval[0] ? [number(interval[0], "s", label), " to ", number(interval[1], "s", label)] : "no interval is known"),
       data.throughput ? card("Throughput", number(data.throughput, "samples/s", label), facts.length && data.batch ? ["at batch ", number(data.batch, "", label)] : "") : null,
@@ -192,11 +192,15 @@ function pipeSection(data, label, mark) {
   const bounds = [...new Set(Array.from(kernels.bound, (name) => data.names[name]))].filter(Boolean);
   const rows = Array.from(kernels.name, (name, row) => ({
     name: data.names[name], device_s: kernels.device_s[row], share: Number.isNaN(kernels.share_of_peak[row]) ? 0 : kernels.share_of_peak[row],
-    pipe: data.names[kernels.pipe[row]], bound: data.names[kernels.bound[row]], colour: colour(Math.max(0, bounds.indexOf(data.names[kernels.bound[row]]))),
+    pipe: data.names[kernels.pipe[row]], bound: data.names[kernels.bound[row]], colour: boundColour(data.names[kernels.bound[row]], bounds),
   })).filter((kernel) => kernel.device_s > 0).sort((a, b) => b.device_s - a.device_s);
   if (!rows.some((kernel) => kernel.share > 0)) return null;
-  const key = el("ul.legend.inline", { "aria-label": "Bound by" }, bounds.map((bound, place) => el("li", {}, el("span.swatch", { style: { background: colour(place) } }), el("span.key", {}, `bound by ${bound}`))));
+  const key = el("ul.legend.inline", { "aria-label": "Bound by" }, bounds.map((bound) => el("li", {}, el("span.swatch", { style: { background: boundColour(bound, bounds) } }), el("span.key", {}, `bound by ${bound}`))));
   return section("How near kernels are to the peak", "Each kernel is as wide as its time and as high as its share of its pipe's peak: what is empty is time in which the pipe waits.", key, pipeChart(rows.slice(0, 400), label, mark));
+}
+
+function boundColour(bound, bounds) {
+  return colour(BOUND_COLOURS[bound] ?? (bound ? bounds.indexOf(bound) : 7));
 }
 
 const TABLE_KINDS = { lines: "line", operators: "operator", kernels: "kernel", modules: "module", shapes: "shapes" };

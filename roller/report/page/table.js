@@ -13,10 +13,12 @@ function table(columns, options) {
   const state = { order: all, sorted: -1, down: true, active: -1, found: "" };
   const id = `t${(table.made = (table.made || 0) + 1)}`;
   const tracks = (wide) => columns.filter((column) => wide || !column.wide).map((column) => column.width).join(" ");
+  // Fixed and least widths together, in rem, so that many columns scroll sideways.
+  const least = (wide) => columns.filter((column) => wide || !column.wide).reduce((sum, column) => sum + Number(/([\d.]+)rem/.exec(column.width)[1]) + 0.5, 0.5);
   const status = el("span.count", { role: "status" });
   const search = el("input", { type: "search", placeholder: "Search", "aria-label": `Search ${options.label}` });
   const head = el("div.row.head", { role: "row" }, columns.map((column, place) =>
-    el(column.wide ? "div.cell.wide" : "div.cell", { role: "columnheader", "aria-sort": "none" },
+    el(`div.cell${column.wide ? ".wide" : ""}${column.numeric ? ".num" : ""}`, { role: "columnheader", "aria-sort": "none" },
       el("button", { type: "button", onclick: () => sort(place) }, column.title))));
   const body = el("div.rows", { role: "rowgroup" });
   const fill = el("div.fill", { "aria-hidden": "true" });
@@ -146,6 +148,8 @@ function table(columns, options) {
   });
   box.style.setProperty("--tracks", tracks(true));
   box.style.setProperty("--tracks-narrow", tracks(false));
+  box.style.setProperty("--least", `${least(true)}rem`);
+  box.style.setProperty("--least-narrow", `${least(false)}rem`);
   box.style.height = `${Math.min(16, options.count) * LINE + LINE + 2}px`;
   onWidth(box, draw);
   state.sorted = columns.findIndex((column) => column.numeric);
