@@ -9,8 +9,14 @@ async function readData() {
   const all = new Uint8Array(await new Response(stream).arrayBuffer());
   const length = new DataView(all.buffer).getUint32(0, true);
   const columns = all.subarray(4 + length);
-  const revive = (key, value) => (value && value.$column ? readColumn(columns, value) : value);
-  return JSON.parse(new TextDecoder().decode(all.subarray(4, 4 + length)), revive);
+  let pool = null; // all numbers of 64 bits, sorted, each once; it comes first in the JSON
+  const revive = (key, value) => {
+    if (!value || !value.$column) return value;
+    const column = readColumn(columns, value);
+    if (value.pooled) return Float64Array.from(column, (place) => pool[place]);
+    return key === "pool" && !pool ? (pool = column) : column;
+  };
+  return JSON.parse(new TextDecoder().decode(all.subarray(4, 4 + length)), revive).data;
 }
 
 /** Bytes of equal significance lie side by side in the file; put each number together again (little-endian). */
