@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -109,7 +109,7 @@ def texts_beside(path: Path) -> Callable[[str], str]:
     return partial(_text, path.resolve().parents, known)
 
 
-def _text(folders: list[Path], known: dict[str, list[str]], place: str) -> str:
+def _text(folders: Sequence[Path], known: dict[str, list[str]], place: str) -> str:
     name, _, number = place.rpartition(":")
     if name not in known:
         known[name] = _lines(folders, name)
@@ -118,7 +118,7 @@ def _text(folders: list[Path], known: dict[str, list[str]], place: str) -> str:
     return lines[at - 1].strip() if 0 < at <= len(lines) else ""
 
 
-def _lines(folders: list[Path], name: str) -> list[str]:
+def _lines(folders: Sequence[Path], name: str) -> list[str]:
     part = Path(name)
     if part.is_absolute() or ".." in part.parts or part.suffix != ".py":
         return []

@@ -49,12 +49,12 @@ def html_page(title: str, data: Mapping[str, Any]) -> str:
     Examples
     --------
     >>> page = html_page("</title>", {"view": "benchmark", "name": "</script>", "run": {}, "tables": []})
-    >>> page.count("</title>"), page.count("http://") + page.count("https://")
-    (1, 0)
+    >>> page.count("</title>"), page.count("</script>"), page.count("https:")
+    (1, 3, 0)
     """
     script, style = _script(), _text("page.css")
     parts = {
-        "title": html.escape(title),
+        "title": html.escape(title).encode("utf-8", "replace").decode(),
         "policy": f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
         "style": style,
         "script": script,

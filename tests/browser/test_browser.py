@@ -1,4 +1,4 @@
-"""Reports in a real browser with the network cut: no error, no request, no serious finding of axe, by mouse and by keys.
+"""Reports in a real browser with the network cut: no error, no request, no serious finding of axe.
 
 Needs Chromium, Node and ``make browser``.
 """
@@ -62,7 +62,7 @@ def test_the_tree_is_gone_into_by_mouse(drilled):
 def test_the_tree_is_gone_into_by_keys_alone(drilled):
     profile, found = drilled
     nodes = list(profile.root.walk())
-    keys = {n: row for n, row in enumerate(found["keys"])}
+    keys = dict(enumerate(found["keys"]))
     assert all(row["focused"] for row in keys.values())
     assert [keys[n]["node"] for n in (0, 1, 2)] == [0, 1, 2], "down to the first child, and its first child"
     assert keys[3]["crumbs"] == 3 and keys[7]["crumbs"] == 2, "Enter goes in, Escape goes up"

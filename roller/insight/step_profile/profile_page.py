@@ -258,7 +258,8 @@ def joined(root: Node, most: int) -> Node:
     built: dict[int, Node] = {}
     order = list(root.walk())
     for node in reversed(order):  # children before their parents, without recursion
-        kept, small = [], []
+        kept: list[Node] = []
+        small: list[Node] = []
         for child in node.children:
             weight = max(child.wall_s / time, child.total_held_bytes / held)
             (kept if weight > least else small).append(child)
