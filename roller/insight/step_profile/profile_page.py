@@ -6,14 +6,15 @@ import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
 from roller.core.display import bytes_text, html_table, seconds_text
 from roller.errors import ArtifactError, NoCandidateError
+from roller.insight.step_profile.batch_curve import BatchCurve
+from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, Seconds
-from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
 
@@ -23,9 +24,37 @@ _MOST_NODES, _LEAST_NODES = 200_000, 64
 _TABLES = {"operators": "operator", "kernels": "kernel", "modules": "module", "shapes": "shapes"}
 #: Gives the text of ``"file:line"``, ``""`` where it is not known.
 TextOf = Callable[[str], str]
+_Row = TypeVar("_Row", Node, Line)
 
 
-def page_of_profile(profile: StepProfile, *, anonymous: bool = False, text_of: TextOf | None = None) -> str:
+class _Shown(Protocol):
+    """What the page takes of a profile: see :class:`~roller.insight.step_profile.step_profile.StepProfile`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Literal["predicted", "measured", "recorded"]: ...
+    @property
+    def iteration_s(self) -> float: ...
+    @property
+    def root(self) -> Node: ...
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
+    @property
+    def checkpoint(self) -> tuple[str, ...]: ...
+    @property
+    def memory_parts(self) -> Mapping[str, int]: ...
+    @property
+    def categories(self) -> Mapping[str, float]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def memory_curve(self) -> Sequence[Any]: ...
+    @property
+    def curve(self) -> BatchCurve | None: ...
+
+
+def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf | None = None) -> str:
     """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
 
     Parameters
@@ -41,41 +70,52 @@ def page_of_profile(profile: StepProfile, *, anonymous: bool = False, text_of: T
     -----
     Parts of a profile that is too large are joined, the smallest first, and a note says so.
     """
-    shown = profile
-    most = _MOST_NODES
+    most, count = _MOST_NODES, 0
     while True:
-        data = data_of_profile(shown, None if anonymous else text_of)
+        data = data_of_profile(profile, None if anonymous else text_of, most)
         if anonymous:
             data = without_paths({**data, "name": "step" if profile.source != "recorded" else "recording"})
         try:
             return html_page(f"{data['name']}, {profile.source}: profile of a training step", data)
         except ArtifactError:
-            count = sum(1 for _ in profile.root.walk())
+            count = count or sum(1 for _ in profile.root.walk())
             most = min(most, count) // 2
             if most < _LEAST_NODES:
                 raise
-        note = f"The page shows the {most} largest parts of {count}; smaller ones are joined."
-        shown = replace(profile, root=joined(profile.root, most), notes=(*profile.notes, note))
 
 
-def data_of_profile(profile: StepProfile, text_of: TextOf | None = None) -> dict[str, Any]:
-    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns."""
+def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
+    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns.
+
+    Parameters
+    ----------
+    profile, text_of
+        As for :func:`page_of_profile`.
+    most
+        Parts of the tree, and rows of a table, to keep about; a note says how many there are.
+    """
     names = _Numbers()
     plain = (
         "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "policy",
         "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput",
     )  # fmt: skip
+    root, notes = joined(profile.root, most), list(profile.notes)
+    if root is not profile.root:
+        count = sum(1 for _ in profile.root.walk())
+        notes.append(
+            f"The page shows the {most} largest parts of {count}; smaller ones are joined, or left out of tables."
+        )
     return {
         "view": "profile",
         **{name: getattr(profile, name) for name in plain},
         "checkpoint": list(profile.checkpoint),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
-        "notes": list(profile.notes),
+        "notes": notes,
         "memory_curve": _memory_columns(profile),
         "curve": _curve_data(profile),
-        "nodes": _node_columns(profile.root, names),
-        "tables": _tables(profile, names, text_of),
+        "nodes": _node_columns(root, names),
+        "tables": _tables(profile, names, text_of, most),
         "names": list(names.known),
     }
 
@@ -142,9 +182,9 @@ def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {n: {"row": np.array(p, np.uint32), "value": np.array(v, np.float64)} for n, (p, v) in found.items()}
 
 
-def _tables(profile: StepProfile, names: _Numbers, text_of: TextOf | None) -> dict[str, Any]:
+def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    lines = profile.lines
+    lines = _largest(profile.lines, most)
     if lines:
         rows = [Node("line", x.name, sum(i.node.calls for i in x.instances), x.seconds, x.held_bytes) for x in lines]
         found["lines"] = {
@@ -155,8 +195,16 @@ def _tables(profile: StepProfile, names: _Numbers, text_of: TextOf | None) -> di
     sums = _sums_by_name(profile.root)
     for heading, kind in _TABLES.items():
         if sums.get(kind):
-            found[heading] = _shared_columns([total.node() for total in sums[kind].values()], names)
+            found[heading] = _shared_columns(_largest([total.node() for total in sums[kind].values()], most), names)
     return found
+
+
+def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
+    """Return the rows with the most time and memory, in their order."""
+    if len(rows) <= most:
+        return rows
+    order = sorted(range(len(rows)), key=lambda n: (rows[n].wall_s, rows[n].total_held_bytes), reverse=True)
+    return [rows[n] for n in sorted(order[:most])]
 
 
 @dataclass
@@ -214,7 +262,7 @@ def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
     return found
 
 
-def _memory_columns(profile: StepProfile) -> dict[str, Any] | None:
+def _memory_columns(profile: _Shown) -> dict[str, Any] | None:
     points = profile.memory_curve
     if not points:
         return None
@@ -228,7 +276,7 @@ def _memory_columns(profile: StepProfile) -> dict[str, Any] | None:
     }
 
 
-def _curve_data(profile: StepProfile) -> dict[str, Any] | None:
+def _curve_data(profile: _Shown) -> dict[str, Any] | None:
     curve = profile.curve
     if curve is None:
         return None
@@ -254,7 +302,9 @@ def joined(root: Node, most: int) -> Node:
     """
     time, held = root.wall_s or 1.0, root.total_held_bytes or 1
     weights = sorted((max(n.wall_s / time, n.total_held_bytes / held) for n in root.walk()), reverse=True)
-    least = weights[most] if most < len(weights) else -1.0
+    if len(weights) <= most:
+        return root
+    least = weights[most]
     built: dict[int, Node] = {}
     order = list(root.walk())
     for node in reversed(order):  # children before their parents, without recursion
@@ -272,7 +322,7 @@ def joined(root: Node, most: int) -> Node:
     return built[id(root)]
 
 
-def notebook_page(profile: StepProfile) -> str:
+def notebook_page(profile: _Shown) -> str:
     """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
     title = f"{profile.name}: {profile.source}, {seconds_text(profile.iteration_s)} a step"

@@ -84,7 +84,7 @@ function icicle(options) {
 
   function box(node, level, from, share) {
     const wide = share * state.width;
-    const made = el(`div.box.k-${options.kind(node)}`, {
+    const made = el(`div.box.k-${options.kind(node)}${wide > 40 ? ".wide" : ""}`, {
       role: "treeitem", tabindex: "-1", "aria-level": level + 1, "aria-selected": "false", "data-node": node,
       "aria-expanded": children[node].length ? "true" : null,
       title: options.title(node),

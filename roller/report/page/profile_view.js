@@ -32,14 +32,15 @@ function showProfile(main, data) {
     pick: (node) => tell((state.chosen = node)),
     focus: (node) => tell(node === null ? state.chosen : node),
   });
+  const measureBy = (metric) => {
+    state.metric = metric;
+    for (const button of metrics.children) button.setAttribute("aria-pressed", String(button.dataset.metric === metric));
+    tree.draw();
+  };
   const metrics = el("div.choice", { role: "group", "aria-label": "What widths are" }, ["time", "memory"].map((metric) =>
     el("button", {
-      type: "button", "aria-pressed": String(metric === state.metric), disabled: !(metric === "time" ? nodes.wall_s[0] : nodes.held_bytes[0]),
-      onclick: (event) => {
-        state.metric = metric;
-        for (const button of event.target.parentNode.children) button.setAttribute("aria-pressed", String(button === event.target));
-        tree.draw();
-      },
+      type: "button", "data-metric": metric, "aria-pressed": String(metric === state.metric), disabled: !(metric === "time" ? nodes.wall_s[0] : nodes.held_bytes[0]),
+      onclick: () => measureBy(metric),
     }, metric === "time" ? "Wall time" : "Memory at the peak")));
   main.append(section("Where it goes", "Click a part, or press Enter, to go into it; Escape goes back up. Arrow keys move.",
     el("div.tools", {}, metrics, legend(["module", "line", "operator", "kernel", "call", "tensors"].filter((kind) => nodes.kind.some((one) => names[one] === kind)))),
@@ -64,7 +65,9 @@ function showProfile(main, data) {
     pick(kind, name) {
       const test = matcher(data, kind, name);
       let best = -1;
-      for (let node = 0; node < count; node++) if (test(node) && (best < 0 || valueOf(node) > valueOf(best))) best = node;
+      const weight = (node) => nodes.wall_s[node] || nodes.held_bytes[node];
+      for (let node = 0; node < count; node++) if (test(node) && (best < 0 || weight(node) > weight(best))) best = node;
+      if (best >= 0 && !valueOf(best)) measureBy(state.metric === "time" ? "memory" : "time");
       if (best >= 0) tree.show(best), tree.element.scrollIntoView({ block: "nearest" });
     },
   }));
@@ -151,7 +154,7 @@ function detailsOf(data, node, { label, held, phases, kindOf }) {
   const { nodes, names } = data;
   const rows = [
     ["wall time", nodes.wall_s[node], "s"], ["share of the step", nodes.wall_s[node] / (nodes.wall_s[0] || 1), "share"],
-    ["on the device", nodes.device_s[node], "s"], ["on the host", nodes.host_s[node], "s"], ["memory at the peak", nodes.held_bytes[node], "bytes"], ["calls", nodes.calls[node], ""],
+    ["on the device", nodes.device_s[node], "s"], ["on the host", nodes.host_s[node], "s"], ["memory at the peak", nodes.held_bytes[node], "bytes"], [kindOf(node) === "tensors" ? "tensors" : "calls", nodes.calls[node], ""],
   ].filter(([, value]) => value);
   const list = (title, pairs, unit) => pairs.length ? [el("h3", {}, title), el("dl", {}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, words(name)), el("dd", {}, number(value, unit, label)))))] : [];
   const share = nodes.share_of_peak[node], bound = names[nodes.bound[node]];

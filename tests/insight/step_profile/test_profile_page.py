@@ -102,7 +102,9 @@ def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
     page = page_of_profile(profile)
     data = data_of(page)
     assert len(page.encode()) <= size - 1000
-    assert data["notes"] == [f"The page shows the {count // 2} largest parts of {count}; smaller ones are joined."]
+    assert data["notes"] == [
+        f"The page shows the {count // 2} largest parts of {count}; smaller ones are joined, or left out of tables."
+    ]
     assert data["nodes"]["wall_s"][0] == profile.root.wall_s and len(data["nodes"]["name"]) < count
     assert any("smaller parts" in name for name in data["names"])
 
