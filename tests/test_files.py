@@ -34,3 +34,11 @@ def test_nothing_is_left_of_what_is_not_finished(tmp_path, error):
 def test_a_folder_that_is_not_there_is_the_systems_error(tmp_path):
     with pytest.raises(FileNotFoundError), whole_file(tmp_path / "no" / "a.json"):
         pass
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="a pipe or a device"), whole_file(pipe) as file:
+        file.write(b"x")
+    assert stat.S_ISFIFO(pipe.stat().st_mode) and [p.name for p in tmp_path.iterdir()] == ["pipe"]

@@ -210,10 +210,12 @@ def check_writable(path: Path) -> None:
     Raises
     ------
     ArtifactError
-        Where the folder does not exist or cannot be written, or the path is a folder.
+        Where the folder does not exist or cannot be written, or the path is a folder, a pipe or a device.
     """
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
+    if path.exists() and not path.is_file():
+        raise ArtifactError(f"{path}: expected a file, got a pipe or a device. Name a file.")
     if not path.absolute().parent.is_dir():
         raise ArtifactError(f"{path}: the folder {path.absolute().parent} does not exist. Create it first.")
     if not path.exists():

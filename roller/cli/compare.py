@@ -10,7 +10,8 @@ from rich import box
 from rich.table import Table
 
 import roller
-from roller.cli.common import JsonOption, SetOption, check_writable, console, one_of, operator_rows, print_json, seconds
+from roller.cli.common import JsonOption, SetOption, console, one_of, operator_rows, print_json, seconds
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.sensitivity import BatchOption, FilterOption, OperatorsArgument
 from roller.cli.sweep import PolicyOption, PricesOption
@@ -57,9 +58,7 @@ def compare_command(
     one_of("--policy", policy, ("library", "roller"))
     one_of("--theme", theme, tuple(device_comparison.THEMES))
     known = None if prices is None else read_rate_card(prices)
-    for path in (csv, picture):
-        if path is not None:
-            check_writable(path)
+    check_outputs([Path(operators), *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         check_picture_path(picture)
     if operators.endswith((".yaml", ".yml")):

@@ -13,6 +13,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     MIB,
     AmpOption,
@@ -80,7 +81,7 @@ def forecast_command(
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
-    with counted_steps("forecast", total) as done, listening(done.within):
+    with counted_steps("forecast", total) as done, listening(done.within), prints_aside():
         for x in forecasts(file, asked):
             found.append(x)
             done(f"{x.device}, batch {x.batch}")

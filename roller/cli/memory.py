@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     LARGEST,
     MIB,
@@ -74,12 +76,11 @@ def memory_command(
         )
     if snapshot is not None and len(specs) * len(sizes) * len(ways) != 1:
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
-    if snapshot is not None:
-        check_writable(snapshot)
+    check_outputs([file], {"--snapshot": snapshot})
     step = step_of(file, calls)
     rows: list[Row] = []
     failed: list[ModelError] = []
-    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done:
+    with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done, prints_aside():
         for spec, _ in specs:
             for way in ways:
                 for size in sizes:

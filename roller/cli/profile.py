@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.profile_tables import print_profile
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     BatchesOption,
     CallsOption,
     CheckpointOption,
-    DevicesOption,
     batches_of,
     checkpoints_of,
     devices_of,
@@ -38,6 +39,10 @@ FileArgument = Annotated[
         help="An entry file, an ONNX model, a recording of PyTorch, or a profile of --out.",
     ),
 ]
+DevicesOption = Annotated[
+    str,
+    typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100; 2xa100 for two. By default a100."),
+]
 AmpOption = Annotated[
     str,
     typer.Option("--amp", metavar="NAME", help="Automatic mixed precision around the step: fp32 (none), fp16, bf16."),
@@ -50,6 +55,10 @@ CurveOption = Annotated[
 ]
 MeasureOption = Annotated[
     bool, typer.Option("--measure", help="Run the step on this machine's processor, and measure it: no --device.")
+]
+MeasureSecondsOption = Annotated[
+    float,
+    typer.Option("--measure-s", min=1.0, metavar="S", help="Seconds of timing."),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
@@ -72,6 +81,7 @@ class Asked:
     calls: int | None
     curve: bool
     measure: bool
+    budget_s: float
     trace: Path | None
     snapshot: Path | None
 
@@ -83,11 +93,12 @@ def profile_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
-    depth: DepthOption = 7,
-    top: TopOption = 6,
+    depth: DepthOption = 5,
+    top: TopOption = 5,
     sort: SortOption = "time",
     curve: CurveOption = False,
     measure: MeasureOption = False,
+    measure_s: MeasureSecondsOption = 60.0,
     out: OutOption = None,
     trace: TraceOption = None,
     snapshot: SnapshotOption = None,
@@ -103,16 +114,24 @@ def profile_command(
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     sizes = [None if n is None else int(n) for n in batches_of(batches)]
     asked = Asked(
-        devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure, trace, snapshot
+        devices_of(devices or _DEVICE, settings),
+        sizes,
+        precisions[0],
+        again[0],
+        calls,
+        curve,
+        measure,
+        measure_s,
+        trace,
+        snapshot,
     )
     if len(precisions) > 1 or len(again) > 1:
         raise UsageError("--amp, --checkpoint: expected one way of training, got several. Name one of each.")
     if (out or trace or snapshot) and len(asked.specs) * len(sizes) != 1:
         raise UsageError("--out, --trace, --snapshot: expected one device and batch, got several. Name one of each.")
-    for path in (out, trace, snapshot):
-        if path is not None:
-            check_writable(path)
-    found = _profiles(file, asked, devices)
+    check_outputs([file], {"--out": out, "--trace": trace, "--snapshot": snapshot})
+    with prints_aside():
+        found = _profiles(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -138,25 +157,26 @@ def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
             f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
             f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
-    if asked.measure and devices:
-        raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
-    return _of_entry(file, asked) if is_traced else _of_file(file, kind, asked)
+    if devices and (asked.measure or kind not in ("entry", "model")):
+        where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
+        raise UsageError(f"--device: expected none beside {where}. Leave it out.")
+    return _of_entry(file, asked) if is_traced else _of_file(file, kind, asked, devices)
 
 
-def _of_file(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
+def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
     """Return the profiles of a file that is not traced; recordings, saved profiles and runs have their device."""
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
 
-    specs = asked.specs if kind == "model" else asked.specs[:1]
+    specs: list[DeviceSpec | None] = [spec for spec, _ in asked.specs] if devices or kind == "model" else [None]
     found = []
     with counted_steps("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
-        for spec, _ in specs:
+        for spec in specs:
             for size in asked.sizes:
                 found.append(
                     profile(
                         file, spec, batch=size, amp=asked.amp, checkpoint=asked.checkpoint, curve=asked.curve,
-                        measure=asked.measure,
+                        measure=asked.measure, budget_s=asked.budget_s,
                     )
                 )  # fmt: skip
                 done(found[-1].name)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
-from roller.cli.common import seconds
 from roller.cli.training import MIB
 from roller.core.files import read_text
 from roller.errors import printable
@@ -24,10 +23,14 @@ if TYPE_CHECKING:
 _PRINTED, _EXPANDED = 0.005, 0.04
 #: A shorter step is printed in microseconds.
 _SHORT_S = 0.01
+#: Share of a pipe's peak from which on it is printed.
+_NOTABLE = 0.01
 #: Relative difference of the times of modules that are printed as one.
 _ALIKE = 0.02
 #: Width from which on a table has all columns; columns besides the first one, and the least for that.
 _WIDE, _REST, _REST_NARROW, _LEAST = 100, 66, 48, 23
+#: The same of the table of lines, and the least for the text of a line.
+_REST_OF_LINES, _LEAST_TEXT = 53, 12
 
 
 def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, order: str, file: Path) -> None:
@@ -46,7 +49,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
     file
         The entry file: the text of lines is looked for beside it and above it.
     """
-    screen.say(headline(profile))
+    screen.say(printable(str(profile)))
     if profile.out_of_memory:
         screen.say(f"It does not fit: {printable(profile.out_of_memory)} Memory is that before the failure.")
     screen.print(_tree(profile, depth, top, order, screen.width))
@@ -64,32 +67,15 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
         screen.say(printable(note))
 
 
-def headline(profile: StepProfile) -> str:
-    """Return the profile in a sentence."""
-    apart = f" ({seconds(profile.lower_s)} to {seconds(profile.upper_s)})" if profile.upper_s > profile.lower_s else ""
-    count = f"{profile.devices}x" if profile.devices > 1 else ""
-    parts = [
-        f"{printable(profile.name)}: {profile.source} on {count}{printable(profile.device) or 'an unnamed device'}",
-        *([f"batch {profile.batch}"] if profile.batch else []),
-        *([printable(profile.amp)] if profile.amp != "fp32" else []),
-        f"{seconds(profile.iteration_s)} a step{apart}",
-    ]
-    if profile.throughput:
-        parts.append(f"{profile.throughput:.1f} samples/s")
-    if profile.total_bytes:
-        of = f" of {profile.capacity_bytes / MIB:.0f}" if profile.capacity_bytes else ""
-        parts.append(f"{profile.total_bytes / MIB:.0f}{of} MiB")
-    if profile.bound:
-        parts.append(f"bound by the {printable(profile.bound)}")
-    return ", ".join(parts) + "."
-
-
 class _Row(NamedTuple):
-    """A row of the tree: a node, or several, whose children are summed by name; ``rest`` others are left out."""
+    """A row of the tree: a node, or several, whose children are summed by name; ``rest`` others are left out.
+
+    ``modules`` are the module instances around the nodes.
+    """
 
     nodes: Sequence[Node]
+    modules: Sequence[str]
     level: int
-    parent: str
     alike: int = 0
     rest: int = 0
 
@@ -110,7 +96,7 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
             name = f"{row.rest} other{'s' * (row.rest > 1)}"
         else:
             alike = f" and {row.alike - 1} alike" if row.alike > 1 else ""
-            name = _shortened(_name(row.nodes[0], row.parent), most - len(indent) - len(alike)) + alike
+            name = _shortened(_name(row.nodes[0], row.modules[0]), most - len(indent) - len(alike)) + alike
             calls, bound = str(sum(n.calls for n in row.nodes) or ""), _bound(row.nodes[0], wide)
         cells = (time, share, memory, calls, bound) if wide else (time, memory, bound)
         table.add_row(indent + name, *cells)
@@ -118,10 +104,9 @@ def _tree(profile: StepProfile, depth: int, top: int, order: str, width: int) ->
 
 
 def _bound(node: Node, wide: bool) -> str:
-    reached = node.share_of_peak
-    share = "" if reached is None else f"{100 * reached[1]:.0f} %"
-    if wide and reached is not None:
-        share = f"{share} of {reached[0]}"
+    reached, share = node.share_of_peak, ""
+    if reached is not None and reached[1] >= _NOTABLE:
+        share = f"{100 * reached[1]:.0f} %{f' of {reached[0]}' if wide else ''}"
     return printable(", ".join(filter(None, (node.bound, share))))
 
 
@@ -130,7 +115,7 @@ def _name(node: Node, parent: str) -> str:
     name = printable(node.name).replace("\n", " ")
     if node.kind == "module" and parent and name.startswith(parent + "."):
         return name[len(parent) :]
-    return f"host: {name}" if node.kind == "call" else name.removeprefix("aten.")
+    return f"host: {name}" if node.kind == "call" else name.removeprefix("aten.").removeprefix("aten::")
 
 
 def _shortened(name: str, most: int) -> str:
@@ -152,21 +137,21 @@ def _rows(profile: StepProfile, depth: int, top: int, order: str) -> Iterator[_R
         held = sum(n.total_held_bytes for n in nodes) / (profile.total_bytes or 1)
         return max(wall, held)
 
-    todo = [_Row([profile.root], 0, "")]
+    todo = [_Row([profile.root], [""], 0)]
     while todo:
         row = todo.pop()
         yield row
-        node = row.nodes[0]
         if row.rest or row.level == depth or share(row.nodes) < _EXPANDED:
             continue
-        within = node.name if node.kind == "module" else row.parent
-        groups = sorted(_groups(row.nodes), key=lambda group: _weight(group[0], order), reverse=True)
-        shown = [group for group in groups if share(group[0]) >= _PRINTED][:top]
-        rest = [group for group in groups if not any(group is one for one in shown)]
-        below = [_Row(nodes, row.level + 1, within, alike) for nodes, alike in shown]
+        groups = sorted(_groups(row), key=lambda group: _weight(group.nodes, order), reverse=True)
+        own = [g for g in groups if g.nodes[0].kind == "overhead" and share(g.nodes)]
+        others = [g for g in groups if g.nodes[0].kind != "overhead"]
+        shown = [g for g in others if share(g.nodes) >= _PRINTED][:top]
+        rest = [g for g in others if not any(g is one for one in shown)]
         if rest:
-            below.append(_Row([n for nodes, _ in rest for n in nodes], row.level + 1, within, rest=len(rest)))
-        todo += reversed(below)
+            nodes = [n for g in rest for n in g.nodes]
+            shown.append(_Row(nodes, [""] * len(nodes), row.level + 1, rest=len(rest)))
+        todo += reversed([*shown, *own])  # what belongs to no operator is never among the others
 
 
 def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
@@ -174,28 +159,34 @@ def _weight(nodes: Sequence[Node], order: str) -> tuple[float, float]:
     return (held, wall) if order == "memory" else (wall, held)
 
 
-def _groups(nodes: Sequence[Node]) -> list[tuple[list[Node], int]]:
-    """Return the children of a row, and how many siblings each stands for: of several nodes those of one name are one.
+def _groups(row: _Row) -> list[_Row]:
+    """Return the children of a row; those of several nodes are one where they have one name in their modules.
 
     Modules with equal numbers of operators and, within 2 %, of seconds are alike.
     """
-    if len(nodes) > 1:
-        named: dict[tuple[str, str], list[Node]] = {}
-        for node in nodes:
-            for child in node.children:
-                named.setdefault((child.kind, child.name.removeprefix(node.name)), []).append(child)
-        return [(group, 0) for group in named.values()]
-    groups: list[list[Node]] = []
-    for child in nodes[0].children:
-        last = groups[-1][0] if groups else None
-        if (
-            last is not None and child.kind == last.kind == "module" and child.calls == last.calls
-            and abs(child.wall_s - last.wall_s) <= _ALIKE * last.wall_s
-        ):  # fmt: skip
-            groups[-1].append(child)
-        else:
-            groups.append([child])
-    return [(group, len(group)) for group in groups]
+    named: dict[tuple[str, str], list[tuple[Node, str]]] = {}
+    groups: list[list[tuple[Node, str]]] = []
+    for node, module in zip(row.nodes, row.modules, strict=True):
+        within = node.name if node.kind == "module" else module
+        for child in node.children:
+            if len(row.nodes) > 1:
+                named.setdefault((child.kind, child.name.removeprefix(within)), []).append((child, within))
+            elif groups and _is_alike(child, groups[-1][0][0]):
+                groups[-1].append((child, within))
+            else:
+                groups.append([(child, within)])
+    found = []
+    for group in [*named.values(), *groups]:
+        if not named and len(group) > 1:
+            group.sort(key=lambda pair: (len(pair[0].name), pair[0].name))
+        alike = 0 if named else len(group)
+        found.append(_Row([node for node, _ in group], [module for _, module in group], row.level + 1, alike))
+    return found
+
+
+def _is_alike(node: Node, other: Node) -> bool:
+    is_module = node.kind == other.kind == "module" and node.calls == other.calls
+    return is_module and abs(node.wall_s - other.wall_s) <= _ALIKE * other.wall_s
 
 
 def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -> Table:
@@ -206,6 +197,7 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
     table = Table("line", *columns, box=None)
     for column in table.columns[1 : 5 if wide else 4]:
         column.justify = "right"
+    most = max(_LEAST_TEXT, width - max((len(line.name) for line in shown), default=0) - _REST_OF_LINES)
     texts = {name: _text_of(name, file) for name in dict.fromkeys(line.file for line in shown)}
     for line in shown:
         made = f"{line.registered_bytes / MIB:.0f} MiB" if line.registered_bytes else ""
@@ -214,7 +206,7 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
         if wide:
             known = texts[line.file]
             text = known[line.line - 1].strip() if 0 < line.line <= len(known) else ""
-            cells = time, share, memory, made, _shortened(printable(text), max(_LEAST, width - _REST - 16))
+            cells = time, share, memory, made, _shortened(printable(text), most)
         table.add_row(printable(line.name), *cells)
     if len(lines) > len(shown):
         table.caption = f"{len(lines) - len(shown)} more lines"
@@ -228,6 +220,8 @@ def _line_weight(line: Line, order: str) -> tuple[float, float]:
 
 def _text_of(name: str, file: Path) -> list[str]:
     """Return the lines of a file of the project, looked for beside the entry file and above it; none if it is gone."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:  # a name out of a file leads nowhere else
+        return []
     for folder in file.resolve().parents:
         if (folder / name).is_file():
             try:
@@ -241,7 +235,9 @@ def _memory(profile: StepProfile) -> Table:
     table = Table("memory at the total's peak", "MiB", "share", box=None)
     for column in (1, 2):
         table.columns[column].justify = "right"
-    for kind, size in profile.memory_parts.items():
+    for kind, size in sorted(profile.memory_parts.items(), key=lambda part: -part[1]):
+        if not size:
+            continue
         share = f"{100 * size / profile.total_bytes:.1f} %"
         table.add_row(printable(kind).replace("_", " "), f"{size / MIB:.1f}", share)
     table.add_row("total", f"{profile.total_bytes / MIB:.1f}", "")
@@ -254,6 +250,8 @@ def _categories(profile: StepProfile) -> Table:
         table.columns[column].justify = "right"
     whole = sum(profile.categories.values()) or 1.0
     for name, took in profile.categories.items():
+        if not took:
+            continue
         table.add_row(printable(name), f"{took * 1e3:.3f} ms", f"{100 * took / whole:.1f} %")
     return table
 

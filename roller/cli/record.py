@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from roller.cli.common import check_writable, console
+from roller.cli.common import console
+from roller.cli.outputs import check_outputs
 from roller.cli.usage import UsageError
 
 ScriptArgument = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A program that trains with PyTorch.")]
@@ -42,7 +43,7 @@ def record_command(
 
     if not script.is_file():
         raise UsageError(f"{script}: expected a program, got no such file. Name one.")
-    check_writable(out)
+    check_outputs([script], {"--out": out})
     recorder = Recorder(out, warmup=warmup, timed=timed, steps=steps)
     recorder.when_done = _enough
     try:

@@ -25,6 +25,7 @@ from roller.cli.common import (
 )
 from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.cli.forecast import PolicyOption
+from roller.cli.terminal import prints_aside
 from roller.cli.training import AmpOption, amps_of, step_of
 from roller.cli.usage import UsageError
 from roller.errors import counted
@@ -125,9 +126,10 @@ def _show_model(path: Path, spec: DeviceSpec, asked: Asked, *, as_json: bool) ->
         if asked.shapes:
             raise UsageError(f"{path.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
         (amp,) = amps_of(asked.amp)[:1]
-        work = whole.sensitivity_of_step(
-            step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library"
-        )
+        with prints_aside():
+            work = whole.sensitivity_of_step(
+                step_of(path), spec, batch=asked.batch, amp=amp, policy=asked.policy or "library"
+            )
     if as_json:
         print_json({**work.sensitivity.to_dict(), "notes": list(work.notes)})
         return

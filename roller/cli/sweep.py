@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, SetOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     AmpOption,
     BatchesOption,
@@ -70,13 +72,12 @@ def sweep_command(
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
     (policy,) = words_of("--policy", policy, ("library", "roller"))[:1]
     known = None if prices is None else read_rate_card(prices)
-    for path in (csv, picture):
-        if path is not None:
-            check_writable(path)
+    check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         sweeps.check_picture_path(picture)
     step = step_of(file, calls)
-    with counted_steps("sweep", len(specs) * len(sizes) * len(amps) * len(checkpoints)) as done, listening(done.within):
+    total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
+    with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
         rows = sweeps.sweep(
             step, specs, batches=sizes, amps=amps, checkpoints=checkpoints, policy=policy, prices=known, done=done
         )

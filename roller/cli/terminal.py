@@ -67,3 +67,24 @@ def printable_streams() -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = out, err
+
+
+@contextlib.contextmanager
+def prints_aside() -> Iterator[None]:
+    """Let what the user's code prints within go to standard error: standard output is for the verb's result alone."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    try:
+        kept = os.dup(1)
+    except OSError:  # closed
+        kept = -1
+    if kept >= 0:
+        with contextlib.suppress(OSError):
+            os.dup2(2, 1)  # of processes that it starts, and of libraries in C
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        if kept >= 0:
+            os.dup2(kept, 1)
+            os.close(kept)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roller.cli.common import device_of
+from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.errors import did_you_mean, shown
 from roller.hardware import DeviceSpec
@@ -118,7 +119,8 @@ def step_of(file: Path, calls: int | None = None) -> TracedStep:
     """Return the step of an entry file, as the file has it: what each row changes is traced then."""
     from roller.insight.tracing import trace_entry
 
-    return trace_entry(file, calls=calls)
+    with prints_aside():
+        return trace_entry(file, calls=calls)
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:

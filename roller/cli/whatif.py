@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.common import JsonOption, check_writable, console, print_json
+from roller.cli.common import JsonOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -76,10 +78,9 @@ def whatif_command(
         asked[" + ".join(do)] = tuple(scenarios.parse_what_if_option(text) for text in do)
     if not asked and not search_all:
         raise UsageError("what to change: expected --do CHANGE, --scenario FILE or --all, got none. See --list.")
-    if perfetto is not None:
-        check_writable(perfetto)
-        if search_all or len(asked) != 1:
-            raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
+    check_outputs(files or (), {"--perfetto": perfetto})
+    if perfetto is not None and (search_all or len(asked) != 1):
+        raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
     graph = replace(_graph(files, device), measured_kernels_us=measured_us)
     if search_all:
         _tell_search(graph, force, as_json)
@@ -108,7 +109,8 @@ def _graph(files: list[Path], device: str | None) -> StepGraph:
             raise UsageError(
                 f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
             )
-        return step_of(files[0]).graph(device)
+        with prints_aside():
+            return step_of(files[0]).graph(device)
     return from_kineto([str(f) for f in files], device=device)
 
 

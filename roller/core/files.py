@@ -93,6 +93,8 @@ def whole_file(
     OSError
         Where the file cannot be written.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device", os.fspath(path))
     folder = path.absolute().parent if beside is None else beside
     temporary = folder / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}"
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)

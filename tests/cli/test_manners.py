@@ -148,3 +148,15 @@ def test_a_pipe_sees_what_is_under_way_on_standard_error_alone(tmp_path):
     assert json.loads(done.stdout)["best"] and "roller: matmul: building 2 candidates\n" in done.stderr
     quiet = process("compile", "matmul(16, 16, 16)", "-k", "2", "--json", "--no-cache", "--quiet")
     assert quiet.stderr == "" and json.loads(quiet.stdout)["best"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "option"), [("memory", "--snapshot"), ("sweep", "--csv"), ("whatif", "--perfetto"), ("record", "--out")]
+)
+def test_no_verb_writes_over_what_it_reads(cli, tmp_path, verb, option):
+    file = tmp_path / "train.py"
+    file.write_text("pass")
+    words = [verb, file, option, tmp_path / "." / "train.py", *(["--do", "amp"] if verb == "whatif" else [])]
+    code, out, err = cli(*words)
+    assert code == 2 and not out and "expected a file of its own, got that of train.py, which is read" in err
+    assert file.read_text() == "pass"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 import warnings
 
@@ -12,7 +14,7 @@ from onnx import helper as h
 from rich.table import Table
 
 from roller.cli.screen import console
-from roller.cli.terminal import PrintableStream, printable_streams
+from roller.cli.terminal import PrintableStream, printable_streams, prints_aside
 from roller.core.display import one_line
 from roller.errors import ModelError, RollerWarning, printable
 from roller.runtime.bundle_command import say
@@ -113,3 +115,13 @@ def test_names_of_a_model_are_shown(tmp_path, cli):
     ):
         code, out, err = cli(*words)
         assert "\x1b" not in out + err and "\x07" not in out + err, (words, code)
+
+
+def test_prints_of_the_users_code_stay_out_of_the_result(capfd):
+    with prints_aside():
+        sys.stdout.write("of Python\n")
+        os.write(1, b"of C\n")
+        subprocess.run(["echo", "of a process"], check=True)
+    sys.stdout.write("the result\n")
+    out, err = capfd.readouterr()
+    assert out == "the result\n" and sorted(err.splitlines()) == ["of C", "of Python", "of a process"]

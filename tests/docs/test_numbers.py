@@ -16,6 +16,7 @@ from tests.offenders import every
 RESULTS = ROOT / "benchmarks" / "results"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 WORDS = " ".join(README.split())
+FIRST_PAGE = " ".join((DOCS / "index.md").read_text(encoding="utf-8").split())
 
 
 def results(name):
@@ -41,6 +42,7 @@ def test_speeds_of_networks_are_those_of_the_results():
     said = (
         f"{len(names)} networks run {mean(speeds):.2f} times as fast as with ONNX Runtime {data['run']['onnxruntime']}"
     )
+    assert said in FIRST_PAGE
     assert said + f" (geometric mean of {len(speeds)} cases, {min(speeds):.2f} to {max(speeds):.2f};" in WORDS
     assert f"| {mean(speeds):.2f} ({len(speeds)} cases) |" in WORDS
 
@@ -52,6 +54,7 @@ def test_speeds_of_operators_are_those_of_the_results():
     said = (
         f"{len(speeds)} operators {mean(speeds):.2f} times as fast as with the best of PyTorch {version}, ONNX Runtime"
     )
+    assert said in FIRST_PAGE
     assert said + f" and NumPy ({min(speeds):.2f} to {max(speeds):.2f};" in WORDS
     assert f"The slowest of the {len(speeds)} operators, a depthwise convolution, reaches {min(speeds):.2f}" in WORDS
     slowest = min(data["operators"], key=lambda row: row["ratio"] or math.inf)

@@ -23,9 +23,8 @@ class ExpandableSegments:
                 return None
             block = found
         while block.size < size:
-            after = block.next
-            assert after is not None
-            found = self._map_pages(after, min(size - block.size, after.size))
+            after = block.next  # none: the range of addresses ends, as that of a device without memory
+            found = None if after is None else self._map_pages(after, min(size - block.size, after.size))
             if found is None:
                 return None
             block = found

@@ -57,6 +57,16 @@ class Rows:
                 self._read_to_end(file)
         except (OSError, EOFError, zlib.error) as error:
             raise not_a_profile(self.path, f"what cannot be read ({error})") from error
+        self.check_damaged()
+
+    def check_damaged(self) -> None:
+        """Raise an error if too many events are damaged.
+
+        Raises
+        ------
+        ArtifactError
+            There are too many.
+        """
         if len(self.damaged) > max(_ALWAYS, MOST_DAMAGED * self.count):
             said = f"{len(self.damaged)} damaged events of {self.count}, the first: {self.damaged[0]}"
             raise not_a_profile(self.path, said)

@@ -205,6 +205,8 @@ class StepGraph:
         Parts of the profile that were left out, and defects of its file, a sentence each.
     incomplete
         Why no change can be predicted, if device events are missing; else ``""``.
+    origin_us
+        Time in the profile from which measured starts and ends count.
     """
 
     tasks: Sequence[Task] = field(repr=False)
@@ -227,6 +229,7 @@ class StepGraph:
     in_place: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     incomplete: str = ""
+    origin_us: float = 0.0
 
     @property
     def measured_us(self) -> float:

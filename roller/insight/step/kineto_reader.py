@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import median_low
 from typing import Any, NamedTuple
 
 from roller.core.cyclic import held_back
@@ -153,6 +154,7 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
             found.append(_parse_event(category, row, shared))
         except (TypeError, ValueError, KeyError, OverflowError) as error:
             rows.damaged.append(f"event {rows.count - 1}: without a usable name, time and lane ({error!r})")
+    found = _without_strays(found, rows)
     if all(event.kind == "mark" for event in found):
         first = f", and {rows.damaged[0]}" if rows.damaged else ""
         raise not_a_profile(path, f"no calls, kernels or operators in it{first}")
@@ -162,6 +164,19 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
         _PROPERTIES.search(rows.head) is not None, 0 if size is None else int(size[1]), rows.notes,
         records,
     )  # fmt: skip
+
+
+def _without_strays(found: list[Event], rows: Rows) -> list[Event]:
+    """Return the events without those more than a day from the others, whose times are damaged."""
+    starts = [event.start_us for event in found]
+    if not starts or max(starts) - min(starts) <= _LONGEST_US:
+        return found
+    usual_us = median_low(starts)
+    kept = [event for event in found if abs(event.start_us - usual_us) <= _LONGEST_US]
+    stray = next(event.start_us for event in found if abs(event.start_us - usual_us) > _LONGEST_US)
+    rows.damaged += [f"an event more than a day from the others, at {stray:g} us"] * (len(found) - len(kept))
+    rows.check_damaged()
+    return kept
 
 
 def _recording_overhead(head: str) -> float | None:

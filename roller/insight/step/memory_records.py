@@ -12,6 +12,7 @@ MEMORY = "[memory]"
 #: In place of a number that the profile does not give.
 UNSAID = -1
 _MOST = 1 << 62
+_MOST_DEVICES = 1 << 10
 
 
 def thread_lane(row: Mapping[str, Any]) -> str:
@@ -57,8 +58,9 @@ class MemoryRecords:
             lane = thread_lane(row)
             if not math.isfinite(time_us):
                 raise ValueError(f"ts {time_us}")
-            if (place := self.device_names.setdefault(device, len(self.device_names))) >= 1 << 16:
+            if len(self.device_names) >= _MOST_DEVICES and device not in self.device_names:
                 raise ValueError("more devices than a machine has")
+            place = self.device_names.setdefault(device, len(self.device_names))
         except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
             return f"a record of memory without a usable time, size and thread ({error!r})"
         self.times_us.append(time_us)

@@ -171,7 +171,7 @@ class _Builder:
         return StepGraph(
             tasks, dependencies, starts, latency, gap, name, self.gradients, is_latency_measured=is_measured,
             notes=(said,) if left_out else (),
-            optimizers=self.optimizers, captured_share=_captured_share(order.by_end),
+            optimizers=self.optimizers, captured_share=_captured_share(order.by_end), origin_us=origin,
         )  # fmt: skip
 
     def _add_dependency(

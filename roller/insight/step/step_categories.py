@@ -218,7 +218,7 @@ def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
             counts[at] += 1
             firsts[at], lasts[at] = min(firsts[at], task.start_us), max(lasts[at], task.end_us)
     if not any(counts):
-        return steps, ()
+        return list(_extended(steps, lasts, steps[0].start_us)), ()
     earlier = (e.end_us for e in device if step_of.get(-1 if e.correlation is None else e.correlation) is None)
     held = max((end for end in earlier if counts[0] and end < firsts[0]), default=steps[0].start_us)
     found = list(_extended(steps, lasts, max(held, steps[0].start_us)))

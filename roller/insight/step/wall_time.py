@@ -11,8 +11,9 @@ _Span = tuple[float, float]
 
 
 def wall_time_us(
-    graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None
-) -> tuple[dict[int, float], float]:
+    graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None,
+    within: Sequence[_Span] | None = None,
+) -> tuple[dict[int, float], float]:  # fmt: skip
     """Return the wall time that belongs to each task, and the rest, in which none runs.
 
     While a device computes, the time is that of its kernel; else that of a collective or transfer over a network; else
@@ -26,12 +27,14 @@ def wall_time_us(
         Of every task, as measured or as simulated.
     tasks
         Of the graph; by default all.
+    within
+        Spans of time that count, in order and apart; by default the one from the first start to the last end.
 
     Returns
     -------
     tuple[dict[int, float], float]
         Microseconds by id of the task, and the rest: the host's code between calls while nothing runs. Together they
-        are the time from the first start to the last end.
+        are the time of the spans that count.
 
     Examples
     --------
@@ -43,15 +46,23 @@ def wall_time_us(
     """
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
-    covered: list[_Span] = []
+    covered = [] if within is None else _gaps(within)
     for members in _classes(chosen):
         spans = sorted((start_us[t.id], end_us[t.id], t.id) for t in members)
         found.update(_parts_not_covered(spans, covered))
         covered = _union([*covered, *((a, b) for a, b, _ in spans)])
     whole = 0.0
-    if chosen:
+    if within is not None:
+        whole = math.fsum(b - a for a, b in within)
+    elif chosen:
         whole = max(end_us[t.id] for t in chosen) - min(start_us[t.id] for t in chosen)
-    return found, max(0.0, whole - math.fsum(b - a for a, b in covered))
+    return found, max(0.0, whole - math.fsum(found.values()))
+
+
+def _gaps(spans: Sequence[_Span]) -> list[_Span]:
+    """Return the times outside of spans."""
+    ends, starts = [-math.inf, *(b for _, b in spans)], [*(a for a, _ in spans), math.inf]
+    return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
 
 def _classes(tasks: Sequence[Task]) -> tuple[list[Task], ...]:

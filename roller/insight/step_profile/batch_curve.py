@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from roller.errors import NoCandidateError
+from roller.errors import NoCandidateError, RollerError, shown
 
 #: Distances between the three batches, largest first: a step that takes little of the memory takes the first.
 STEPS = (100, 20, 10, 5, 1)
@@ -62,7 +62,7 @@ class BatchLine(NamedTuple):
     batches
         Where they were sampled.
     holds
-        Whether ``a`` and ``c`` are above 0 and no constraint was needed.
+        Whether the time grows with the batch, and no constraint was needed.
     """
 
     a: float
@@ -147,7 +147,10 @@ class BatchCurve:
         ------
         NoCandidateError
             There is no line, or memory does not grow with the batch.
+        RollerError
+            ``allocated_bytes`` is no finite number.
         """
+        _check_finite("batch_of_memory", "bytes", allocated_bytes)
         line = self._line()
         if line.c <= 0:
             raise NoCandidateError(
@@ -162,7 +165,10 @@ class BatchCurve:
         ------
         NoCandidateError
             There is no line, or no batch is so fast.
+        RollerError
+            ``per_s`` is no finite number.
         """
+        _check_finite("batch_of_throughput", "samples/s", per_s)
         line = self._line()
         if not line.holds or per_s >= self.most_throughput:
             raise NoCandidateError(
@@ -176,6 +182,11 @@ class BatchCurve:
             why = self.notes[0] if self.notes else "three batches do not fit"
             raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
         return self.line
+
+
+def _check_finite(where: str, unit: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise RollerError(f"profile: {where}: expected a number of {unit}, got {shown(value)}. Pass a finite one.")
 
 
 def fit_line(points: Sequence[BatchPoint]) -> BatchLine:
@@ -208,7 +219,7 @@ def _least_squares(xs: Sequence[float], ys: Sequence[float]) -> tuple[float, flo
 
 def batch_curve(
     point_at: Callable[[int], BatchPoint], batch: int, capacity_bytes: int, *, fixed_bytes: int = 0,
-    largest: int = 0, others: Sequence[int] = (),
+    largest: Callable[[], int] = lambda: 0, others: Callable[[int], Sequence[int]] = lambda largest: (),
 ) -> BatchCurve:  # fmt: skip
     """Return the curve of a step: a line through three batches from ``batch`` on, and others beside it.
 
@@ -226,9 +237,10 @@ def batch_curve(
     fixed_bytes
         Allocated bytes that do not grow with the batch, as far as they are known: parameters, their states.
     largest
-        Largest batch that fits; 0 if it is not known. It is computed, too.
+        Function that returns the largest batch that fits, 0 if it is not known. It is asked after the three batches,
+        and its result is computed, too.
     others
-        More batches to compute beside the line.
+        Function of the largest batch that returns more batches to compute beside the line.
     """
     known: dict[int, BatchPoint] = {}
 
@@ -242,11 +254,12 @@ def batch_curve(
     notes: list[str] = []
     if len(chosen) < 3:
         notes.append(f"Fewer than three batch sizes fit: {', '.join(str(p.batch) for p in chosen) or 'none'}.")
-    for size in dict.fromkeys((*others, *([largest] if largest else []))):
+    most = largest()
+    for size in dict.fromkeys((*others(most), *([most] if most else []))):
         point(size)
     computed = tuple(known[size] for size in sorted(known))
     line = fit_line(chosen) if len(chosen) == 3 else None
-    return BatchCurve(line, computed, largest, (*notes, *_doubts(line, computed)))
+    return BatchCurve(line, computed, most, (*notes, *_doubts(line, computed)))
 
 
 def _upwards(
@@ -285,13 +298,12 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     if not line.holds:
         found.append(_why_no_line(line, computed))
     points = [p for p in computed if p.fits]
-    slower = [p for p in points if abs(line.iteration_s(p.batch) / p.iteration_s - 1.0) > APART]
+    slower = [p for p in points if _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
     if slower:
         why = _difference("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)
-        steps = "time grows in steps there, at multiples of tiles and waves"
-        found.append(f"The line of the time is off at batch {sizes}: {why or steps}.")
-    fuller = [p for p in points if abs(line.allocated_bytes(p.batch) / p.allocated_bytes - 1.0) > APART_BYTES]
+        found.append(f"The line of the time is off at batch {sizes}: {why or _far_or_near(line, slower)}.")
+    fuller = [p for p in points if _are_apart(line.allocated_bytes(p.batch), p.allocated_bytes, APART_BYTES)]
     if fuller:
         why = _difference("the peak is in", "peak_phase", fuller, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.allocated_bytes(p.batch), p.allocated_bytes)})" for p in fuller)
@@ -300,14 +312,26 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     return found
 
 
+def _far_or_near(line: BatchLine, off: Sequence[BatchPoint]) -> str:
+    if all(line.batches[0] <= p.batch <= line.batches[-1] for p in off):
+        return "time grows in steps there, at multiples of tiles and waves"
+    return (
+        f"they are outside of {line.batches[0]} to {line.batches[-1]}, where kernels use the device to another extent"
+    )
+
+
 def _why_no_line(line: BatchLine, computed: Sequence[BatchPoint]) -> str:
     bounds = sorted({p.bound for p in computed if p.batch in line.batches and p.bound})
-    if line.b > 0:
+    if line.b > 0 or line.a <= 0:
         why = f", which are bound by the {' and the '.join(bounds)}" if bounds else ""
         return (
             f"The time does not grow over batches {', '.join(map(str, line.batches))}{why}: there is no limit to tell."
         )
     return "The time grows faster than the batch: the line through 0 is only a first guess."
+
+
+def _are_apart(by_line: float, computed: float, share: float) -> bool:
+    return computed > 0 and abs(by_line / computed - 1.0) > share
 
 
 def _percent(by_line: float, computed: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -63,9 +64,9 @@ def lines_of_tree(root: Node) -> tuple[Line, ...]:
     """Return every line of a tree, by file and line."""
     instances: dict[str, list[tuple[LineInstance, bool]]] = {}
     registered: dict[str, int] = {}
-    for node, module, around in _walk(root):
+    for node, module, is_outer in _walk(root):
         if node.kind == "line":
-            instances.setdefault(node.name, []).append((LineInstance(module, node), node.name not in around))
+            instances.setdefault(node.name, []).append((LineInstance(module, node), is_outer))
         for name in node.registered:
             registered[name] = registered.get(name, 0) + node.held_bytes.get("parameter", 0)
     return tuple(
@@ -76,15 +77,21 @@ def lines_of_tree(root: Node) -> tuple[Line, ...]:
     )
 
 
-def _walk(root: Node) -> Iterator[tuple[Node, str, frozenset[str]]]:
-    """Yield every node with the module instance and the lines around it."""
-    todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
+def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
+    """Yield every node with the module instance around it, and whether no line of its name is around it."""
+    todo: list[tuple[Node | None, str]] = [(root, "")]  # no node: a line of this name ends
+    around: Counter[str] = Counter()
     while todo:
-        node, module, around = todo.pop()
-        yield node, module, around
+        node, module = todo.pop()
+        if node is None:
+            around[module] -= 1
+            continue
+        yield node, module, not around[node.name]
+        if node.kind == "line":
+            around[node.name] += 1
+            todo.append((None, node.name))
         within = node.name if node.kind == "module" else module
-        lines = around | {node.name} if node.kind == "line" else around
-        todo += [(child, within, lines) for child in node.children]
+        todo += [(child, within) for child in node.children]
 
 
 def _line(name: str, found: list[tuple[LineInstance, bool]], registered_bytes: int) -> Line:

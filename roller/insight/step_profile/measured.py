@@ -69,5 +69,5 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
         name, "measured", found.machine, root, root.wall_s, lower_s, upper_s, int(trace.options.get("batch") or 0),
         trace.samples, amp=str(precision) if precision else "fp32",
         checkpoint=tuple(trace.options.get("checkpoint") or ()), memory_curve=memory_of_processor(trace),
-        notes=(*found.notes, *(note for note in trace.warnings if note not in found.notes)),
+        is_stable=found.is_stable, notes=(*found.notes, *(note for note in trace.warnings if note not in found.notes)),
     )  # fmt: skip

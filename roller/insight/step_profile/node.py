@@ -32,7 +32,7 @@ class Seconds(NamedTuple):
     host_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Node:
     """A module instance, a line, an operator, a kernel or tensors, with all within it.
 
@@ -75,6 +75,21 @@ class Node:
     pipe_s: Mapping[str, float] = field(default_factory=dict)
     registered: tuple[str, ...] = ()
     children: tuple[Node, ...] = field(default=(), repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two trees are equal, without recursion: they may be deep."""
+        if not isinstance(other, Node):
+            return NotImplemented
+        return all(one._own() == two._own() for one, two in zip(self.walk(), other.walk(), strict=False))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _own(self) -> tuple[object, ...]:
+        """Return all but the children, of which only the number: that of each tells a preorder from all others."""
+        return (
+            self.kind, self.name, self.calls, self.seconds, self.held_bytes, self.requested_bytes, self.bound_s,
+            self.pipe_s, self.registered, len(self.children),
+        )  # fmt: skip
 
     @property
     def wall_s(self) -> float:

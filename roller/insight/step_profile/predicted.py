@@ -9,7 +9,7 @@ from functools import cache
 from roller.insight.cost.operator_price import LaunchPrice, Price
 from roller.insight.forecast import Forecast
 from roller.insight.memory.simulate import Memory
-from roller.insight.step.graph import StepGraph, Task, TaskContext
+from roller.insight.step.graph import NETWORK_KINDS, StepGraph, Task, TaskContext
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.node import Node, Seconds
@@ -19,6 +19,8 @@ from roller.insight.trace.trace import AllocEvent, Operator, Stack, Storage, Tra
 
 #: Time in which no task runs: the host's code between its calls.
 BETWEEN_CALLS = Key("overhead", "host code between calls")
+#: Reductions between devices, and the buckets of gradients that they reduce.
+COMMUNICATION = Key("overhead", "communication")
 _STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_state": ".state"}
 
 
@@ -36,9 +38,14 @@ def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
     for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
         tree.count_call(path_of_operator(operator))
     add_graph(tree, forecast.graph, forecast.timeline, {o.index: p for o, p in forecast.step.operators})
-    held_by = trace if forecast.devices == 1 else add_bucket_storages(trace, buckets(trace))
-    add_memory(tree, held_by, forecast.memory)
+    whole = trace_on_devices(trace, forecast.devices)
+    add_memory(tree, whole, forecast.memory, frozenset(whole.storages.keys() - trace.storages.keys()))
     return tree.build()
+
+
+def trace_on_devices(trace: Trace, devices: int) -> Trace:
+    """Return a trace as one of some devices runs it: several hold buckets of gradients, too."""
+    return trace if devices == 1 else add_bucket_storages(trace, buckets(trace))
 
 
 def path_of_operator(operator: Operator) -> Path:
@@ -63,8 +70,10 @@ def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[
     for task in graph.tasks:
         if task.is_removed:
             continue
-        path = path_of(task.context) or (Key("overhead", task.name),)
         phase, operator = task.context.phase, graph.operators.get(task.id)
+        path = path_of(task.context) or (Key("overhead", task.name),)
+        if operator is None and (task.on_device or task.kind in NETWORK_KINDS):  # of buckets that devices reduce
+            path = (COMMUNICATION, Key("kernel", task.name))
         took = Seconds(wall_us[task.id] / 1e6, *_device_and_host_s(task, operator is not None))
         price = None if operator is None else prices.get(operator.index)
         if price is not None and price.launches:
@@ -99,13 +108,22 @@ def _shares(took: Seconds, launches: tuple[LaunchPrice, ...]) -> Iterator[tuple[
         yield row, Seconds(*(share * part for part in took))
 
 
-def add_memory(tree: Tree, trace: Trace, memory: Memory) -> None:
+def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozenset[int] = frozenset()) -> None:
     """Add the bytes at the total's peak to a tree, and those that the last step requests.
 
     Named storages belong to the module of their parameter, others to the operator that allocates them. The rest of the
     total, which no tensor requests, is overhead: rounding, cached blocks, the context and the rounding to pages.
+
+    Parameters
+    ----------
+    tree
+        Grows by a leaf for every kind of tensors of a node.
+    trace, memory
+        A trace and its memory.
+    bucket_storages
+        Storages of the trace that are buckets of gradients.
     """
-    place = _Place(tree, trace)
+    place = _Place(tree, trace, bucket_storages)
     for number, event in memory.held.items():
         place.add(number, event, held=event.size_bytes)
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
@@ -115,7 +133,7 @@ def add_memory(tree: Tree, trace: Trace, memory: Memory) -> None:
     parts = memory.parts_at_peak()
     for name, size in (
         ("rounding", parts.rounding_bytes), ("cached", parts.cached_bytes), ("context", parts.context_bytes),
-        ("page rounding", parts.page_rounding_bytes),
+        ("page_rounding", parts.page_rounding_bytes),
     ):  # fmt: skip
         if size:
             tree.add_bytes((Key("overhead", "memory of no tensor"),), name, held=size, tensors=0)
@@ -124,12 +142,15 @@ def add_memory(tree: Tree, trace: Trace, memory: Memory) -> None:
 class _Place:
     """Finds the node of a storage."""
 
-    def __init__(self, tree: Tree, trace: Trace) -> None:
-        self.tree, self.trace = tree, trace
+    def __init__(self, tree: Tree, trace: Trace, bucket_storages: frozenset[int]) -> None:
+        self.tree, self.trace, self._bucket_storages = tree, trace, bucket_storages
         self._path_of: Callable[[Stack, str, str], Path] = cache(path_of_call)
 
     def add(self, number: int, event: AllocEvent, *, held: int = 0, requested: int = 0) -> None:
         storage = self.trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))
+        if number in self._bucket_storages:
+            self.tree.add_bytes((COMMUNICATION,), storage.kind, name="buckets", held=held, requested=requested)
+            return
         suffix = _STATE_SUFFIX.get(storage.kind)
         if storage.name and suffix is not None:
             module, _, name = storage.name.rpartition(".")

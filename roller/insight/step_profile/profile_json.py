@@ -40,6 +40,8 @@ def to_data(profile: StepProfile) -> dict[str, Any]:
         **{name: getattr(profile, name) for name in _PLAIN},
         "total_bytes": profile.total_bytes,
         "throughput_per_s": profile.throughput,
+        "versions": dict(profile.versions),
+        "is_stable": profile.is_stable,
         "categories": dict(profile.categories),
         "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
         "curve": None if profile.curve is None else _curve_data(profile.curve),
@@ -101,6 +103,8 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         raise ValueError(f"source {plain['source']!r}")
     return StepProfile(
         root=_read_tree(data["nodes"]),
+        versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
+        is_stable=data.get("is_stable", True) is True,
         categories=_numbers(data.get("categories", {}), float),
         memory_curve=tuple(_read_point(row) for row in data.get("memory_curve", ())),
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +13,31 @@ from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
-from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batch_curve
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.predicted import tree_of_forecast
+from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
+from roller.runtime.cache_key import code_digest
 
+#: What a file holds: providers of a step, an ONNX model, a profile, or a recording of PyTorch's profiler.
+FileKind = Literal["entry", "model", "profile", "recording"]
+#: Device of a profile where none is named.
+DEVICE = "a100"
+#: Suffix of a file -> what it holds; JSON may be a profile as well.
+_SUFFIXES: Mapping[str, FileKind] = {
+    ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
+}  # fmt: skip
+#: Digits of a digest.
+_DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
 _HEAD = 256
 #: Kinds of storages whose bytes do not depend on the batch.
@@ -32,7 +46,7 @@ _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
 
 def profile(
     step: str | Path | TracedStep,
-    device: str | DeviceSpec = "a100",
+    device: str | DeviceSpec | None = None,
     *,
     batch: int | None = None,
     amp: str | None = None,
@@ -42,6 +56,7 @@ def profile(
     calls: int | None = None,
     curve: bool = False,
     measure: bool = False,
+    budget_s: float = 60.0,
 ) -> StepProfile:
     """Return where the time and memory of a step go, by module and line.
 
@@ -52,7 +67,7 @@ def profile(
         for a device that is not here. An ONNX model: one inference, predicted. A file of PyTorch's profiler: as
         recorded. A file that :func:`save_profile` wrote: as it is.
     device
-        A specification, or its name; not used for recordings and saved profiles.
+        A specification, or its name; ``"a100"`` by default. Recordings, saved profiles and runs have their own.
     batch, amp, checkpoint
         As in :meth:`~roller.insight.traced_step.TracedStep.at`; by default those of the step.
     policy, devices
@@ -64,8 +79,10 @@ def profile(
         Whether the profile has its throughput and memory over the batch from the beginning, as a saved one needs. Each
         batch is traced; else ``batch_curve()`` computes them on demand.
     measure
-        Whether an entry file's step runs on this machine's processor, in a process of its own; ``device``, ``policy``
-        and ``devices`` do not apply then.
+        Whether an entry file's step runs on this machine's processor, in a process of its own, for the seconds of
+        ``budget_s``; ``device``, ``policy`` and ``devices`` do not apply then.
+    budget_s
+        Seconds of timing for ``measure``, after the calls that are recorded.
 
     Raises
     ------
@@ -89,11 +106,17 @@ def profile(
     from roller.arguments import target_of
 
     if measure:
-        return _measured(step, batch, amp, checkpoint, curve)
+        if device is not None or policy is not None or devices != 1 or calls is not None:
+            raise RollerError(
+                "profile: measure: expected no device, devices, policy or calls: the step runs on this processor. "
+                "Leave them out."
+            )
+        return _measured(step, batch, amp, checkpoint, curve, budget_s)
     if not isinstance(step, Trace) and (kind := kind_of_file(step)) != "entry":
-        asked = {"amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
+        several = devices if devices != 1 else None
+        asked = {"devices": several, "amp": amp, "checkpoint": checkpoint, "calls": calls, "curve": curve or None}
         return _profile_of_file(Path(step), kind, device, batch, policy, asked)
-    spec, policy = target_of(device)[0], policy or "library"
+    spec, policy = target_of(device or DEVICE)[0], policy or "library"
     traced = step if isinstance(step, Trace) else trace_entry(step, device=spec, calls=calls)
     chosen = traced.at(batch=batch, device=spec, amp=amp, checkpoint=checkpoint)
     name = Path(str(traced.options.get("entry") or "step")).name
@@ -102,44 +125,50 @@ def profile(
     return replace(made, curve=made.batch_curve()) if curve else made
 
 
-#: What a file holds: providers of a step, an ONNX model, a profile, or a recording of PyTorch's profiler.
-FileKind = Literal["entry", "model", "profile", "recording"]
-
-
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds, by its suffix and, of JSON, by its head."""
+    """Return what a file holds, by its suffix and, of JSON, by its head.
+
+    Raises
+    ------
+    RollerError
+        There is no such file, or it is of another kind.
+    """
     name = Path(path).name.lower()
-    if name.endswith(".onnx"):
-        return "model"
-    if not name.endswith((".json", ".json.gz")):
-        return "entry"
+    kind = next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
+    if kind is None:
+        raise RollerError(
+            f"{path}: expected {', '.join(_SUFFIXES)}, got {shown(name)}. Name an entry file, an ONNX model, a "
+            f"recording of PyTorch's profiler, or a profile."
+        )
     try:
         with open_file(path) as file:
             head = file.read(_HEAD)
-    except OSError:  # reading it as a recording says so
-        return "recording"
-    return "profile" if FORMAT.encode() in head else "recording"
+    except OSError as error:
+        raise RollerError(
+            f"{path}: expected a file, got what cannot be read ({error.strerror}). Name one that is there."
+        ) from error
+    return "profile" if kind == "recording" and FORMAT.encode() in head else kind
 
 
 def _profile_of_file(
-    path: Path, kind: FileKind, device: str | DeviceSpec, batch: int | None, policy: str | None,
+    path: Path, kind: FileKind, device: str | DeviceSpec | None, batch: int | None, policy: str | None,
     asked: Mapping[str, object],
 ) -> StepProfile:  # fmt: skip
-    given = {**asked, **({} if kind == "model" else {"batch": batch, "policy": policy})}
+    given = {**asked, **({} if kind == "model" else {"device": device, "batch": batch, "policy": policy})}
     for name, value in given.items():
         if value not in (None, False, "fp32"):
             raise RollerError(
-                f"profile: {path}: expected no {name} for a {kind}, which has its own or none, got {shown(value)}. "
-                f"Leave it out, or name an entry file."
+                f"profile: {path}: expected no {name} with a {kind}, got {shown(getattr(value, 'name', value))}. Leave "
+                f"it out, or name an entry file."
             )
     if kind == "model":
-        return profile_onnx(path, device, batch=batch, policy=policy or "roller")
+        return profile_onnx(path, device or DEVICE, batch=batch, policy=policy or "roller")
     return load_profile(path) if kind == "profile" else profile_of_recording(path)
 
 
 def _measured(
     step: str | Path | TracedStep, batch: int | None, amp: str | None, checkpoint: bool | str | Sequence[str] | None,
-    curve: bool,
+    curve: bool, budget_s: float,
 ) -> StepProfile:  # fmt: skip
     if isinstance(step, Trace) or (kind := kind_of_file(step)) != "entry":
         got = "a trace" if isinstance(step, Trace) else f"a {kind}"
@@ -147,7 +176,7 @@ def _measured(
     require_torch("profile")
 
     def one(size: int | None) -> StepProfile:
-        return measured_profile(step, batch=size, amp=amp, checkpoint=checkpoint)
+        return measured_profile(step, batch=size, amp=amp, checkpoint=checkpoint, budget_s=budget_s)
 
     found = one(batch)
 
@@ -159,10 +188,18 @@ def _measured(
             return BatchPoint(size, again.iteration_s, again.throughput, held, total, True)
 
         fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
-        return batch_curve(point_at, found.batch, 0, fixed_bytes=fixed)
+        return batch_curve(point_at, found.batch, _memory_of_machine_bytes(), fixed_bytes=fixed)
 
     made = replace(found, make_curve=make_curve)
     return replace(made, curve=made.batch_curve()) if curve else made
+
+
+def _memory_of_machine_bytes() -> int:
+    """Return the bytes of this machine's memory; 0 if the system does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
 
 
 def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: str, devices: int) -> StepProfile:
@@ -197,8 +234,15 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         name, "predicted", spec.name, root, took, scale * forecast.lower_s, scale * forecast.upper_s, forecast.batch,
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
-        _out_of_memory(trace, forecast), memory_over_step(trace, spec), notes=notes,
+        _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
+        versions=_versions(spec),
     )  # fmt: skip
+
+
+def _versions(spec: DeviceSpec) -> dict[str, str]:
+    torch = sys.modules.get("torch")
+    found = {"roller": code_digest(("insight", "perf", "templates"))[:_DIGITS], "device": spec.content_key[:_DIGITS]}
+    return found if torch is None else {**found, "torch": str(torch.__version__)}
 
 
 def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
@@ -217,8 +261,12 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
     if not found.batch:
         raise NoCandidateError("profile: batch_curve: expected a step with a batch, got none. Give its inputs a batch.")
 
+    from roller.insight.forecast import forecast
+
+    traces = TracesByBatch(lambda batch: trace.at(batch=batch, device=spec))
+
     def point_at(batch: int) -> BatchPoint:
-        one = trace.forecast(spec, batch=batch, policy=policy, devices=devices)
+        one = forecast(traces.at(batch), spec, policy=policy, devices=devices)
         memory, peak = one.memory, one.memory.peak_operator
         operators = one.step.trace.operators
         return BatchPoint(
@@ -226,15 +274,19 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
             one.bound, operators[peak].phase if 0 <= peak < len(operators) else "",
         )  # fmt: skip
 
+    def largest() -> int:
+        try:
+            return largest_batch_on_device(traces.at, spec).batch if found.capacity_bytes else 0
+        except NoCandidateError:  # not even one sample fits, or the device has no limit
+            return 0
+
     fixed = sum(found.memory_parts.get(kind, 0) for kind in _FIXED)
-    try:
-        largest = trace.max_batch(spec).batch if found.capacity_bytes else 0
-    except RollerError:  # not even one sample fits, or the device has no limit
-        largest = 0
-    return batch_curve(
+    curve = batch_curve(
         point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
-        others=_batches_beside_line(found.batch, largest),
+        others=lambda most: _batches_beside_line(found.batch, most),
     )  # fmt: skip
+    told = ", ".join(map(str, traces.traced))
+    return replace(curve, notes=(*curve.notes, f"Traced at batch {told}; other batches follow from those."))
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,12 +48,15 @@ def profile_of_recording(path: str | Path) -> StepProfile:
     steps = len(categories.steps)
     is_marked = bool(categories.steps[0].name)
     tasks = [t for t in graph.tasks if not is_marked or 0 <= t.context.iteration < steps]
-    add_recorded_time(tree, graph, tasks, [step.duration_us for step in categories.steps])
+    spans = [(step.start_us - graph.origin_us, step.end_us - graph.origin_us) for step in categories.steps]
+    add_recorded_time(tree, graph, tasks, spans)
     curves = memory_curves(recording)
     points: tuple[MemoryPoint, ...] = ()
     if curves:
         points = _thinned(curves[0])
         notes += [*_add_memory(tree, curves[0]), *curves[0].notes]
+        if others := [curve.device for curve in curves[1:] if curve.device != "cpu"]:
+            notes.append(f"Memory is that of {curves[0].device}, without that of {', '.join(others)}.")
     if steps > 1:
         notes.insert(0, f"A mean of {steps} steps.")
     root, times = tree.build(), [step.duration_us / 1e6 for step in categories.steps]
@@ -73,7 +75,9 @@ def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
     return "" if graph.has_device or graph.incomplete else "cpu"
 
 
-def add_recorded_time(tree: Tree, graph: StepGraph, tasks: Sequence[Task], step_us: Sequence[float]) -> None:
+def add_recorded_time(
+    tree: Tree, graph: StepGraph, tasks: Sequence[Task], steps: Sequence[tuple[float, float]]
+) -> None:
     """Add the time of a mean step to a tree.
 
     Parameters
@@ -84,12 +88,12 @@ def add_recorded_time(tree: Tree, graph: StepGraph, tasks: Sequence[Task], step_
         Of the recording.
     tasks
         Tasks of the steps.
-    step_us
-        Time of each step.
+    steps
+        Start and end of each step, in the microseconds of the tasks; wall time outside of all of them does not count.
     """
     starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
-    wall_us, _ = wall_time_us(graph, starts, ends, tasks)
-    path_of, steps = cache(_path_of_context), len(step_us)
+    wall_us, rest_us = wall_time_us(graph, starts, ends, tasks, steps)
+    path_of, count = cache(_path_of_context), len(steps)
     leaves: dict[tuple[NodePath, str], _Sums] = {}
     for task in tasks:
         computes = task.on_device or not graph.has_device
@@ -100,11 +104,10 @@ def add_recorded_time(tree: Tree, graph: StepGraph, tasks: Sequence[Task], step_
         sums.host_us += 0.0 if computes else task.duration_us
         sums.calls += 1
     for (path, phase), sums in leaves.items():
-        seconds = Seconds(*(us / 1e6 / steps for us in (sums.wall_us, sums.device_us, sums.host_us)))
-        tree.add_time(path, phase, seconds, calls=-(-sums.calls // steps))
-    rest_us = math.fsum(step_us) - math.fsum(wall_us.values())
+        seconds = Seconds(*(us / 1e6 / count for us in (sums.wall_us, sums.device_us, sums.host_us)))
+        tree.add_time(path, phase, seconds, calls=-(-sums.calls // count))
     if rest_us > 0.0:
-        tree.add_time((BETWEEN_CALLS,), "other", Seconds(rest_us / 1e6 / steps), calls=0)
+        tree.add_time((BETWEEN_CALLS,), "other", Seconds(rest_us / 1e6 / count), calls=0)
 
 
 def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
@@ -118,16 +121,19 @@ def _add_memory(tree: Tree, curve: MemoryCurve) -> list[str]:
         live = curve.live(when) if at_time == at else ()
     except RollerError as error:
         return [str(error)]
-    path_of = cache(_path_of_context)
+    path_of, notes = cache(_path_of_context), list[str]()
+    before = allocated - sum(allocation.size_bytes for allocation in live)
+    if before < 0:
+        live, before = (), allocated
+        notes.append(f"{curve.device}: its allocations are more than its allocated bytes: which are live is not known.")
     for allocation in live:
         tree.add_bytes(path_of(allocation.context), "allocated", held=allocation.size_bytes)
-    before = allocated - sum(allocation.size_bytes for allocation in live)
     rest = (Key("overhead", "memory of no operator in the recording"),)
     if before > 0:
-        tree.add_bytes(rest, "allocated before", held=before, tensors=0)
-    if len(curve.reserved_bytes):
+        tree.add_bytes(rest, "allocated_before", held=before, tensors=0)
+    if len(curve.reserved_bytes) and curve.reserved_bytes[at] > allocated:  # a CPU reserves nothing
         tree.add_bytes(rest, "cached", held=int(curve.reserved_bytes[at]) - allocated, tensors=0)
-    return ["Memory is that of the allocator: a recording does not tell the context of the process."]
+    return [*notes, "Memory is that of the allocator: a recording does not tell the context of the process."]
 
 
 def _peak(curve: MemoryCurve) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from roller.core.display import seconds_text
 from roller.errors import ArtifactError, NoCandidateError, RollerError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line, lines_of_tree
@@ -16,6 +17,7 @@ from roller.insight.step_profile.node import Node
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]
 Metric = Literal["time", "memory"]
+_MIB = 1 << 20
 
 
 class MemoryPoint(NamedTuple):
@@ -86,6 +88,11 @@ class StepProfile:
         Throughput and memory over the batch; ``None`` if it was not asked for.
     notes
         Sentences: declared defaults, parts that are left out.
+    is_stable
+        Whether nothing disturbed the measurement; if not, only the interval is known.
+    versions
+        What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
+        specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
     """
 
     name: str
@@ -109,8 +116,34 @@ class StepProfile:
     categories: Mapping[str, float] = field(default_factory=dict)
     curve: BatchCurve | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    is_stable: bool = True
     #: Computes the curve of the batch, where the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """Return the profile in a sentence."""
+        disturbed = "" if self.is_stable else "disturbed: "
+        apart = ""
+        if self.upper_s > self.lower_s:
+            apart = f" ({disturbed}{seconds_text(self.lower_s)} to {seconds_text(self.upper_s)})"
+        count = f"{self.devices}x" if self.devices > 1 else ""
+        of = f" of {self.capacity_bytes / _MIB:.0f}" if self.capacity_bytes else ""
+        parts = [
+            f"{self.name}: {self.source} on {count}{self.device or 'an unnamed device'}",
+            f"batch {self.batch}{' per device' * (self.devices > 1)}" * bool(self.batch),
+            self.amp * (self.amp != "fp32"),
+            f"{seconds_text(self.iteration_s)} {self._unit}{apart}",
+            f"{self.throughput:.1f} samples/s" * bool(self.throughput),
+            f"{self.total_bytes / _MIB:.0f}{of} MiB" * bool(self.total_bytes),
+            f"bound by the {self.bound}" * bool(self.bound),
+        ]
+        return ", ".join(filter(None, parts)) + "."
+
+    @property
+    def _unit(self) -> str:
+        trains = {"backward", "optimizer"} & set(self.root.seconds)
+        return "a step" if trains or self.source == "recorded" else "an inference"
 
     @property
     def total_bytes(self) -> int:
@@ -184,15 +217,18 @@ class StepProfile:
     def balanced_batch(self) -> float:
         """Return the batch at which activations take as many bytes as weights: weights / activations of one sample.
 
+        Activations are those of the moment with most of them: where the total's peak is in the update, few are left.
+
         Raises
         ------
         NoCandidateError
-            The batch is unknown, or the step holds no activations at its peak.
+            The batch is unknown, or the step holds no activations.
         """
-        weights, activations = self.split()
+        weights, at_peak = self.split()
+        activations = max([at_peak, *(point.kinds.get("activation", 0) for point in self.memory_curve)])
         if not self.batch or not activations:
             raise NoCandidateError(
-                f"profile: balanced_batch: expected a batch and activations at the peak, got batch {self.batch} and "
+                f"profile: balanced_batch: expected a batch and activations, got batch {self.batch} and "
                 f"{activations} bytes. Profile a training step with a batch size."
             )
         return weights * self.batch / activations

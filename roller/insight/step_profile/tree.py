@@ -20,7 +20,7 @@ class Key(NamedTuple):
 
 
 #: Path of a module instance, as ``named_modules`` gives it.
-_MODULE_PATH = re.compile(r"\w+(\.\w+)*")
+_MODULE_PATH = re.compile(r"[\w-]+(\.[\w-]+)*")
 #: Keys of the nodes from below the root to one node.
 Path = tuple[Key, ...]
 

@@ -241,3 +241,9 @@ def check(a, live, capacity):
     for pool in (a.small, a.large):
         assert pool.keys == sorted(pool.keys) and {k[2] for k in pool.keys} == set(pool.blocks)
         assert all(not b.allocated and b.mapped for b in pool.blocks.values())
+
+
+def test_a_device_without_memory_has_none_for_expandable_segments():
+    allocator = CachingAllocator(0, AllocatorSettings(expandable_segments=True))
+    with pytest.raises(OutOfDeviceMemoryError):
+        allocator.malloc(1, MIB)

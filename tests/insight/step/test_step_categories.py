@@ -108,6 +108,13 @@ def test_steps_without_a_device_are_as_marked():
     assert categories(*events) == [{"CPU": 10.0, "other": 90.0}, {"CPU": 30.0, "other": 20.0}]
 
 
+def test_marks_that_overlap_share_no_instant():
+    events = [*step(0, 0, 100), event("aten::mm", "operator", 90, 130), *step(1, 80, 150)]
+    found = step_categories(events)
+    assert [(x.start_us, x.end_us) for x in found.steps] == [(0, 100), (100, 150)]
+    assert categories(*events) == [{"CPU": 10.0, "other": 90.0}, {"CPU": 30.0, "other": 20.0}]
+
+
 def brute(events, step):
     """Return the categories of a step by asking for each span between two bounds what is active in it."""
     bounds = sorted({step.start_us, step.end_us, *(x for e in events for x in (e.start_us, e.end_us))})

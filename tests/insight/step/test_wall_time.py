@@ -49,3 +49,14 @@ def test_a_step_that_waits_for_kernels_is_theirs():
     kernels = math.fsum(found[t.id] for t in graph.tasks if t.on_device)
     assert kernels == pytest.approx(sum(t.duration_us for t in graph.tasks if t.on_device))
     assert math.fsum(found.values()) + rest == pytest.approx(run.makespan_us)
+
+
+@given(st.lists(TASK, min_size=1, max_size=15), st.lists(st.integers(0, 80), max_size=8, unique=True).map(sorted))
+def test_time_outside_of_the_spans_that_count_is_nobodys(rows, bounds):
+    tasks = [Task(n, kind, kind, KINDS[kind], took, 0.0, 0.0) for n, (kind, _, took) in enumerate(rows)]
+    starts, ends = [float(s) for _, s, _ in rows], [float(s + took) for _, s, took in rows]
+    spans = [(float(a), float(b)) for a, b in zip(bounds[::2], bounds[1::2], strict=False)]
+    found, rest = wall_time_us(StepGraph(tasks, [], {}, 0.0, 0.0), starts, ends, within=spans)
+    within = [at for at in range(80) if any(a <= at < b for a, b in spans)]
+    busy = [at for at in within if any(starts[t.id] <= at < ends[t.id] for t in tasks)]
+    assert sum(found.values()) == len(busy) and rest == len(within) - len(busy)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from roller.errors import NoCandidateError
+from roller.errors import NoCandidateError, RollerError
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_line
 
 MIB = 1 << 20
@@ -86,7 +88,7 @@ def test_where_the_line_is_off_is_said_with_the_cause():
             point = point._replace(iteration_s=2 * point.iteration_s, bound="launches")
         return point._replace(allocated_bytes=2000 * MIB, peak_phase="optimizer") if batch < 4 else point
 
-    curve = batch_curve(bent, 16, 0, fixed_bytes=500 * MIB, others=[1, 4, 64])
+    curve = batch_curve(bent, 16, 0, fixed_bytes=500 * MIB, others=lambda _: [1, 4, 64])
     assert [p.batch for p in curve.computed] == [1, 4, 16, 64, 116, 216]
     assert curve.notes == (
         "The line of the time is off at batch 1 (-50 %), 4 (-50 %): bound by the launches there, else device.",
@@ -95,5 +97,18 @@ def test_where_the_line_is_off_is_said_with_the_cause():
 
 
 def test_the_largest_batch_is_computed_too():
-    curve = batch_curve(step_of(), 16, 0, largest=300)
+    curve = batch_curve(step_of(), 16, 0, largest=lambda: 300)
     assert curve.throughput_at_largest == pytest.approx(300 / (0.002 * 300 + 0.01))
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, True, "8"])
+def test_no_batch_belongs_to_what_is_no_number(number):
+    curve = batch_curve(step_of(), 16, 0)
+    for ask in (curve.batch_of_memory, curve.batch_of_throughput):
+        with pytest.raises(RollerError, match="expected a number of"):
+            ask(number)
+
+
+def test_a_step_of_no_time_and_no_memory_has_no_line_and_no_doubts_about_it():
+    curve = batch_curve(lambda n: BatchPoint(n, 0.0, 0.0, 0, 0, True), 4, 0, others=lambda _: [1])
+    assert not curve.line.holds and len(curve.notes) == 1 and "does not grow" in curve.notes[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 
 import pytest
 
@@ -87,10 +89,21 @@ def test_categories_are_those_of_the_plugin(recorded):
 def test_memory_of_a_recording_is_at_the_peak_by_operator(recorded):
     found = profile(recorded)
     assert found.total_bytes == 2 << 20
-    assert found.memory_parts == {"allocated": 4096, "allocated before": 8192, "cached": (2 << 20) - 12288}
+    assert found.memory_parts == {"allocated": 4096, "allocated_before": 8192, "cached": (2 << 20) - 12288}
     (tensors,) = (n for n in found.root.walk() if n.name == "allocated")
     assert tensors.held_bytes == {"allocated": 4096}
     assert max(p.allocated_bytes for p in found.memory_curve) == 12288
+
+
+def test_a_recording_of_a_cpu_has_no_cached_blocks(tmp_path):
+    whole = recording()
+    for row in whole["traceEvents"]:
+        if row["name"] == "[memory]":
+            row["args"] |= {"Device Type": 0, "Device Id": -1, "Total Reserved": 0}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(whole))
+    found = profile(path)
+    assert found.total_bytes == 12288 and found.memory_parts == {"allocated": 4096, "allocated_before": 8192}
 
 
 def test_a_recording_without_steps_or_memory_is_one_step(tmp_path):
@@ -102,6 +115,58 @@ def test_a_recording_without_steps_or_memory_is_one_step(tmp_path):
     assert found.iteration_s == pytest.approx(849e-6) == pytest.approx(math.fsum(found.categories.values()))
 
 
+def test_the_tree_of_a_recording_is_its_mean_step_where_earlier_work_delays_the_first(tmp_path):
+    rows = recording(2)["traceEvents"]
+    rows += [  # a kernel from before the steps, which runs into the first
+        event("cudaLaunchKernel", "cuda_runtime", -200, 10, correlation=900),
+        event("long", "kernel", -180, 420, DEVICE, correlation=900, stream=7, device=0),
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    found = profile_of_recording(path)
+    assert found.iteration_s == pytest.approx((760e-6 + 1000e-6) / 2, abs=1e-9)
+    assert math.fsum(found.categories.values()) == pytest.approx(found.iteration_s, abs=1e-9)
+    found.check()
+
+
+def test_allocations_beyond_the_allocated_bytes_are_not_believed(tmp_path):
+    rows = recording(1)
+    for row in rows["traceEvents"]:
+        if row["name"] == "[memory]":
+            row["args"]["Total Allocated"] = 1024
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(rows))
+    found = profile_of_recording(path)
+    assert found.memory_parts == {"allocated_before": 1024, "cached": (2 << 20) - 1024}
+    assert any("its allocations are more than its allocated bytes" in note for note in found.notes)
+
+
+def test_memory_of_other_devices_is_said_to_be_left_out(tmp_path):
+    rows = recording(1)
+    rows["traceEvents"] += [
+        {**row, "args": {**row["args"], "Device Id": 1}} for row in rows["traceEvents"] if row["name"] == "[memory]"
+    ]
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(rows))
+    assert "Memory is that of cuda:0, without that of cuda:1." in profile_of_recording(path).notes
+
+
+def test_an_event_of_another_day_is_damaged(tmp_path):
+    rows = recording(3)
+    wanted = profile_of_recording(_written(tmp_path / "a.json", rows))
+    rows["traceEvents"].append(event("aten::mm", "cpu_op", 1e18, 5))
+    found = profile_of_recording(_written(tmp_path / "b.json", rows))
+    assert found.root == wanted.root and any("more than a day from the others" in note for note in found.notes)
+    rows["traceEvents"] += [event("aten::mm", "cpu_op", 1e18 * n, 5) for n in range(2, 9)]
+    with pytest.raises(ArtifactError, match="8 damaged events"):
+        profile_of_recording(_written(tmp_path / "c.json", rows))
+
+
+def _written(path, rows):
+    path.write_text(json.dumps(rows))
+    return path
+
+
 def test_a_truncated_recording_is_refused(tmp_path):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(recording())[:-900])
@@ -111,13 +176,29 @@ def test_a_truncated_recording_is_refused(tmp_path):
 
 def test_kinds_of_files(tmp_path, recorded):
     assert kind_of_file(recorded) == "recording" and kind_of_file(OLD) == "profile"
-    assert kind_of_file("a/b.onnx") == "model" and kind_of_file("train.py") == "entry"
-    assert kind_of_file(tmp_path / "none.json") == "recording"
+    for name, kind in (("b.onnx", "model"), ("train.py", "entry"), ("t.json.gz", "recording")):
+        (tmp_path / name).write_bytes(b"")
+        assert kind_of_file(tmp_path / name) == kind
+    with pytest.raises(RollerError, match=r"expected a file, got what cannot be read \(No such file or directory\)"):
+        kind_of_file(tmp_path / "none.json")
+    with pytest.raises(RollerError, match=r"expected \.py, \.onnx, \.json, \.json\.gz, got 'readme\.md'"):
+        kind_of_file("README.md")
 
 
-@pytest.mark.parametrize("given", [{"batch": 4}, {"amp": "bf16"}, {"checkpoint": True}, {"curve": True}, {"calls": 2}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch": 4},
+        {"amp": "bf16"},
+        {"checkpoint": True},
+        {"curve": True},
+        {"calls": 2},
+        {"devices": 2},
+        {"device": "t4"},
+    ],
+)
 def test_what_does_not_apply_to_a_file_is_refused(recorded, given):
-    with pytest.raises(RollerError, match=f"expected no {next(iter(given))} for a recording"):
+    with pytest.raises(RollerError, match=f"expected no {next(iter(given))} with a recording"):
         profile(recorded, **given)
 
 
@@ -132,7 +213,9 @@ def test_the_verb_prints_a_saved_profile(cli, tmp_path, monkeypatch):
     save_profile(sample(), tmp_path / "p.json")
     monkeypatch.setenv("COLUMNS", "120")
     code, out, _ = cli("profile", tmp_path / "p.json")
-    assert code == 0 and "train.py: predicted on 2xa100, batch 8, bf16, 350 ms a step (300 ms to 400 ms)" in out
+    assert (
+        code == 0 and "train.py: predicted on 2xa100, batch 8 per device, bf16, 350 ms a step (300 ms to 400 ms)" in out
+    )
     for text in ("train.py:9", "fc", "100.0 %", "compute", "memory at the total's peak", "a note", "samples/s"):
         assert text in out
     monkeypatch.setenv("COLUMNS", "80")
@@ -160,7 +243,10 @@ def test_names_out_of_a_file_never_reach_a_terminal_raw(cli, tmp_path):
         (["--amp", "fp16,bf16"], "expected one way of training"),
         (["--batch", "1,2", "--out", "p.json"], "expected one device and batch"),
         (["--measure", "--device", "a100"], "expected none beside --measure"),
+        (["--device", "a100"], "expected none beside a recording"),
         (["--sort", "name"], "--sort: expected time, memory"),
+        (["--out", "run.pt.trace.json"], "--out: expected a file of its own, got that of run.pt.trace.json"),
+        (["--out", "a.json", "--trace", "./a.json"], "--trace: expected a file of its own, got that of --out"),
     ],
 )
 def test_the_verb_refuses_what_makes_no_sense(cli, recorded, monkeypatch, tmp_path, arguments, said):
@@ -184,3 +270,25 @@ def test_a_model_is_profiled_by_kernel(tmp_path):
     found.check()
     assert (found.source, found.batch) == ("predicted", 4) and found.memory_parts["parameter"] == 128 * 4
     assert [n.kind for n in found.root.children if n.wall_s] == ["kernel"]
+
+
+def test_no_output_replaces_a_pipe_or_a_device(cli, recorded, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    code, out, err = cli("profile", recorded, "--out", tmp_path / "pipe")
+    assert code == 1 and "expected a file, got a pipe or a device" in err and not out
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["profile", "forecast", "memory", "sweep", "sensitivity"])
+def test_what_an_entry_file_prints_is_no_part_of_the_json(cli, tmp_path, verb):
+    pytest.importorskip("torch")
+    file = tmp_path / "train.py"
+    file.write_text(
+        "import torch\nprint('loaded')\n"
+        "def model_provider():\n    print('made')\n    return torch.nn.Linear(8, 8)\n"
+        "def input_provider(batch_size=4):\n    return (torch.zeros(batch_size, 8),)\n"
+        "def iteration_provider(model):\n    return lambda x: model(x).sum().backward()\n"
+    )
+    code, out, err = cli(verb, file, "--json")
+    assert code == 0 and json.loads(out) and {"loaded", "made"} <= set(err.splitlines())

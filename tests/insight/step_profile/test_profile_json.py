@@ -32,6 +32,7 @@ def sample():
     return StepProfile(
         "train.py", "predicted", "a100", root, root.wall_s, 0.3, 0.4, 8, 8.0, 2, "bf16", ("fc",), "library", "links",
         1 << 41, 12, "", (MemoryPoint(0.0, 5, 6, {"activation": 3}),), {"kernel": 0.5}, curve, ("a note",),
+        {"roller": "0123"},
     )  # fmt: skip
 
 

@@ -104,3 +104,27 @@ def test_deep_stacks_need_no_recursion():
     tree.add_time((*path_of_call(stack, "", "mm"), Key("kernel", "gemm")), "forward", Seconds(1.0, 1.0))
     root = tree.build()
     assert sum(1 for _ in root.walk()) == 5003 and root.wall_s == 1.0
+
+
+def test_a_tree_of_many_levels_is_compared_and_has_its_lines_without_recursion_or_squares():
+    def deep(last):
+        tree, path = Tree(), tuple(Key("line", f"a.py:{n}") for n in range(20_000))
+        tree.add_time((*path, Key("operator", last)), "forward", Seconds(1.0, 1.0))
+        return tree.build()
+
+    one, same, other = deep("mm"), deep("mm"), deep("add")
+    assert one == same and one != other and one != "a tree"
+    assert len(lines_of_tree(one)) == 20_000 and {line.wall_s for line in lines_of_tree(one)} == {1.0}
+
+
+def test_a_line_that_calls_itself_counts_once():
+    tree, line, other = Tree(), Key("line", "a.py:1"), Key("line", "a.py:2")
+    tree.add_time((line, other, line, Key("operator", "mm")), "forward", Seconds(1.0, 1.0))
+    tree.add_time((other, Key("operator", "mm")), "forward", Seconds(2.0, 2.0))
+    tree.add_time((line, Key("operator", "mm")), "forward", Seconds(4.0, 4.0))
+    assert {line.name: line.wall_s for line in lines_of_tree(tree.build())} == {"a.py:1": 5.0, "a.py:2": 3.0}
+
+
+def test_names_with_hyphens_are_paths_of_modules():
+    path = path_of_call((Frame("a.py", 4, "", "net"),), "net.conv-1.0", "aten.mm")
+    assert [key.name for key in path] == ["net", "a.py:4", "net.conv-1", "net.conv-1.0", "aten.mm"]

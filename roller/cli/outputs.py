@@ -1,0 +1,35 @@
+"""Files that a verb writes: each one of its own, and none that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from roller.cli.common import check_writable
+from roller.cli.usage import UsageError
+
+
+def check_outputs(read: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
+    """Refuse to write where nothing can be, over a file that is read, or two results to one place.
+
+    Parameters
+    ----------
+    read
+        Files that a verb reads.
+    outputs
+        Option -> the file that it names, if any.
+
+    Raises
+    ------
+    UsageError
+        Two files are one.
+    ArtifactError
+        As :func:`check_writable` raises it.
+    """
+    taken = {path.resolve(): f"{path.name}, which is read" for path in read}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        check_writable(path)
+        if (other := taken.setdefault(path.resolve(), option)) != option:
+            raise UsageError(f"{option}: expected a file of its own, got that of {other}. Name another file.")

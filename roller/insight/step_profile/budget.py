@@ -1,0 +1,296 @@
+"""Budgets of a profile: limits of time and memory for the step, its modules and lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from roller.core.files import read_text, whole_file
+from roller.errors import RollerError, did_you_mean, shown
+from roller.insight.step_profile.node import Node
+from roller.insight.step_profile.step_profile import StepProfile
+
+_MIB = 1 << 20
+#: Part of a step that a limit is for.
+Part = Literal["step", "module", "line"]
+_SECTIONS: Mapping[str, Part] = {"modules": "module", "lines": "line"}
+_METRICS = ("time_ms", "memory_mib")
+_EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms: 30}}}"
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a part of a step may take.
+
+    Parameters
+    ----------
+    part, name
+        ``name`` is the path of a module or ``"file:line"``; ``""`` for the step.
+    metric
+        ``"time_ms"``: wall time in milliseconds. ``"memory_mib"``: MiB at the total's peak.
+    most
+        The limit.
+    """
+
+    part: Part
+    name: str
+    metric: str
+    most: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limits of a file.
+
+    Parameters
+    ----------
+    limits
+        In the order of the file.
+    made_with
+        Versions that the limits were made with, as in
+        :class:`~roller.insight.step_profile.step_profile.StepProfile`; empty if the file does not say.
+    """
+
+    limits: tuple[Limit, ...]
+    made_with: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Excess:
+    """A part of a step that takes more than its limit.
+
+    Parameters
+    ----------
+    limit
+        The limit.
+    found
+        What the part takes, in the unit of the limit.
+    place
+        ``"file:line"``: the line itself, the line that calls the module, or the heaviest line of the step; ``""`` if
+        the profile has no lines.
+    """
+
+    limit: Limit
+    found: float
+    place: str
+
+    def __str__(self) -> str:
+        """Return the excess in a sentence."""
+        limit = self.limit
+        what, unit = ("time", "ms") if limit.metric == "time_ms" else ("memory", "MiB")
+        part = "step" if limit.part == "step" else f"{limit.part} {limit.name}"
+        where = f"{self.place}: " if self.place else ""
+        return (
+            f"{where}{part}: expected a {what} of at most {limit.most:g} {unit}, got {self.found:.6g} {unit}, "
+            f"{self.found - limit.most:.6g} more."
+        )
+
+
+def read_budget(path: str | Path) -> Budget:
+    """Read a budget.
+
+    Parameters
+    ----------
+    path
+        A YAML file: limits ``time_ms`` and ``memory_mib`` for the ``step``, and by name for ``modules`` and ``lines``.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or has another format.
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(read_text(path))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise _invalid(path, "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
+    known = ("step", *_SECTIONS, "made_with")
+    if not isinstance(data, Mapping) or not data or not set(data) <= set(known):
+        got = data if not isinstance(data, Mapping) else next((x for x in data if x not in known), data)
+        raise _invalid(path, f"a mapping of {', '.join(known)}", got)
+    made_with = data.get("made_with") or {}
+    if not isinstance(made_with, Mapping) or not all(isinstance(x, str) for part in made_with.items() for x in part):
+        raise _invalid(f"{path}: made_with", "a mapping of texts", made_with)
+    limits = list(_limits(path, "step", "", data.get("step") or {}))
+    for section, part in _SECTIONS.items():
+        rows = data.get(section) or {}
+        if not isinstance(rows, Mapping):
+            raise _invalid(f"{path}: {section}", "a mapping of names", rows)
+        for name, row in rows.items():
+            limits += _limits(f"{path}: {section}.{name}", part, str(name), row)
+    if not limits:
+        raise _invalid(path, "at least one limit", data)
+    return Budget(tuple(limits), dict(made_with))
+
+
+def _limits(where: str | Path, part: Part, name: str, row: Any) -> Iterator[Limit]:
+    if not isinstance(row, Mapping):
+        raise _invalid(where, f"a mapping of {' and '.join(_METRICS)}", row)
+    for metric, most in row.items():
+        if metric not in _METRICS:
+            raise _invalid(where, " or ".join(_METRICS), metric)
+        if isinstance(most, bool) or not isinstance(most, (int, float)) or not 0 <= most < math.inf:
+            raise _invalid(f"{where}: {metric}", "a number of at least 0", most)
+        yield Limit(part, name, metric, float(most))
+
+
+def _invalid(where: str | Path, expected: str, got: object) -> RollerError:
+    return RollerError(f"{where}: expected {expected}, got {shown(got)}. Write e.g. {_EXAMPLE}.")
+
+
+def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) -> None:
+    """Write a budget that a profile keeps: what the step and its modules of the first level take, and ``slack`` more.
+
+    Parameters
+    ----------
+    profile
+        The profile.
+    path
+        The file, which is replaced.
+    slack
+        Share by which a later profile may exceed this one.
+    """
+    import yaml
+
+    modules = {}
+    for name in _outer_modules(profile.root):
+        wall_s, held = _cost_of_module(profile.root, name)
+        modules[name] = _row(wall_s, held, slack)
+    data = {
+        "step": _row(profile.iteration_s, profile.total_bytes, slack), "modules": modules,
+        "made_with": dict(profile.versions),
+    }  # fmt: skip
+    text = yaml.safe_dump({name: part for name, part in data.items() if part}, sort_keys=False)
+    with whole_file(Path(path)) as file:
+        file.write(text.encode())
+
+
+def _row(wall_s: float, held_bytes: int, slack: float) -> dict[str, float]:
+    found = {"time_ms": 1e3 * wall_s, "memory_mib": held_bytes / _MIB}
+    return {metric: float(f"{value * (1 + slack):.6g}") for metric, value in found.items()}
+
+
+def _outer_modules(root: Node) -> Iterator[str]:
+    """Yield the names of modules that are in no other one."""
+    todo, seen = [root], set[str]()
+    while todo:
+        node = todo.pop()
+        if node.kind == "module":
+            if node.name not in seen:
+                seen.add(node.name)
+                yield node.name
+        else:
+            todo += reversed(node.children)
+
+
+def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
+    """Return what exceeds its limit, in the order of the budget.
+
+    Raises
+    ------
+    RollerError
+        The profile has no such module or line.
+    """
+    found = []
+    for limit in budget.limits:
+        wall_s, held, place = _cost(profile, limit)
+        got = 1e3 * wall_s if limit.metric == "time_ms" else held / _MIB
+        if got > limit.most:
+            found.append(Excess(limit, got, place))
+    return tuple(found)
+
+
+def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
+    """Return in what a profile differs from that of its budget besides the program, a sentence each."""
+    words = {"roller": "roller's model", "device": "the specification of the device", "torch": "PyTorch"}
+    return tuple(
+        f"{words.get(name, name)} is another one than the budget's ({shown(profile.versions.get(name))}, not "
+        f"{shown(before)}): that may be the cause."
+        for name, before in budget.made_with.items()
+        if profile.versions.get(name) != before
+    )
+
+
+def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
+    """Return seconds, bytes and the place of a part."""
+    if limit.part == "line":
+        line = profile.line(limit.name)
+        return line.wall_s, line.total_held_bytes + line.registered_bytes, limit.name
+    if limit.part == "module":
+        wall_s, held = _cost_of_module(profile.root, limit.name)
+        return wall_s, held, _line_around(profile.root, limit.name)
+    way = profile.heaviest("time" if limit.metric == "time_ms" else "memory")
+    lines = [node.name for node in way if node.kind == "line"]
+    return profile.iteration_s, profile.total_bytes, lines[-1] if lines else ""
+
+
+def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
+    found = list(_outermost(root, name))
+    if not found:
+        known = list(dict.fromkeys(node.name for node in root.walk() if node.kind == "module"))
+        raise RollerError(
+            f"budget: modules: expected a module of the step, got {shown(name)}{did_you_mean(name, known)}. Modules "
+            f"that run: {', '.join(known[:8]) or 'none'}{', ...' if len(known) > 8 else ''}."
+        )
+    return math.fsum(node.wall_s for node in found), sum(node.total_held_bytes for node in found)
+
+
+def _outermost(root: Node, name: str) -> Iterator[Node]:
+    """Yield the nodes of a module that are in no other node of it; of one that was left out, those below it."""
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if node.kind == "module" and (node.name == name or node.name.startswith(name + ".")):
+            yield node
+        else:
+            todo += reversed(node.children)
+
+
+def _line_around(root: Node, name: str) -> str:
+    todo = [(root, "")]
+    while todo:
+        node, line = todo.pop()
+        if node.kind == "module" and (node.name == name or node.name.startswith(name + ".")):
+            return line
+        within = node.name if node.kind == "line" else line
+        todo += [(child, within) for child in reversed(node.children)]
+    return ""
+
+
+def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return excesses as SARIF 2.1.0, the format of code scanning.
+
+    Parameters
+    ----------
+    excesses
+        As :func:`check_budget` returns them.
+    notes
+        Sentences that are added to each message.
+    """
+    rules = [
+        {"id": f"budget/{metric}", "shortDescription": {"text": f"A part of a training step exceeds its {metric}."}}
+        for metric in _METRICS
+    ]
+    results = [_result(excess, notes) for excess in excesses]
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": {"name": "roller", "rules": rules}}, "results": results}],
+    }
+
+
+def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
+    file, _, line = excess.place.rpartition(":")
+    place = (
+        {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": int(line)}}} if file else {}
+    )
+    return {
+        "ruleId": f"budget/{excess.limit.metric}",
+        "level": "error",
+        "message": {"text": " ".join([str(excess), *notes])},
+        "locations": location,
+    }

@@ -1,0 +1,227 @@
+"""The difference of two profiles: by node of the tree and by line. All deltas are after minus before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roller.insight.step_profile.node import Node, NodeKind
+from roller.insight.step_profile.step_profile import StepProfile
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDifference:
+    """A node of one of two trees, or of both.
+
+    Parameters
+    ----------
+    kind, name
+        As in :class:`~roller.insight.step_profile.node.Node`.
+    before_s, after_s
+        Wall time; 0 where the tree has no such node.
+    before_bytes, after_bytes
+        Bytes at the total's peak.
+    children
+        Those of both, the largest change of time first.
+    """
+
+    kind: NodeKind
+    name: str
+    before_s: float
+    after_s: float
+    before_bytes: int
+    after_bytes: int
+    children: tuple[NodeDifference, ...] = field(default=(), repr=False)
+
+    @property
+    def delta_s(self) -> float:
+        """Change of the wall time."""
+        return self.after_s - self.before_s
+
+    @property
+    def delta_bytes(self) -> int:
+        """Change of the bytes at the total's peak."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineDifference:
+    """A line of one of two profiles, or of both, without the lines that it calls.
+
+    Parameters
+    ----------
+    name
+        ``"file:line"`` after the change; ``""`` for all that belongs to no line.
+    before_s, after_s, before_bytes, after_bytes
+        Of the line alone: over all lines they sum to the step.
+    made_delta_s, made_delta_bytes
+        Change of the time of the modules whose parameters the line registers, and of the bytes of those parameters.
+        They are also in the lines that call the modules.
+    """
+
+    name: str
+    before_s: float
+    after_s: float
+    before_bytes: int
+    after_bytes: int
+    made_delta_s: float = 0.0
+    made_delta_bytes: int = 0
+
+    @property
+    def delta_s(self) -> float:
+        """Change of the wall time of the line alone."""
+        return self.after_s - self.before_s
+
+    @property
+    def delta_bytes(self) -> int:
+        """Change of the bytes of the line alone."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True)
+class ProfileDifference:
+    """The difference of two profiles.
+
+    Parameters
+    ----------
+    before, after
+        The profiles.
+    root
+        Both trees as one.
+    lines
+        Every line of either: first those that make other weights, then the others, the largest change first.
+        Changes of all lines sum to that of the step.
+    """
+
+    before: StepProfile = field(repr=False)
+    after: StepProfile = field(repr=False)
+    root: NodeDifference = field(repr=False)
+    lines: tuple[LineDifference, ...] = field(repr=False)
+
+    @property
+    def delta_s(self) -> float:
+        """Change of the step's time."""
+        return self.root.delta_s
+
+    @property
+    def delta_bytes(self) -> int:
+        """Change of the total memory."""
+        return self.root.delta_bytes
+
+
+def difference(
+    before: StepProfile, after: StepProfile, renamed_lines: Mapping[str, str] | None = None
+) -> ProfileDifference:
+    """Return the difference of two profiles.
+
+    Parameters
+    ----------
+    before, after
+        Of any source and device.
+    renamed_lines
+        ``"file:line"`` before -> after, for lines that an edit moved; other lines keep their names.
+    """
+    names = renamed_lines or {}
+    root = _merged(([before.root], [after.root]), names)
+    return ProfileDifference(before, after, root, _line_differences(before, after, names))
+
+
+#: Nodes of one key, before and after.
+_Sides = tuple[Sequence[Node], Sequence[Node]]
+
+
+def _merged(root: _Sides, names: Mapping[str, str]) -> NodeDifference:
+    """Return two trees as one, without recursion: they may be deep."""
+    order, places = [root], list[range]()
+    for sides in order:
+        order += _children(sides, names)
+        places.append(range(places[-1].stop if places else 1, len(order)))
+    built: dict[int, NodeDifference] = {}
+    for at in reversed(range(len(order))):
+        built[at] = _difference_of(order[at], [built.pop(n) for n in places[at]], names)
+    return built[0]
+
+
+def _children(sides: _Sides, names: Mapping[str, str]) -> list[_Sides]:
+    """Return the children of nodes by key; of a line that an edit joined with another, several are before."""
+    found: dict[tuple[NodeKind, str], tuple[list[Node], list[Node]]] = {}
+    for side, nodes in enumerate(sides):
+        for node in nodes:
+            for child in node.children:
+                name = names.get(child.name, child.name) if side == 0 and child.kind == "line" else child.name
+                found.setdefault((child.kind, name), ([], []))[side].append(child)
+    return list(found.values())
+
+
+def _difference_of(sides: _Sides, children: list[NodeDifference], names: Mapping[str, str]) -> NodeDifference:
+    before, after = sides
+    first = after[0] if after else before[0]
+    name = first.name if after or first.kind != "line" else names.get(first.name, first.name)
+    return NodeDifference(
+        first.kind, name, math.fsum(n.wall_s for n in before), math.fsum(n.wall_s for n in after),
+        sum(n.total_held_bytes for n in before), sum(n.total_held_bytes for n in after),
+        tuple(sorted(children, key=lambda x: (-abs(x.delta_s), -abs(x.delta_bytes), x.kind, x.name))),
+    )  # fmt: skip
+
+
+@dataclass
+class _Sums:
+    own_s: list[float] = field(default_factory=list)
+    own_bytes: int = 0
+    made_s: list[float] = field(default_factory=list)
+    made_bytes: int = 0
+
+
+def _line_differences(before: StepProfile, after: StepProfile, names: Mapping[str, str]) -> tuple[LineDifference, ...]:
+    old, new = _sums_by_line(before.root, names), _sums_by_line(after.root, {})
+    rows = []
+    for name in {**old, **new}:
+        a, b = old.get(name, _Sums()), new.get(name, _Sums())
+        rows.append(
+            LineDifference(
+                name, math.fsum(a.own_s), math.fsum(b.own_s), a.own_bytes, b.own_bytes,
+                math.fsum(b.made_s) - math.fsum(a.made_s), b.made_bytes - a.made_bytes,
+            )
+        )  # fmt: skip
+    whole_s = max(before.iteration_s, after.iteration_s) or 1.0
+    whole_bytes = max(before.total_bytes, after.total_bytes) or 1
+
+    def weight(row: LineDifference) -> tuple[bool, float, str]:  # causes before effects
+        seconds, size = (
+            max(abs(row.delta_s), abs(row.made_delta_s)),
+            max(abs(row.delta_bytes), abs(row.made_delta_bytes)),
+        )
+        return not row.made_delta_bytes, -max(seconds / whole_s, size / whole_bytes), row.name
+
+    return tuple(sorted(rows, key=weight))
+
+
+def _sums_by_line(root: Node, names: Mapping[str, str]) -> dict[str, _Sums]:
+    """Return what each line costs without the lines that it calls, and what the modules cost that it makes."""
+    found: dict[str, _Sums] = {}
+    for line, node in _leaves(root):
+        sums = found.setdefault(names.get(line, line), _Sums())
+        sums.own_s.append(node.wall_s)
+        sums.own_bytes += node.total_held_bytes
+    for module in root.walk():
+        makers = {child.registered[-1] for child in module.children if child.registered}
+        for child in module.children:
+            if child.registered:
+                maker = found.setdefault(names.get(child.registered[-1], child.registered[-1]), _Sums())
+                maker.made_bytes += child.total_held_bytes
+        for line in makers:
+            found[names.get(line, line)].made_s.append(module.wall_s)
+    return found
+
+
+def _leaves(root: Node) -> Iterator[tuple[str, Node]]:
+    """Yield every node without children, with the innermost line around it."""
+    todo: list[tuple[str, Node]] = [("", root)]
+    while todo:
+        line, node = todo.pop()
+        within = node.name if node.kind == "line" else line
+        if node.children:
+            todo += [(within, child) for child in node.children]
+        else:
+            yield within, node
