@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
-from roller.cli.common import SetOption, check_writable, console, device_of
+from roller.cli.common import SetOption, console, device_of
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.core.files import whole_file
 
@@ -70,11 +72,11 @@ def report_command(
         raise UsageError(
             f"{path.name}: expected no {wrong} for {_words(kind)}, which has its own or none. Leave it out."
         )
-    if measure and device:
+    if measure and (device or settings):
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
-    check_writable(out)
-    spec = device_of(device or _DEVICE, settings) if "--device" in allowed and not measure else _DEVICE
-    with counted_steps("report", 1) as done, listening(done.within):
+    check_outputs([] if path.is_dir() else [path], {"--out": out})
+    spec = device_of(device or _DEVICE, settings) if device or settings else None
+    with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
         page = html_report(
             path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s
         )

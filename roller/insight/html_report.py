@@ -29,7 +29,7 @@ _RECORDING_MARKS = (_EVENTS, b'"schemaVersion"', b'"deviceProperties"')
 
 def html_report(
     path: str | Path,
-    device: str | DeviceSpec = "a100",
+    device: str | DeviceSpec | None = None,
     *,
     batch: int | None = None,
     curve: bool = False,

@@ -9,17 +9,26 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import roller
+from roller.artifact import KernelArtifact
+from roller.graph.steps import Copy, Run
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.report.benchmark_report import page_of_benchmark
+from roller.report.html_report import html_page
+from roller.report.kernel_report import page_of_kernel
+from roller.report.model_report import model_data
 from tests.insight.step_profile.profiles import large_profile, small_profile
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LABELS = {"measured", "predicted", "calibrated", "recorded"}
 pytestmark = [
@@ -113,3 +122,50 @@ def test_a_page_of_hostile_names_runs_none_of_them(tmp_path):
 def test_an_older_profile_opens(tmp_path):
     old = HERE.parent / "insight" / "step_profile" / "version_1.json"
     opened(page_of_profile(load_profile(old)), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def kernel_file(tmp_path_factory):
+    """Return a kernel for a device that is not here."""
+    path = tmp_path_factory.mktemp("kernel") / "kernel.json"
+    roller.compile(roller.ops.matmul(256, 128, 64), device="v100", top_k=1).artifact.save(path)
+    return path
+
+
+def test_a_kernels_page_opens_its_terms(kernel_file, tmp_path):
+    script = """
+    await page.locator("details.terms > summary").nth(1).click();
+    return page.evaluate(() => ({
+      levels: Array.from(document.querySelectorAll(".tile"), (one) => one.getAttribute("aria-label")),
+      terms: Array.from(document.querySelectorAll(".term-row .n"), (one) => Number(one.dataset.value)),
+      labels: [...new Set(Array.from(document.querySelectorAll("main .n[data-value]"), (one) => one.dataset.label))],
+      source: document.querySelector("pre").textContent.includes("__global__"),
+    }));"""
+    (tmp_path / "look.js").write_text(script)
+    artifact = KernelArtifact.load(kernel_file)
+    found = opened(page_of_kernel(artifact), tmp_path, str(tmp_path / "look.js"))
+    assert found["levels"][0] == "whole: 256 of i by 128 of j" and len(found["levels"]) == 3
+    assert found["terms"][0] == artifact.estimate["seconds"] and len(found["terms"]) > 4
+    assert set(found["labels"]) == {"predicted", "recorded"} and found["source"]
+
+
+def test_a_models_page_shows_the_kernel_that_is_chosen(kernel_file, tmp_path):
+    artifact = KernelArtifact.load(kernel_file)
+    steps = [Run("first", "a", ("x",), ("y",)), Run("second", "b", ("y",), ("z",)), Copy("z", "out", 1, 4)]
+    artifacts = {"a": artifact, "b": replace(artifact, measured_s=2e-5, expression=roller.ops.matmul(8, 8, 8))}
+    data = model_data("net", "v100", steps, artifacts, 0.0)
+    (tmp_path / "look.js").write_text(
+        """
+        const shown = () => page.locator(".kernel-title").textContent();
+        const found = [await shown()];
+        await page.locator(".steps button", { hasText: "second" }).click();
+        found.push(await shown(), await page.locator(".rows .row").count());
+        found.push(await page.evaluate(() => document.querySelector(".fill-measured").parentNode.nextSibling.dataset.value));
+        return found;"""
+    )
+    found = opened(html_page("net", data), tmp_path, str(tmp_path / "look.js"))
+    assert found[0].startswith("Kernel: ") and found[2] >= 3 and float(found[3]) == 2e-5
+
+
+def test_results_open(tmp_path):
+    opened(page_of_benchmark(ROOT / "benchmarks" / "results" / "cpu.json"), tmp_path)

@@ -43,6 +43,8 @@ class _Shown(Protocol):
     @property
     def checkpoint(self) -> tuple[str, ...]: ...
     @property
+    def versions(self) -> Mapping[str, str]: ...
+    @property
     def memory_parts(self) -> Mapping[str, int]: ...
     @property
     def categories(self) -> Mapping[str, float]: ...
@@ -97,7 +99,7 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
     names = _Numbers()
     plain = (
         "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "policy",
-        "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput",
+        "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput", "is_stable",
     )  # fmt: skip
     root, notes = joined(profile.root, most), list(profile.notes)
     if root is not profile.root:
@@ -109,6 +111,8 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "view": "profile",
         **{name: getattr(profile, name) for name in plain},
         "checkpoint": list(profile.checkpoint),
+        "versions": dict(profile.versions),
+        "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
         "notes": notes,

@@ -72,6 +72,8 @@ function showProfile(main, data) {
     },
   }));
   if (data.notes.length) main.append(section("Notes", "", el("ul", {}, data.notes.map((note) => el("li", {}, note)))));
+  const versions = Object.entries(data.versions);
+  if (versions.length) main.append(el("p.hint.versions", {}, versions.map(([name, value], place) => `${place ? ", " : "Made with "}${name} ${value.slice(0, 12)}`).join(""), "."));
   tell(0);
 }
 
@@ -94,7 +96,9 @@ function heading(data, label, interval) {
   return el("section.hero", {},
     el("h1", {}, data.name, " ", el("span.on", {}, where), " ", chip(label)),
     el("div.cards", {},
-      card("One step", number(data.iteration_s, "s", label, interval), interval[1] > interval[0] ? [number(interval[0], "s", label), " to ", number(interval[1], "s", label)] : "no interval is known"),
+      card(data.trains ? "One step" : "One inference", data.is_stable ? number(data.iteration_s, "s", label, interval) : [number(interval[0], "s", label), " to ", number(interval[1], "s", label)],
+        !data.is_stable ? ["disturbed: only the interval is known; the median is ", number(data.iteration_s, "s", label, interval)]
+          : interval[1] > interval[0] ? [number(interval[0], "s", label), " to ", number(interval[1], "s", label)] : "no interval is known"),
       data.throughput ? card("Throughput", number(data.throughput, "samples/s", label), facts.length && data.batch ? ["at batch ", number(data.batch, "", label)] : "") : null,
       data.total_bytes ? card("Memory at its peak", number(data.total_bytes, "bytes", label, spread(data.total_bytes, data.total_error_bytes)),
         data.capacity_bytes ? [number(data.total_bytes / data.capacity_bytes, "share", label), " of ", number(data.capacity_bytes, "bytes", "recorded")] : "capacity not known") : null),
