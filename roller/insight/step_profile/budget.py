@@ -285,9 +285,10 @@ def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str
 
 def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
     file, _, line = excess.place.rpartition(":")
-    place = (
-        {"physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": int(line)}}} if file else {}
-    )
+    location: list[dict[str, Any]] = []
+    if file:
+        region = {"startLine": int(line)}
+        location.append({"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}})
     return {
         "ruleId": f"budget/{excess.limit.metric}",
         "level": "error",

@@ -1,0 +1,97 @@
+"""Budgets: limits that are kept or exceeded, where, why, and as SARIF."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from roller.errors import RollerError
+from roller.insight.step_profile.budget import changed_versions, check_budget, read_budget, sarif, write_budget
+from tests.insight.step_profile.test_profile_json import sample
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text):
+        path = tmp_path / "budget.yaml"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_a_budget_that_a_profile_wrote_is_kept_and_exceeded_by_a_slower_one(tmp_path):
+    made, path = sample(), tmp_path / "budget.yaml"
+    write_budget(made, path)
+    budget = read_budget(path)
+    assert {(x.part, x.name) for x in budget.limits} == {("step", ""), ("module", "fc")}
+    assert check_budget(made, budget) == () and changed_versions(made, budget) == ()
+    tight = tmp_path / "tight.yaml"
+    write_budget(made, tight, slack=-0.05)
+    assert [(x.limit.part, x.limit.metric, x.place) for x in check_budget(made, read_budget(tight))] == [
+        ("step", "time_ms", "train.py:9"), ("step", "memory_mib", "train.py:9"), ("module", "time_ms", "train.py:9"),
+        ("module", "memory_mib", "train.py:9"),
+    ]  # fmt: skip
+
+
+def test_an_excess_says_where_what_and_how_much(write):
+    (found,) = check_budget(sample(), read_budget(write("lines: {'train.py:9': {time_ms: 300, memory_mib: 1000000000.0}}")))
+    assert str(found) == "train.py:9: line train.py:9: expected a time of at most 300 ms, got 350 ms, 50 more."
+
+
+def test_another_specification_is_named_as_the_cause(write):
+    budget = read_budget(write("{step: {time_ms: 1}, made_with: {roller: '0123', device: abc}}"))
+    changed = replace(sample(), versions={"roller": "0123", "device": "abd"})
+    assert changed_versions(changed, budget) == (
+        "the specification of the device is another one than the budget's ('abd', not 'abc'): that may be the cause.",
+    )
+
+
+def test_sarif_has_a_result_with_file_and_line_for_each_excess(write):
+    excesses = check_budget(sample(), read_budget(write("{step: {time_ms: 1}, modules: {fc: {memory_mib: 1}}}")))
+    data = sarif(excesses, ("a cause.",))
+    (run,) = data["runs"]
+    assert data["version"] == "2.1.0" and run["tool"]["driver"]["name"] == "roller"
+    assert [x["ruleId"] for x in run["results"]] == ["budget/time_ms", "budget/memory_mib"]
+    rules = {rule["id"] for rule in run["tool"]["driver"]["rules"]}
+    for result in run["results"]:
+        assert (
+            result["ruleId"] in rules and result["level"] == "error" and result["message"]["text"].endswith("a cause.")
+        )
+        (place,) = result["locations"]
+        where = place["physicalLocation"]
+        assert where == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 9}}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1]", "expected a mapping of step, modules, lines, made_with, got"),
+        ("{steps: {}}", "expected a mapping of step, modules, lines, made_with, got 'steps'"),
+        ("{step: {}}", "expected at least one limit"),
+        ("{step: {time: 3}}", "expected time_ms or memory_mib, got 'time'"),
+        ("{step: {time_ms: fast}}", "time_ms: expected a number of at least 0, got 'fast'"),
+        ("{step: {time_ms: -1}}", "expected a number of at least 0, got -1"),
+        ("{modules: [fc]}", "modules: expected a mapping of names"),
+        ("{made_with: 3, step: {time_ms: 1}}", "made_with: expected a mapping of texts"),
+        ("{", "expected a YAML file"),
+    ],
+)
+def test_what_is_no_budget_is_refused(write, text, said):
+    with pytest.raises(RollerError, match=r"Write e\.g\. \{step:") as refused:
+        read_budget(write(text))
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modules: {fd: {time_ms: 1}}", "expected a module of the step, got 'fd'. Modules that run: fc."),
+        ("lines: {'train.py:8': {time_ms: 1}}", "expected a line with an operator or a parameter, got 'train.py:8'"),
+    ],
+)
+def test_parts_that_a_step_does_not_have_are_refused(write, text, said):
+    with pytest.raises(RollerError) as refused:
+        check_budget(sample(), read_budget(write(text)))
+    assert said in str(refused.value)
