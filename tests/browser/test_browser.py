@@ -160,7 +160,7 @@ def test_a_models_page_shows_the_kernel_that_is_chosen(kernel_file, tmp_path):
         const found = [await shown()];
         await page.locator(".steps button", { hasText: "second" }).click();
         found.push(await shown(), await page.locator(".rows .row").count());
-        found.push(await page.evaluate(() => document.querySelector(".fill-measured").parentNode.nextSibling.dataset.value));
+        found.push(await page.locator(".track:has(.fill-measured) + .n").first().getAttribute("data-value"));
         return found;"""
     )
     found = opened(html_page("net", data), tmp_path, str(tmp_path / "look.js"))

@@ -1,6 +1,6 @@
 // Bars and curves in SVG, drawn at the width they have.
 
-const PALETTE = 8; // colours --c0 ... --c7
+const PALETTE = 11; // colours --c0 ... --c10
 
 /** Kinds of memory have the same colour in every chart. */
 const KIND_ORDER = ["activation", "parameter", "optimizer_state", "gradient", "temporary", "workspace", "cached", "context", "input", "buffer", "rounding"];
@@ -13,7 +13,7 @@ function colour(place) {
 }
 
 function colourOf(name, place) {
-  const known = KIND_ORDER.indexOf(name);
+  const known = KIND_ORDER.indexOf(name === "process" ? "context" : name);
   return colour(known < 0 ? place : known);
 }
 
