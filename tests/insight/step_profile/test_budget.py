@@ -36,7 +36,9 @@ def test_a_budget_that_a_profile_wrote_is_kept_and_exceeded_by_a_slower_one(tmp_
 
 
 def test_an_excess_says_where_what_and_how_much(write):
-    (found,) = check_budget(sample(), read_budget(write("lines: {'train.py:9': {time_ms: 300, memory_mib: 1000000000.0}}")))
+    (found,) = check_budget(
+        sample(), read_budget(write("lines: {'train.py:9': {time_ms: 300, memory_mib: 1000000000.0}}"))
+    )
     assert str(found) == "train.py:9: line train.py:9: expected a time of at most 300 ms, got 350 ms, 50 more."
 
 
