@@ -14,7 +14,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
+.PHONY: demo env browser lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
   typecheck check-all clean dist
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
@@ -46,6 +46,10 @@ newest:
 torch: $(STAMP)
 	$(BIN)/python -c "import matplotlib, onnxscript, torch" 2>/dev/null || \
 	$(PIP) "torch==2.13.0+cpu" onnxscript matplotlib || $(PIP) -e ".[torch,insight]"
+
+# What the tests of reports in a browser need; Chromium and Node come from the system.
+browser:
+	cd tests/browser && npm ci --ignore-scripts --no-audit --no-fund
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)

@@ -22,6 +22,7 @@ VERBS = {
     "forecast": "roller.cli.forecast:forecast_command",
     "profile": "roller.cli.profile:profile_command",
     "init": "roller.cli.init:init_command",
+    "report": "roller.cli.report:report_command",
     "memory": "roller.cli.memory:memory_command",
     "sweep": "roller.cli.sweep:sweep_command",
     "compare": "roller.cli.compare:compare_command",

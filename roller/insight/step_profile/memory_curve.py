@@ -25,10 +25,11 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     if not spec.traits.discrete:
         return memory_of_processor(trace)
     library = Library.of(spec)
-    levels = simulate_memory(trace, capacity_of(spec), library=library, timeline=True).timeline
+    memory = simulate_memory(trace, capacity_of(spec), library=library, timeline=True)
+    levels = memory.timeline if memory.oom_operator is None else memory.timeline[: memory.oom_operator + 1]
     kinds = _requested_by_kind(trace, library)
     first = len(trace.operators) - len(kinds)
-    rows = zip(levels[first:], kinds, strict=False)  # of a step that does not fit, levels end before
+    rows = zip(levels[first:], kinds, strict=False)  # of a step that does not fit, levels end where it fails
     return _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
 
 

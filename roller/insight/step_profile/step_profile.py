@@ -286,6 +286,12 @@ class StepProfile:
             )
         return hints(self.make_graph())
 
+    def _repr_html_(self) -> str:
+        """Return the page of ``roller report`` for a notebook."""
+        from roller.insight.step_profile.profile_page import notebook_page
+
+        return notebook_page(self)
+
     def check(self) -> None:
         """Raise an error if the parts of a tree do not sum to the whole.
 

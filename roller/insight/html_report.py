@@ -1,0 +1,131 @@
+"""The HTML report of whatever a path leads to: a step, a recording, a kernel, a compiled model, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from roller.artifact import KernelArtifact
+from roller.core.files import open_file, read_text
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.step_profile.profile_page import page_of_profile
+from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.report.benchmark_report import page_of_benchmark
+from roller.report.kernel_report import page_of_kernel
+from roller.report.model_report import page_of_model
+
+#: What a report can be of.
+ReportKind = Literal["entry", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
+
+#: Bytes of a JSON file that tell its kind, and marks of each kind in them; a benchmark has none.
+_HEAD = 4096
+_KERNEL_MARKS = (b"roller kernel\n", b'{"format_version": ')
+_EVENTS = b'"traceEvents"'
+_RECORDING_MARKS = (_EVENTS, b'"schemaVersion"', b'"deviceProperties"')
+
+
+def html_report(
+    path: str | Path,
+    device: str | DeviceSpec | None = None,
+    *,
+    batch: int | None = None,
+    curve: bool = False,
+    measure: bool = False,
+    anonymous: bool = False,
+    explain_s: float = 30.0,
+) -> str:
+    """Return a report as one self-contained HTML file of at most 1.5 MB.
+
+    Parameters
+    ----------
+    path
+        What :func:`roller.insight.step_profile.profiling.profile` takes (an entry file, an ONNX model, a recording of
+        PyTorch's profiler, a saved profile), a kernel's artifact, the folder of a compiled model, or the JSON of a
+        benchmark. None of a kernel's or a model's code is run.
+    device, batch, curve, measure
+        Of a step that is profiled first, as in ``profile``.
+    anonymous
+        Whether sources, the text of lines and paths are left out.
+    explain_s
+        Of a compiled model: seconds in which kernels are explained.
+
+    Raises
+    ------
+    ArtifactError
+        The file is none of these, or damaged, or its page would be too large.
+    """
+    path = Path(path)
+    kind = kind_of_report(path)
+    if kind == "compiled model":
+        return page_of_model(path, anonymous=anonymous, explain_s=explain_s)
+    if kind == "kernel":
+        return page_of_kernel(KernelArtifact.load(path), anonymous=anonymous)
+    if kind == "benchmark":
+        return page_of_benchmark(path, anonymous=anonymous)
+    found = profile(path, device, batch=batch, curve=curve, measure=measure)
+    return page_of_profile(found, anonymous=anonymous, text_of=texts_beside(path) if kind == "entry" else None)
+
+
+def kind_of_report(path: Path) -> ReportKind:
+    """Return what a path leads to, by its suffix and the beginning of the file.
+
+    Raises
+    ------
+    RollerError
+        There is no such file.
+    """
+    if path.is_dir():
+        return "compiled model"
+    try:
+        with open_file(path) as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise RollerError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
+    if head.startswith(_KERNEL_MARKS):
+        return "kernel"
+    kind = kind_of_file(path)
+    if kind != "recording" or path.name.lower().endswith(".gz") or head.lstrip().startswith(b"["):
+        return kind
+    return kind if any(mark in head for mark in _RECORDING_MARKS) or _holds(path, _EVENTS) else "benchmark"
+
+
+def _holds(path: Path, mark: bytes) -> bool:
+    """Whether a file has a mark anywhere; a recording may begin with a long description."""
+    with open_file(path) as file:
+        before = b""
+        while part := file.read(1 << 20):
+            if mark in before + part:
+                return True
+            before = part[-len(mark) :]
+    return False
+
+
+def texts_beside(path: Path) -> Callable[[str], str]:
+    """Return what gives the text of ``"file:line"``, of Python files below a folder of an entry file."""
+    known: dict[str, list[str]] = {}
+    return partial(_text, path.resolve().parents, known)
+
+
+def _text(folders: Sequence[Path], known: dict[str, list[str]], place: str) -> str:
+    name, _, number = place.rpartition(":")
+    if name not in known:
+        known[name] = _lines(folders, name)
+    lines = known[name]
+    at = int(number)
+    return lines[at - 1].strip() if 0 < at <= len(lines) else ""
+
+
+def _lines(folders: Sequence[Path], name: str) -> list[str]:
+    part = Path(name)
+    if part.is_absolute() or ".." in part.parts or part.suffix != ".py":
+        return []
+    for folder in folders:
+        if (folder / part).is_file():
+            try:
+                return read_text(folder / part).splitlines()
+            except (OSError, ValueError):
+                return []
+    return []

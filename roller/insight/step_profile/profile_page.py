@@ -1,0 +1,335 @@
+"""The HTML report of a profile: its tree and tables as columns, for the page of ``roller.report.html_report``."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from roller.core.display import bytes_text, html_table, seconds_text
+from roller.errors import ArtifactError, NoCandidateError
+from roller.insight.step_profile.batch_curve import BatchCurve
+from roller.insight.step_profile.lines import Line
+from roller.insight.step_profile.node import Node, Seconds
+from roller.report.anonymous import without_paths
+from roller.report.html_report import html_page
+
+#: Nodes and rows of a table that are tried first; halved until the page is small enough.
+_MOST_NODES, _LEAST_NODES = 200_000, 64
+#: Tables of a profile: heading -> kind of node. Lines have sums of their own.
+_TABLES = {"operators": "operator", "kernels": "kernel", "modules": "module", "shapes": "shapes"}
+#: Gives the text of ``"file:line"``, ``""`` where it is not known.
+TextOf = Callable[[str], str]
+_Row = TypeVar("_Row", Node, Line)
+
+
+class _Shown(Protocol):
+    """What the page takes of a profile: see :class:`~roller.insight.step_profile.step_profile.StepProfile`."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def source(self) -> Literal["predicted", "measured", "recorded"]: ...
+    @property
+    def iteration_s(self) -> float: ...
+    @property
+    def root(self) -> Node: ...
+    @property
+    def lines(self) -> tuple[Line, ...]: ...
+    @property
+    def checkpoint(self) -> tuple[str, ...]: ...
+    @property
+    def versions(self) -> Mapping[str, str]: ...
+    @property
+    def memory_parts(self) -> Mapping[str, int]: ...
+    @property
+    def categories(self) -> Mapping[str, float]: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+    @property
+    def memory_curve(self) -> Sequence[Any]: ...
+    @property
+    def curve(self) -> BatchCurve | None: ...
+
+
+def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf | None = None) -> str:
+    """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
+
+    Parameters
+    ----------
+    profile
+        From any source.
+    anonymous
+        Whether names of files, paths and the text of lines are left out.
+    text_of
+        Gives the text of a line, which stands beside it.
+
+    Notes
+    -----
+    Parts of a profile that is too large are joined, the smallest first, and a note says so.
+    """
+    most, count = _MOST_NODES, 0
+    while True:
+        data = data_of_profile(profile, None if anonymous else text_of, most)
+        if anonymous:
+            data = without_paths({**data, "name": "step" if profile.source != "recorded" else "recording"})
+        try:
+            return html_page(f"{data['name']}, {profile.source}: profile of a training step", data)
+        except ArtifactError:
+            count = count or sum(1 for _ in profile.root.walk())
+            most = min(most, count) // 2
+            if most < _LEAST_NODES:
+                raise
+
+
+def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
+    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns.
+
+    Parameters
+    ----------
+    profile, text_of
+        As for :func:`page_of_profile`.
+    most
+        Parts of the tree, and rows of a table, to keep about; a note says how many there are.
+    """
+    names = _Numbers()
+    plain = (
+        "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "policy",
+        "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput", "is_stable",
+    )  # fmt: skip
+    root, notes = joined(profile.root, most), list(profile.notes)
+    if root is not profile.root:
+        count = sum(1 for _ in profile.root.walk())
+        notes.append(
+            f"The page shows the {most} largest parts of {count}; smaller ones are joined, or left out of tables."
+        )
+    return {
+        "view": "profile",
+        **{name: getattr(profile, name) for name in plain},
+        "checkpoint": list(profile.checkpoint),
+        "versions": dict(profile.versions),
+        "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
+        "memory_parts": dict(profile.memory_parts),
+        "categories": dict(profile.categories),
+        "notes": notes,
+        "memory_curve": _memory_columns(profile),
+        "curve": _curve_data(profile),
+        "nodes": _node_columns(root, names),
+        "tables": _tables(profile, names, text_of, most),
+        "names": list(names.known),
+    }
+
+
+class _Numbers:
+    """Gives texts numbers, so that each is in the page once."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def of(self, name: str) -> int:
+        return self.known.setdefault(name, len(self.known))
+
+
+def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
+    nodes, parents = _with_parents(root)
+    return {
+        "parent": np.array(parents, np.int32),
+        "kind": np.array([names.of(n.kind) for n in nodes], np.uint32),
+        **_shared_columns(nodes, names),
+        "held": _sparse([n.held_bytes for n in nodes]),
+        "phases": _sparse([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
+    }
+
+
+def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
+    """Return all nodes as :meth:`Node.walk` yields them, and the number of each one's parent."""
+    nodes: list[Node] = []
+    parents: list[int] = []
+    todo = [(root, -1)]
+    while todo:
+        node, parent = todo.pop()
+        nodes.append(node)
+        parents.append(parent)
+        todo += [(child, len(nodes) - 1) for child in reversed(node.children)]
+    return nodes, parents
+
+
+def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
+    """Return the columns that nodes and rows of tables share."""
+    reached = [row.share_of_peak for row in rows]
+    return {
+        "name": np.array([names.of(n.name) for n in rows], np.uint32),
+        "calls": np.array([n.calls for n in rows], np.float64),
+        "wall_s": np.array([n.wall_s for n in rows]),
+        "device_s": np.array([n.device_s for n in rows]),
+        "host_s": np.array([n.host_s for n in rows]),
+        "held_bytes": np.array([n.total_held_bytes for n in rows], np.float64),
+        "bound": np.array([names.of(n.bound) for n in rows], np.uint32),
+        "pipe": np.array([names.of(x[0] if x else "") for x in reached], np.uint32),
+        "share_of_peak": np.array([x[1] if x else math.nan for x in reached]),
+    }
+
+
+def _sparse(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return name -> the rows that have it, and their values."""
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            if value:
+                places, values = found.setdefault(name, ([], []))
+                places.append(number)
+                values.append(value)
+    return {n: {"row": np.array(p, np.uint32), "value": np.array(v, np.float64)} for n, (p, v) in found.items()}
+
+
+def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    lines = _largest(profile.lines, most)
+    if lines:
+        rows = [Node("line", x.name, sum(i.node.calls for i in x.instances), x.seconds, x.held_bytes) for x in lines]
+        found["lines"] = {
+            **_shared_columns(rows, names),
+            "registered_bytes": np.array([x.registered_bytes for x in lines], np.float64),
+            "text": np.array([names.of(text_of(x.name) if text_of else "") for x in lines], np.uint32),
+        }
+    sums = _sums_by_name(profile.root)
+    for heading, kind in _TABLES.items():
+        if sums.get(kind):
+            found[heading] = _shared_columns(_largest([total.node() for total in sums[kind].values()], most), names)
+    return found
+
+
+def _largest(rows: Sequence[_Row], most: int) -> Sequence[_Row]:
+    """Return the rows with the most time and memory, in their order."""
+    if len(rows) <= most:
+        return rows
+    order = sorted(range(len(rows)), key=lambda n: (rows[n].wall_s, rows[n].total_held_bytes), reverse=True)
+    return [rows[n] for n in sorted(order[:most])]
+
+
+@dataclass
+class _Sum:
+    """Nodes of one kind and name that are not within another of them."""
+
+    kind: Any
+    name: str
+    nodes: list[Node] = field(default_factory=list)
+
+    def node(self) -> Node:
+        """Return the sum as one node without children."""
+        return joined_node(self.kind, self.name, self.nodes)
+
+
+def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
+    """Return one node, without children, with the time and bytes of several."""
+    phases = dict.fromkeys(phase for n in nodes for phase in n.seconds)
+    seconds = {
+        phase: Seconds(*map(math.fsum, zip(*(n.seconds[phase] for n in nodes if phase in n.seconds), strict=True)))
+        for phase in phases
+    }
+    parts = ("held_bytes", "requested_bytes", "bound_s", "pipe_s")
+    held, requested, bound, pipes = (_total([getattr(n, part) for n in nodes]) for part in parts)
+    return Node(kind, name, sum(n.calls for n in nodes), seconds, held, requested, bound, pipes)
+
+
+def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sum by name; of floats the exact one, rounded once."""
+    found: dict[str, list[Any]] = {}
+    for part in parts:
+        for name, value in part.items():
+            found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) if isinstance(values[0], float) else sum(values) for name, values in found.items()}
+
+
+def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
+    """Return kind -> name -> its nodes; what is within a node of the same kind and name counts there already.
+
+    Calls of an operator with inputs of some shapes are named by both.
+    """
+    found: dict[str, dict[str, _Sum]] = {}
+    wanted = set(_TABLES.values())
+    todo: list[tuple[Node, str, frozenset[str]]] = [(root, "", frozenset())]
+    while todo:
+        node, operator, around = todo.pop()
+        within = around
+        if node.kind in wanted:
+            name = f"{operator} {node.name}" if node.kind == "shapes" else node.name
+            if node.kind != "module" or name not in around:
+                found.setdefault(node.kind, {}).setdefault(name, _Sum(node.kind, name)).nodes.append(node)
+            within = around | {name} if node.kind == "module" else around
+        inner = node.name if node.kind == "operator" else operator
+        todo += [(child, inner, within) for child in node.children]
+    return found
+
+
+def _memory_columns(profile: _Shown) -> dict[str, Any] | None:
+    points = profile.memory_curve
+    if not points:
+        return None
+    kinds = dict.fromkeys(kind for point in points for kind in point.kinds)
+    return {
+        "unit": "s" if profile.source == "recorded" else "operator",
+        "at": np.array([p.at for p in points], np.float64),
+        "allocated_bytes": np.array([p.allocated_bytes for p in points], np.float64),
+        "reserved_bytes": np.array([p.reserved_bytes for p in points], np.float64),
+        "kinds": {kind: np.array([p.kinds.get(kind, 0) for p in points], np.float64) for kind in kinds},
+    }
+
+
+def _curve_data(profile: _Shown) -> dict[str, Any] | None:
+    curve = profile.curve
+    if curve is None:
+        return None
+    try:
+        diminishing: int | None = curve.diminishing_from()
+    except NoCandidateError:
+        diminishing = None
+    return {
+        "line": None if curve.line is None else curve.line._asdict(),
+        "computed": [p._asdict() for p in curve.computed],
+        "largest": curve.largest,
+        "most_throughput": curve.most_throughput,
+        "throughput_at_largest": curve.throughput_at_largest,
+        "diminishing_from": diminishing,
+        "notes": list(curve.notes),
+    }
+
+
+def joined(root: Node, most: int) -> Node:
+    """Return a tree with about as many nodes: of each parent the children with the least time and bytes are one.
+
+    Sums stay what they are.
+    """
+    time, held = root.wall_s or 1.0, root.total_held_bytes or 1
+    weights = sorted((max(n.wall_s / time, n.total_held_bytes / held) for n in root.walk()), reverse=True)
+    if len(weights) <= most:
+        return root
+    least = weights[most]
+    built: dict[int, Node] = {}
+    order = list(root.walk())
+    for node in reversed(order):  # children before their parents, without recursion
+        kept: list[Node] = []
+        small: list[Node] = []
+        for child in node.children:
+            weight = max(child.wall_s / time, child.total_held_bytes / held)
+            (kept if weight > least else small).append(child)
+        below = [built.pop(id(child)) for child in kept]
+        for child in small:
+            built.pop(id(child), None)
+        if small:
+            below.append(joined_node("overhead", f"{len(small)} smaller parts", small))
+        built[id(node)] = replace(node, children=tuple(below)) if node.children else node
+    return built[id(root)]
+
+
+def notebook_page(profile: _Shown) -> str:
+    """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
+    rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
+    title = f"{profile.name}: {profile.source}, {seconds_text(profile.iteration_s)} a step"
+    page = html.escape(page_of_profile(profile), quote=True)
+    frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
+    return f'{html_table(title, ("memory at the peak", ""), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

@@ -1,0 +1,85 @@
+"""The HTML report of a benchmark's results: what was run, its limits, and every table of the file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from roller.core.files import read_file
+from roller.errors import ArtifactError
+from roller.report.anonymous import without_paths
+from roller.report.html_report import html_page
+
+#: Words in the name of a column whose numbers a model gave; all others were measured, or are sizes.
+_PREDICTED = ("predicted", "roofline", "model_s", "expected")
+
+
+def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
+    """Return a benchmark's results as one HTML file that asks nothing of a server.
+
+    Parameters
+    ----------
+    path
+        A file of ``benchmarks/results``, or another JSON object with lists of rows.
+    anonymous
+        Whether paths are left out.
+
+    Raises
+    ------
+    ArtifactError
+        The file is no JSON object with a list of rows.
+    """
+    try:
+        found = json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ArtifactError(f"{path}: expected JSON, got what cannot be read ({error}). Check the path.") from error
+    if not isinstance(found, Mapping) or not any(True for _ in _tables(found)):
+        raise ArtifactError(
+            f"{path}: expected a profile, a recording, a kernel, or a benchmark's results, got JSON without a list of "
+            f"rows. See roller report --help for what it shows."
+        )
+    data = benchmark_data(path.stem, found)
+    return html_page(f"{path.stem}: results", without_paths(data) if anonymous else data)
+
+
+def benchmark_data(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the page shows of results: plain facts, and tables by their place in the file."""
+    run = found.get("run")
+    facts = {**(run if isinstance(run, Mapping) else {}), **{n: v for n, v in found.items() if _is_plain(v)}}
+    return {"view": "benchmark", "name": name, "run": _flat(facts), "tables": list(_tables(found))}
+
+
+def _tables(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name, value in found.items():
+        if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
+            rows = [_flat(row) for row in value]
+            columns = dict.fromkeys(column for row in rows for column in row)
+            yield {
+                "name": name,
+                "columns": [
+                    {"name": c, "label": _label(c), "values": [row.get(c) for row in rows]} for c in columns
+                ],
+            }  # fmt: skip
+        elif isinstance(value, Mapping) and name != "run":
+            yield from ({**table, "name": f"{name}.{table['name']}"} for table in _tables(value))
+
+
+def _label(column: str) -> str:
+    return "predicted" if any(word in column for word in _PREDICTED) else "measured"
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with one level: mappings within it become columns of their own, lists text."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": part for inner, part in _flat(value).items()}
+        else:
+            found[str(name)] = value if _is_plain(value) else json.dumps(value)
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float, bool))

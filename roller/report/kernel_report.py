@@ -1,0 +1,128 @@
+"""The HTML report of a kernel: its tiles, its price term by term, why this program and not the next, its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError, RollerError
+from roller.explaining.kernels import explain_kernel
+from roller.hardware import load_spec
+from roller.perf import Estimate
+from roller.report.anonymous import without_paths
+from roller.report.html_report import html_page
+from roller.search.constructor import construct_candidates
+from roller.templates.common.options import ConstructOptions
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import products_program
+
+#: Candidates that are listed.
+_CANDIDATES = 10
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """An artifact as what is explained."""
+
+    artifact: KernelArtifact
+
+    @property
+    def program(self) -> RProgram:
+        """Its program."""
+        return self.artifact.program
+
+
+def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
+    """Return a kernel as one HTML file that asks nothing of a server.
+
+    Parameters
+    ----------
+    artifact
+        The kernel; nothing of it is run.
+    anonymous
+        Whether sources and paths are left out.
+    """
+    data = {"view": "kernel", **kernel_data(artifact)}
+    if anonymous:
+        data = without_paths({**data, "source": ""})
+    return html_page(f"{data['name']} for {data['device']}: kernel", data)
+
+
+def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
+    """Return what the page shows of a kernel.
+
+    Parameters
+    ----------
+    artifact
+        The kernel.
+    explained
+        Whether its program is constructed and priced again, which takes seconds, to tell why it is as it is.
+    """
+    estimate = estimate_of(artifact)
+    data: dict[str, Any] = {
+        "name": artifact.expression.name,
+        "expression": str(artifact.expression),
+        "device": artifact.device,
+        "language": artifact.language,
+        "program": str(artifact.program),
+        "predicted_s": None if estimate is None else estimate.seconds,
+        "interval_s": None if estimate is None else list(estimate.interval_s),
+        "bottleneck": "" if estimate is None else estimate.bottleneck,
+        "measured_s": artifact.measured_s,
+        "doubt": artifact.doubt or artifact.tied,
+        "levels": levels_of(artifact.program),
+        "launches": [[x.entry, list(x.grid), list(x.block), x.dynamic_shared_bytes] for x in artifact.launches],
+        "arguments": [[a.name, a.role, list(a.shape), a.dtype] for a in artifact.arguments],
+        "source": artifact.source,
+        "explanation": None,
+        "candidates": [],
+        "notes": [],
+    }
+    if not explained:
+        return data
+    try:
+        return {**data, **_why(artifact)}
+    except RollerError as error:
+        return {**data, "notes": [f"Why the program is as it is cannot be told: {error}"]}
+
+
+def _why(artifact: KernelArtifact) -> dict[str, Any]:
+    found = explain_kernel(_Kernel(artifact), None, None)
+    why = found.to_dict()
+    why["rivals"] = [{**rival, "time": None} for rival in why["rivals"]]  # each is a tree as large as its own
+    options = ConstructOptions(constants=artifact.program.constants)
+    rows = construct_candidates(artifact.expression, load_spec(artifact.device), options)[:_CANDIDATES]
+    candidates = [
+        {
+            "program": str(row.program), "predicted_s": row.estimate.seconds,
+            "interval_s": list(row.estimate.interval_s), "bottleneck": row.estimate.bottleneck,
+            "chosen": row.program == artifact.program,
+        }
+        for row in rows
+    ]  # fmt: skip
+    return {"explanation": why, "candidates": candidates, "notes": list(found.notes)}
+
+
+def estimate_of(artifact: KernelArtifact) -> Estimate | None:
+    """Return the prediction that an artifact carries; ``None`` if it has none."""
+    try:
+        return Estimate.from_dict(artifact.estimate) if artifact.estimate.get("seconds") is not None else None
+    except ArtifactError:
+        return None
+
+
+def levels_of(program: RProgram) -> list[dict[str, Any]]:
+    """Return the tiles of a program, from the whole to the smallest: name, and extents by axis."""
+    program = products_program(program) or program  # whose tiles are those of the products
+    reduced = {a.name for a in program.axes if a.kind != "spatial"}
+    whole: Mapping[str, int] = {a.name: a.extent for a in program.axes}
+    levels = [("whole", whole), *((name, program.tile(name)) for name in reversed(program.layers))]
+    if program.fragment is not None and len(program.matrix_axes) == 3:
+        f = program.fragment
+        levels.append((f.name, dict(zip(program.matrix_axes, (f.m, f.n, f.k), strict=True))))
+    return [
+        {"name": name, "extents": [[axis, int(tile.get(axis, 1)), axis in reduced] for axis in whole]}
+        for name, tile in levels
+    ]

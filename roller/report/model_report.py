@@ -1,0 +1,113 @@
+"""The HTML report of a compiled model's folder: its steps, predicted beside measured, and each of its kernels."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.errors import ArtifactError
+from roller.graph.plan_data import plan_from_dict
+from roller.graph.steps import Step, Together, runs_of
+from roller.model.gpu_bundle import ModelBundle
+from roller.model.saved import SavedArtifacts
+from roller.report.anonymous import without_paths
+from roller.report.html_report import html_page
+from roller.report.kernel_report import estimate_of, kernel_data
+from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
+
+
+def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:
+    """Return a compiled model as one HTML file that asks nothing of a server.
+
+    Parameters
+    ----------
+    folder
+        What ``roller compile-model --out`` wrote; none of its code is run.
+    anonymous
+        Whether sources and paths are left out.
+    explain_s
+        Seconds in which kernels are explained, those that take most of the model's time first; at least one is.
+
+    Raises
+    ------
+    ArtifactError
+        The folder is no compiled model, or damaged.
+    """
+    name, device, steps, artifacts = _read(folder)
+    data = model_data(name, device, steps, artifacts, explain_s)
+    if anonymous:
+        kernels = {key: {**kernel, "source": ""} for key, kernel in data["kernels"].items()}
+        data = without_paths({**data, "name": "model", "kernels": kernels})
+    while True:
+        try:
+            return html_page(f"{data['name']} for {device}: compiled model", data)
+        except ArtifactError:
+            if not any(kernel["source"] for kernel in data["kernels"].values()):
+                raise
+        kernels = {key: {**kernel, "source": ""} for key, kernel in data["kernels"].items()}
+        data = {**data, "kernels": kernels, "notes": [*data["notes"], "Sources are left out: the page would be large."]}
+
+
+def _read(folder: Path) -> tuple[str, str, Sequence[Step], Mapping[str, KernelArtifact]]:
+    """Return name, device, steps and kernels of a folder."""
+    if MODEL_BUNDLE.is_in(folder):
+        bundle = ModelBundle(folder)
+        return bundle.model, bundle.device, bundle.plan().program.steps, bundle.artifacts()
+    opened = Container(folder, SAVED)
+    with opened.fields():
+        body = opened.manifest
+        plan = plan_from_dict({**body["plan"], "constants": []}, {}, str(folder / SAVED.manifest))
+        files = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
+    artifacts = dict(SavedArtifacts(opened, files))
+    device = next((a.device for a in artifacts.values()), "cpu")
+    return plan.program.name or folder.name, device, plan.program.steps, artifacts
+
+
+def model_data(
+    name: str, device: str, steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], explain_s: float
+) -> dict[str, Any]:
+    """Return what the page shows of a model: its steps in order, and its kernels by key."""
+    runs = Counter(run.kernel for run in runs_of(steps))
+    predicted = {key: estimate_of(artifact) for key, artifact in artifacts.items()}
+    heavy = sorted(artifacts, key=lambda key: -runs[key] * (found.seconds if (found := predicted[key]) else 0.0))
+    kernels, began = {}, time.monotonic()
+    for number, key in enumerate(heavy):
+        wanted = explain_s > 0 and (number == 0 or time.monotonic() - began < explain_s)
+        kernels[key] = {**kernel_data(artifacts[key], explained=wanted), "runs": runs[key], "explained": wanted}
+    left = sum(1 for kernel in kernels.values() if not kernel["explained"])
+    notes = [f"{left} of {len(kernels)} kernels are shown without an explanation; --explain-s gives them more time."]
+    rows = list(_rows(steps, artifacts))
+    return {
+        "view": "model", "name": name, "device": device, "steps": rows, "kernels": kernels,
+        "predicted_s": _sum(rows, "predicted_s"), "measured_s": _sum(rows, "measured_s"),
+        "notes": notes if left else [],
+    }  # fmt: skip
+
+
+def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Return the sum over the steps that run a kernel; ``None`` if one of them has no such number."""
+    values = [row[name] for row in rows if row["kind"] == "run"]
+    return sum(values) if values and None not in values else None
+
+
+def _rows(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], lane: int | None = None) -> Iterator[Any]:
+    for step in steps:
+        if isinstance(step, Together):
+            for number, inner in enumerate(step.lanes):
+                yield from _rows(inner, artifacts, number)
+            continue
+        kind, key = type(step).__name__.lower(), getattr(step, "kernel", "")
+        artifact = artifacts.get(key)
+        estimate = None if artifact is None else estimate_of(artifact)
+        label = getattr(step, "label", "") or getattr(step, "function", "") or getattr(step, "target", "") or kind
+        yield {
+            "kind": kind, "label": str(label), "kernel": key, "nodes": list(getattr(step, "nodes", ())), "lane": lane,
+            "predicted_s": None if estimate is None else estimate.seconds,
+            "interval_s": None if estimate is None else list(estimate.interval_s),
+            "bottleneck": "" if estimate is None else estimate.bottleneck,
+            "measured_s": None if artifact is None else artifact.measured_s,
+        }  # fmt: skip

@@ -1,0 +1,139 @@
+"""The page of a profile holds its numbers to the last digit, and is never larger than 1.5 MB."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.profile_json import to_data
+from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.report import html_report
+from roller.report.html_report import MOST_BYTES
+from tests.insight.step_profile.profiles import large_profile, small_profile
+from tests.report.pages import data_of
+
+
+@pytest.fixture(scope="module")
+def shown():
+    profile = small_profile()
+    return profile, data_of(page_of_profile(profile))
+
+
+def test_every_node_has_its_numbers(shown):
+    profile, data = shown
+    nodes, names, walked = data["nodes"], data["names"], list(profile.root.walk())
+    assert [names[n] for n in nodes["name"]] == [node.name for node in walked]
+    assert [names[n] for n in nodes["kind"]] == [node.kind for node in walked]
+    assert nodes["wall_s"].tolist() == [node.wall_s for node in walked]
+    assert nodes["device_s"].tolist() == [node.device_s for node in walked]
+    assert nodes["held_bytes"].tolist() == [node.total_held_bytes for node in walked]
+    assert nodes["parent"].tolist() == [row["parent"] for row in to_data(profile)["nodes"]]
+    for kind, column in nodes["held"].items():
+        held = [node.held_bytes.get(kind, 0) for node in walked]
+        assert {int(n): v for n, v in zip(column["row"], column["value"], strict=True)} == {
+            n: v for n, v in enumerate(held) if v
+        }
+
+
+def test_the_heading_is_that_of_the_json(shown):
+    profile, data = shown
+    saved = to_data(profile)
+    same = ("name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "total_bytes", "capacity_bytes",
+            "total_error_bytes", "notes", "categories", "out_of_memory")  # fmt: skip
+    assert {n: data[n] for n in same} == {n: json.loads(json.dumps(saved[n])) for n in same}
+    assert data["throughput"] == saved["throughput_per_s"]
+    assert sum(data["memory_parts"].values()) == data["total_bytes"] == int(data["nodes"]["held_bytes"][0])
+    assert data["curve"]["computed"] == saved["curve"]["computed"]
+    assert data["curve"]["most_throughput"] == profile.curve.most_throughput
+    curve = data["memory_curve"]
+    assert curve["allocated_bytes"].tolist() == [point[1] for point in saved["memory_curve"]]
+    assert curve["kinds"]["activation"].tolist() == [point[3]["activation"] for point in saved["memory_curve"]]
+
+
+def test_tables_sum_what_the_tree_has(shown):
+    profile, data = shown
+    names = data["names"]
+
+    def rows(table, column):
+        return {names[n]: v for n, v in zip(data["tables"][table]["name"], data["tables"][table][column], strict=True)}
+
+    assert rows("lines", "wall_s") == {line.name: line.wall_s for line in profile.lines}
+    assert rows("lines", "registered_bytes") == {line.name: line.registered_bytes for line in profile.lines}
+    kernels: dict[str, list[Node]] = {}
+    for node in profile.root.walk():
+        if node.kind == "kernel":
+            kernels.setdefault(node.name, []).append(node)
+    expected = {
+        name: math.fsum(part.wall_s for node in nodes for part in node.seconds.values())
+        for name, nodes in kernels.items()
+    }
+    assert rows("kernels", "wall_s") == pytest.approx(expected, rel=1e-15)
+    assert math.fsum(rows("kernels", "wall_s").values()) == pytest.approx(profile.iteration_s, rel=1e-12)
+
+
+def test_a_module_within_a_module_of_its_name_counts_once():
+    leaf = Node("operator", "mm", 1, {"forward": Seconds(0.5, 0.5, 0.0)})
+    inner = Node("module", "rnn", 1, leaf.seconds, children=(leaf,))
+    line = Node("line", "a.py:3", 1, leaf.seconds, children=(inner,))
+    outer = Node("module", "rnn", 1, leaf.seconds, children=(line,))
+    root = Node("step", "step", 1, leaf.seconds, children=(outer,))
+    data = data_of_profile(StepProfile("a.py", "predicted", "", root, 0.5, 0.5, 0.5))
+    assert data["tables"]["modules"]["wall_s"].tolist() == [0.5]
+
+
+def test_small_parts_are_joined_and_sums_stay():
+    profile = small_profile()
+    count = sum(1 for _ in profile.root.walk())
+    small = joined(profile.root, 40)
+    assert 10 < sum(1 for _ in small.walk()) < count
+    assert small.seconds == profile.root.seconds and small.held_bytes == profile.root.held_bytes
+    StepProfile("x", "predicted", "", small, small.wall_s, 0.0, 0.0).check()
+    assert joined(profile.root, count) == profile.root
+
+
+def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
+    profile = large_profile(1000)
+    count, size = sum(1 for _ in profile.root.walk()), len(page_of_profile(profile).encode())
+    monkeypatch.setattr(html_report, "MOST_BYTES", size - 1000)
+    page = page_of_profile(profile)
+    data = data_of(page)
+    assert len(page.encode()) <= size - 1000
+    assert data["notes"] == [
+        f"The page shows the {count // 2} largest parts of {count}; smaller ones are joined, or left out of tables."
+    ]
+    assert data["nodes"]["wall_s"][0] == profile.root.wall_s and len(data["nodes"]["name"]) < count
+    assert any("smaller parts" in name for name in data["names"])
+
+
+@pytest.mark.slow
+def test_50_000_kernels_are_in_one_page():
+    page = page_of_profile(large_profile(50_000))
+    assert len(page.encode()) <= MOST_BYTES
+    assert len(data_of(page)["tables"]["kernels"]["name"]) == 50_000
+
+
+def test_an_anonymous_page_names_no_file():
+    profile = small_profile()
+    data = data_of(page_of_profile(profile, anonymous=True, text_of=lambda place: "secret = 1"))
+    text = json.dumps([data["names"], data["name"], data["notes"]])
+    assert "secret" not in text and ".py" not in text and "net/" not in text
+    assert data["name"] == "step" and {"file-1:9", "file-2:10"} <= set(data["names"])
+    assert data["nodes"]["wall_s"][0] == profile.iteration_s
+
+
+def test_lines_have_their_text():
+    data = data_of(page_of_profile(small_profile(), text_of=lambda place: f"text of {place}"))
+    lines, names = data["tables"]["lines"], data["names"]
+    assert {names[n]: names[t] for n, t in zip(lines["name"], lines["text"], strict=True)}["net/train.py:9"] == (
+        "text of net/train.py:9"
+    )
+
+
+def test_a_notebook_shows_the_page_and_a_table():
+    shown = small_profile()._repr_html_()
+    assert shown.startswith("<table>") and shown.count("<iframe") == 1
+    assert 'sandbox="allow-scripts"' in shown and shown.count("<script") == 0

@@ -1,0 +1,72 @@
+"""``roller report``: what a path leads to, and one HTML file of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+
+import roller
+from roller.errors import RollerError
+from roller.insight.html_report import html_report, kind_of_report, texts_beside
+from roller.insight.step_profile.profile_json import save_profile
+from tests.insight.step_profile.profiles import small_profile
+from tests.report.pages import data_of
+
+
+@pytest.fixture
+def profile_file(tmp_path):
+    save_profile(small_profile(), tmp_path / "profile.json")
+    return tmp_path / "profile.json"
+
+
+def test_a_profile_becomes_a_page(cli, profile_file, tmp_path):
+    out = tmp_path / "r.html"
+    code, said, _ = cli("report", str(profile_file), "--out", str(out))
+    assert code == 0 and "report of a profile" in said and "no network" in said
+    data = data_of(out.read_text(encoding="utf-8"))
+    assert data["iteration_s"] == json.loads(profile_file.read_text())["iteration_s"]
+
+
+def test_kinds_are_told_by_content(tmp_path, profile_file):
+    kernel = roller.compile(roller.ops.matmul(32, 32, 32), device="v100", top_k=1)
+    kernel.artifact.save(tmp_path / "k.json")
+    (tmp_path / "recording.json").write_text(json.dumps({"metadata": "x" * 9000, "traceEvents": []}))
+    (tmp_path / "list.json").write_text('[{"ph": "X"}]')
+    (tmp_path / "bench.json").write_text('{"run": {}, "rows": [{"a": 1}]}')
+    (tmp_path / "entry.py").write_text("")
+    with gzip.open(tmp_path / "r.json.gz", "wb") as file:
+        file.write(b"{}")
+    kinds = {
+        "profile.json": "profile", "k.json": "kernel", "recording.json": "recording", "list.json": "recording",
+        "bench.json": "benchmark", "entry.py": "entry", "r.json.gz": "recording", ".": "compiled model",
+    }  # fmt: skip
+    assert {name: kind_of_report(tmp_path / name) for name in kinds} == kinds
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(RollerError, match="cannot read it"):
+        html_report(tmp_path / "nothing.json")
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
+    with pytest.raises(RollerError, match=r"model\.json"):
+        html_report(tmp_path)
+
+
+@pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",)])
+def test_options_that_do_not_apply_are_refused(cli, profile_file, option):
+    code, _, said = cli("report", str(profile_file), *option)
+    assert code == 2 and f"expected no {option[0]} for a profile" in said
+
+
+def test_the_text_of_lines_is_read_below_the_entry_file_alone(tmp_path):
+    (tmp_path / "secret.py").write_text("password = 1\n")
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "model.py").write_text("a\n  b = 2\n")
+    (project / "notes.txt").write_text("not code\n")
+    text_of = texts_beside(project / "train.py")
+    assert text_of("model.py:2") == "b = 2" and text_of("model.py:9") == ""
+    assert text_of("../secret.py:1") == "" and text_of(f"{tmp_path}/secret.py:1") == "" and text_of("notes.txt:1") == ""
