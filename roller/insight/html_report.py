@@ -87,6 +87,11 @@ def kind_of_report(path: Path) -> ReportKind:
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
     kind = kind_of_file(path)
+    if kind == "script":  # somebody's program runs after a question only
+        raise RollerError(
+            f"{path}: expected an entry file, got a program without providers. Profile it first: roller profile "
+            f"{path.name} --out profile.json."
+        )
     if kind != "recording" or path.name.lower().endswith(".gz") or head.lstrip().startswith(b"["):
         return kind
     return kind if any(mark in head for mark in _RECORDING_MARKS) or _holds(path, _EVENTS) else "benchmark"

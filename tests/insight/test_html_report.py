@@ -70,3 +70,11 @@ def test_the_text_of_lines_is_read_below_the_entry_file_alone(tmp_path):
     text_of = texts_beside(project / "train.py")
     assert text_of("model.py:2") == "b = 2" and text_of("model.py:9") == ""
     assert text_of("../secret.py:1") == "" and text_of(f"{tmp_path}/secret.py:1") == "" and text_of("notes.txt:1") == ""
+
+
+def test_a_program_without_providers_is_not_run(cli, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('it ran')\n")
+    code, _, err = cli("report", script, "--out", tmp_path / "r.html")
+    assert code == 1 and "expected an entry file, got a program without providers" in err
+    assert not (tmp_path / "r.html").exists()
