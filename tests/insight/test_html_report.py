@@ -35,7 +35,8 @@ def test_kinds_are_told_by_content(tmp_path, profile_file):
     (tmp_path / "recording.json").write_text(json.dumps({"metadata": "x" * 9000, "traceEvents": []}))
     (tmp_path / "list.json").write_text('[{"ph": "X"}]')
     (tmp_path / "bench.json").write_text('{"run": {}, "rows": [{"a": 1}]}')
-    (tmp_path / "entry.py").write_text("")
+    providers = ("model_provider", "input_provider", "iteration_provider")
+    (tmp_path / "entry.py").write_text("".join(f"def {name}(): ...\n" for name in providers))
     with gzip.open(tmp_path / "r.json.gz", "wb") as file:
         file.write(b"{}")
     kinds = {
