@@ -31,6 +31,8 @@ _DEVICE_TYPES = {
     19: "mtia",
     20: "privateuseone",
 }
+#: Device of a curve that is the processor's memory.
+HOST = _DEVICE_TYPES[0]
 _NO_KINDS = "What the allocations are for (parameters, activations, gradients ...) is not in the profile."
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph, Task, TaskContext
 from roller.insight.step.kineto_reader import read_profile
-from roller.insight.step.memory_curve import MemoryCurve, memory_curves
+from roller.insight.step.memory_curve import HOST, MemoryCurve, memory_curves
 from roller.insight.step.replay import graph_of_profile
 from roller.insight.step.step_categories import step_categories
 from roller.insight.step.wall_time import wall_time_us
@@ -55,7 +55,7 @@ def profile_of_recording(path: str | Path) -> StepProfile:
     if curves:
         points = _thinned(curves[0])
         notes += [*_add_memory(tree, curves[0]), *curves[0].notes]
-        if others := [curve.device for curve in curves[1:] if curve.device != "cpu"]:
+        if others := [curve.device for curve in curves[1:] if curve.device != HOST]:
             notes.append(f"Memory is that of {curves[0].device}, without that of {', '.join(others)}.")
     if steps > 1:
         notes.insert(0, f"A mean of {steps} steps.")

@@ -33,6 +33,8 @@ from roller.insight.trace.pytorch.trace_model import translate_errors
 from roller.insight.trace.trace import Trace
 
 _GENERATOR = torch.Generator
+#: Type of the device that a script trains on here.
+_TRACED_DEVICE = "cuda"
 _AMP = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: Functions that move tensors between host and device, or set one from the other.
 _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy", "tolist", "item"))
@@ -175,7 +177,7 @@ class ScriptTracer:
         enter, scale, move = torch.autocast.__enter__, torch.amp.GradScaler.scale, torch.nn.Module.to
 
         def note_autocast(context: Any) -> Any:
-            if context._enabled and context.device == "cuda":
+            if context._enabled and context.device == _TRACED_DEVICE:
                 self.seen.amp = _AMP.get(context.fast_dtype, self.seen.amp)
             return enter(context)
 
