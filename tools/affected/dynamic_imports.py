@@ -137,7 +137,8 @@ RULES = (
     # Not this project's code: a user's.
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(
-        "a script to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/script_run.py::ScriptTracer._run_script",)
+        "a script to trace", (), r"examples\..*",
+        ("roller/insight/trace/pytorch/script_run.py::ScriptTracer._run_script",),
     ),
     DynamicImport(
         "an entry file to trace", (), r"examples\..*", ("roller/insight/trace/pytorch/entry_file.py::load_entry_file",)
