@@ -28,6 +28,7 @@ from roller.cli.training import (
     devices_of,
     memory_text,
     step_of,
+    write_memory_snapshot,
 )
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, NoCandidateError
@@ -246,8 +247,5 @@ def _holders(row: Row, top: int) -> Table:
 
 
 def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings, path: Path) -> None:
-    from roller.insight.memory.simulate import Library
-    from roller.insight.memory.snapshot import make_snapshot, write_snapshot
-
     trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
-    write_snapshot(path, make_snapshot(trace, settings=conf, library=Library.of(spec)))
+    write_memory_snapshot(trace, spec, path, conf)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +9,9 @@ import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
-from roller.cli.profile_checks import check_budget_file, difference_to, print_difference, print_hints
+from roller.cli.profile_checks import check_budget_file, print_difference, print_hints
+from roller.cli.profile_sources import Asked, ScriptRun, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
-from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     BatchesOption,
@@ -27,9 +25,7 @@ from roller.cli.training import (
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.hardware import DeviceSpec
     from roller.insight.step_profile.step_profile import StepProfile
-    from roller.insight.traced_step import TracedStep
 
 #: Device of a profile where none is named.
 _DEVICE = "a100"
@@ -99,32 +95,6 @@ SnapshotOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class ScriptRun:
-    """How a training script runs."""
-
-    arguments: list[str]
-    yes: bool
-    patience_s: float
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the options ask for."""
-
-    specs: list[tuple[DeviceSpec, int]]
-    sizes: list[int | None]
-    amp: str
-    checkpoint: bool
-    calls: int | None
-    curve: bool
-    measure: bool
-    budget_s: float
-    trace: Path | None
-    snapshot: Path | None
-    script: ScriptRun
-
-
 def profile_command(
     file: FileArgument,
     given: GivenArgument = None,
@@ -178,11 +148,13 @@ def profile_command(
         raise UsageError(
             f"{', '.join(outputs)}, --budget, --against: expected one device and batch, got several. Name one of each."
         )
+    if as_json and (against or hints):
+        raise UsageError("--json: expected no --against or --hints, which it does not hold, got some. Leave them out.")
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
     check_outputs([file, *([budget] if budget else [])], outputs)
     with prints_aside():
-        found = _profiles(file, asked, devices)
+        found = profiles_of(file, asked, devices)
     if out is not None:
         from roller.insight.step_profile.profile_json import save_profile
 
@@ -196,130 +168,23 @@ def profile_command(
 
         print_json([to_data(x) for x in found])
     else:
-        _print(file, found, asked, against, hints, depth, top, order)
+        _print(file, found, asked, devices, against, hints, depth, top, order)
     if budget is not None:
         check_budget_file(found[0], budget, sarif)
 
 
 def _print(
-    file: Path, found: list[StepProfile], asked: Asked, against: str, hints: bool, depth: int, top: int, order: str
-) -> None:
-    from roller.insight.trace.options import TraceOptions
-
+    file: Path, found: list[StepProfile], asked: Asked, devices: str, against: str, hints: bool, depth: int, top: int,
+    order: str,
+) -> None:  # fmt: skip
     screen = console()
     if against:
-        options = TraceOptions(asked.sizes[0], asked.specs[0][0], asked.amp, asked.checkpoint)
+        from roller.insight.step_profile.difference import difference
+
         with prints_aside():
-            changed = difference_to(found[0], against, file, options, asked.specs[0][0])
-        print_difference(screen, changed, top)
+            before, moved = profile_before(file, against, asked, devices)
+        print_difference(screen, difference(before, found[0], moved), top)
     for profile in found if not against else ():
         print_profile(screen, profile, depth, top, order, file)
     for profile in found if hints else ():
         print_hints(screen, profile)
-
-
-def _profiles(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
-    from roller.insight.step_profile.profiling import kind_of_file
-
-    kind = kind_of_file(file)
-    is_traced = kind in ("entry", "script") and not asked.measure
-    if asked.script.arguments and kind != "script":
-        raise UsageError(f"{file.name}: expected no arguments for a file of this kind, got some. Leave them out.")
-    several = any(count > 1 for _, count in asked.specs)
-    if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
-        raise UsageError(
-            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
-            f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
-        )
-    if asked.curve and kind not in ("entry", "script"):
-        raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
-    if devices and (asked.measure or kind not in ("entry", "script", "model")):
-        where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
-        raise UsageError(f"--device: expected none beside {where}. Leave it out.")
-    if kind == "script" and is_traced:
-        confirm_run(file, asked.script.yes)
-    return _of_step(file, kind, asked) if is_traced else _of_file(file, kind, asked, devices)
-
-
-def confirm_run(script: Path, yes: bool) -> None:
-    """Ask whether somebody's program may run, unless it is said already.
-
-    Raises
-    ------
-    UsageError
-        There is nobody to ask, or the answer is no.
-    """
-    if yes:
-        return
-    what = f"{script.name} has no providers, so the script itself runs, up to its first steps"
-    if not sys.stdin.isatty():
-        raise UsageError(f"{what}: expected an answer whether it may, got no terminal to ask on. Pass --yes.")
-    if not typer.confirm(f"{what}; it trains, writes and reaches nothing. Run it?", err=True):
-        raise UsageError(f"{script.name}: expected yes, got no. Nothing ran.")
-
-
-def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file that is not traced; recordings, saved profiles and runs have their device."""
-    from roller.insight.step_profile.profiling import profile
-    from roller.insight.trace.progress import listening
-
-    specs: list[DeviceSpec | None] = [spec for spec, _ in asked.specs] if devices or kind == "model" else [None]
-    found = []
-    with counted_steps("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
-        for spec in specs:
-            for size in asked.sizes:
-                found.append(
-                    profile(
-                        file, spec, batch=size, amp=asked.amp, checkpoint=asked.checkpoint, curve=asked.curve,
-                        measure=asked.measure, budget_s=asked.budget_s,
-                    )
-                )  # fmt: skip
-                done(found[-1].name)
-    return found
-
-
-def _of_step(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
-    from roller.insight.step_profile.profiling import profile
-    from roller.insight.trace.progress import listening
-    from roller.insight.tracing import require_torch
-
-    require_torch()
-    found = []
-    with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
-        step = _traced(file, kind, asked)
-        for spec, count in asked.specs:
-            for size in asked.sizes:
-                found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
-                done(f"{spec.name}, batch {found[-1].batch}")
-    if asked.trace is not None:
-        _write_trace(step, *asked.specs[0], asked.trace)
-    if asked.snapshot is not None:
-        _write_snapshot(step, asked.specs[0][0], asked.snapshot)
-    return found
-
-
-def _traced(file: Path, kind: str, asked: Asked) -> TracedStep:
-    from roller.insight.capture.script_tracer import trace_script
-    from roller.insight.tracing import trace_entry
-
-    batch, device, script = asked.sizes[0], asked.specs[0][0], asked.script
-    if kind == "script":
-        step = trace_script(
-            file, script.arguments, batch=batch, device=device, calls=asked.calls, patience_s=script.patience_s
-        )
-        return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
-    return trace_entry(file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls)
-
-
-def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:
-    from roller.insight.step.trace_events import write_trace_events
-
-    found = step.forecast(spec, devices=count)
-    write_trace_events(path, [(f"predicted on {spec.name}", found.graph, found.timeline)])
-
-
-def _write_snapshot(step: TracedStep, spec: DeviceSpec, path: Path) -> None:
-    from roller.insight.memory.simulate import Library
-    from roller.insight.memory.snapshot import make_snapshot, write_snapshot
-
-    write_snapshot(path, make_snapshot(step, library=Library.of(spec)))

@@ -9,50 +9,15 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
-from roller.cli.common import device_of
 from roller.core.files import whole_file
 from roller.errors import printable
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen
-    from roller.hardware import DeviceSpec
     from roller.insight.step_profile.difference import ProfileDifference
     from roller.insight.step_profile.step_profile import StepProfile
-    from roller.insight.trace.options import TraceOptions
 
 _MIB = 1 << 20
-#: Prefixes of what a profile is compared with, other than a file.
-_REVISION, _DEVICE = "git:", "device:"
-
-
-def difference_to(
-    profile: StepProfile, against: str, file: Path, options: TraceOptions, spec: DeviceSpec
-) -> ProfileDifference:
-    """Return the difference of a profile to another one.
-
-    Parameters
-    ----------
-    profile
-        After the change.
-    against
-        Before it: a file of a profile or of what can be profiled, ``"git:REVISION"`` or ``"device:NAME"``.
-    file
-        The entry file of ``profile``.
-    options, spec
-        How ``profile`` was made.
-    """
-    from roller.insight.step_profile.difference import difference
-    from roller.insight.step_profile.profiling import profile as profile_of
-    from roller.insight.step_profile.revision import checked_out
-
-    if against.startswith(_REVISION):
-        with checked_out(file, against.removeprefix(_REVISION)) as then, then.step(options) as step:
-            return difference(profile_of(step, spec), profile, then.moved_lines())
-    if against.startswith(_DEVICE):
-        other = device_of(against.removeprefix(_DEVICE), None)
-        before = profile_of(file, other, batch=options.batch, amp=options.amp, checkpoint=options.checkpoint)
-        return difference(before, profile)
-    return difference(profile_of(Path(against)), profile)
 
 
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from rich.table import Table
 
 from roller.cli.training import MIB
-from roller.core.files import read_text
 from roller.errors import printable
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, or
     order
         ``"time"`` or ``"memory"``.
     file
-        The entry file: the text of lines is looked for beside it and above it.
+        The entry file or the profile: the text of lines is read in its project.
     """
     screen.say(printable(str(profile)))
     if profile.out_of_memory:
@@ -202,11 +201,14 @@ def _is_alike(node: Node, other: Node) -> bool:
 
 
 def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -> Table:
+    from roller.insight.step_profile.line_texts import line_texts
+
     lines = sorted(profile.lines, key=lambda line: _line_weight(line, order), reverse=True)
     shown = sorted(lines[: 2 * top], key=lambda x: (x.file, x.line))
     wide = width >= _WIDE
     most = max(_LEAST_TEXT, width - max((len(line.name) for line in shown), default=0) - _REST_OF_LINES)
-    texts = {name: _text_of(name, file) for name in dict.fromkeys(line.file for line in shown if wide)}
+    text_of = line_texts(file)
+    texts = {line.name: text_of(line.name) for line in shown if wide}
     columns = ("time", "share", "memory", "weights made here") if wide else ("time", "memory", "weights")
     has_text = any(texts.values())  # a saved profile may be far from its sources
     table = Table("line", *columns, *(["text"] * has_text), box=None)
@@ -217,9 +219,7 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
         time, share, memory = _numbers(profile, line.wall_s, line.total_held_bytes)
         cells: tuple[str, ...] = (time, memory, made)
         if wide:
-            known = texts[line.file]
-            text = known[line.line - 1].strip() if 0 < line.line <= len(known) else ""
-            cells = (time, share, memory, made, *([_shortened(printable(text), most)] * has_text))
+            cells = (time, share, memory, made, *([_shortened(printable(texts[line.name]), most)] * has_text))
         table.add_row(printable(line.name), *cells)
     if len(lines) > len(shown):
         left_out = len(lines) - len(shown)
@@ -230,19 +230,6 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
 def _line_weight(line: Line, order: str) -> tuple[float, float]:
     wall, held = line.wall_s, float(line.total_held_bytes + line.registered_bytes)
     return (held, wall) if order == "memory" else (wall, held)
-
-
-def _text_of(name: str, file: Path) -> list[str]:
-    """Return the lines of a file of the project, looked for beside the entry file and above it; none if it is gone."""
-    if Path(name).is_absolute() or ".." in Path(name).parts:  # a name out of a file leads nowhere else
-        return []
-    for folder in file.resolve().parents:
-        if (folder / name).is_file():
-            try:
-                return read_text(folder / name).splitlines()
-            except (OSError, ValueError):
-                return []
-    return []
 
 
 def _memory(profile: StepProfile) -> Table:

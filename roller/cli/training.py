@@ -15,7 +15,9 @@ from roller.errors import did_you_mean, shown
 from roller.hardware import DeviceSpec
 
 if TYPE_CHECKING:
+    from roller.insight.memory.settings import AllocatorSettings
     from roller.insight.memory.simulate import Memory
+    from roller.insight.trace.trace import Trace
     from roller.insight.traced_step import TracedStep
 
 MIB = 1 << 20
@@ -134,3 +136,21 @@ def memory_text(memory: Memory) -> str:
         return "does not fit"
     error = f" ± {memory.total_error_bytes / MIB:.0f}" if memory.total_error_bytes else ""
     return f"{memory.total_bytes / MIB:.0f}{error} MiB"
+
+
+def write_memory_snapshot(step: Trace, spec: DeviceSpec, path: Path, settings: AllocatorSettings | None = None) -> None:
+    """Write a step as PyTorch's memory snapshot.
+
+    Raises
+    ------
+    UsageError
+        The device has no caching allocator.
+    """
+    from roller.insight.memory.simulate import Library
+    from roller.insight.memory.snapshot import make_snapshot, write_snapshot
+
+    if not spec.traits.discrete:
+        raise UsageError(
+            f"--snapshot: expected a device with a caching allocator, got {spec.name}, a processor. Name a GPU."
+        )
+    write_snapshot(path, make_snapshot(step, settings=settings, library=Library.of(spec)))

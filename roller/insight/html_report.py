@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from roller.artifact import KernelArtifact
-from roller.core.files import open_file, read_text
+from roller.core.files import open_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.profiling import kind_of_file, profile
 from roller.report.benchmark_report import page_of_benchmark
@@ -66,7 +65,7 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     found = profile(path, device, batch=batch, curve=curve, measure=measure)
-    return page_of_profile(found, anonymous=anonymous, text_of=texts_beside(path) if kind == "entry" else None)
+    return page_of_profile(found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None)
 
 
 def kind_of_report(path: Path) -> ReportKind:
@@ -106,31 +105,3 @@ def _holds(path: Path, mark: bytes) -> bool:
                 return True
             before = part[-len(mark) :]
     return False
-
-
-def texts_beside(path: Path) -> Callable[[str], str]:
-    """Return what gives the text of ``"file:line"``, of Python files below a folder of an entry file."""
-    known: dict[str, list[str]] = {}
-    return partial(_text, path.resolve().parents, known)
-
-
-def _text(folders: Sequence[Path], known: dict[str, list[str]], place: str) -> str:
-    name, _, number = place.rpartition(":")
-    if name not in known:
-        known[name] = _lines(folders, name)
-    lines = known[name]
-    at = int(number)
-    return lines[at - 1].strip() if 0 < at <= len(lines) else ""
-
-
-def _lines(folders: Sequence[Path], name: str) -> list[str]:
-    part = Path(name)
-    if part.is_absolute() or ".." in part.parts or part.suffix != ".py":
-        return []
-    for folder in folders:
-        if (folder / part).is_file():
-            try:
-                return read_text(folder / part).splitlines()
-            except (OSError, ValueError):
-                return []
-    return []

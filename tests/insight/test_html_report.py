@@ -9,7 +9,8 @@ import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.html_report import html_report, kind_of_report, texts_beside
+from roller.insight.html_report import html_report, kind_of_report
+from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.profile_json import save_profile
 from tests.insight.step_profile.profiles import small_profile
 from tests.report.pages import data_of
@@ -68,7 +69,7 @@ def test_the_text_of_lines_is_read_below_the_entry_file_alone(tmp_path):
     project.mkdir()
     (project / "model.py").write_text("a\n  b = 2\n")
     (project / "notes.txt").write_text("not code\n")
-    text_of = texts_beside(project / "train.py")
+    text_of = line_texts(project / "train.py")
     assert text_of("model.py:2") == "b = 2" and text_of("model.py:9") == ""
     assert text_of("../secret.py:1") == "" and text_of(f"{tmp_path}/secret.py:1") == "" and text_of("notes.txt:1") == ""
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from roller.core.files import read_text, whole_file
 from roller.errors import RollerError, did_you_mean, shown
@@ -219,7 +220,8 @@ def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
     """Return seconds, bytes and the place of a part."""
     if limit.part == "line":
         line = profile.line(limit.name)
-        return line.wall_s, line.total_held_bytes + line.registered_bytes, limit.name
+        # what a line that runs holds includes the weights of the modules that it calls
+        return line.wall_s, line.total_held_bytes if line.instances else line.registered_bytes, limit.name
     if limit.part == "module":
         wall_s, held = _cost_of_module(profile.root, limit.name)
         return wall_s, held, _line_around(profile.root, limit.name)
@@ -288,7 +290,7 @@ def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
     location: list[dict[str, Any]] = []
     if file:
         region = {"startLine": int(line)}
-        location.append({"physicalLocation": {"artifactLocation": {"uri": file}, "region": region}})
+        location.append({"physicalLocation": {"artifactLocation": {"uri": quote(file)}, "region": region}})
     return {
         "ruleId": f"budget/{excess.limit.metric}",
         "level": "error",

@@ -146,7 +146,7 @@ def profile(
     found = _profile_of_trace(chosen, spec, name, policy, devices)
     made = replace(
         found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
-        make_graph=lambda: from_trace(chosen, spec, policy=policy),
+        make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 
@@ -306,7 +306,8 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
     def largest() -> int:
         try:
-            return largest_batch_on_device(traces.at, spec).batch if found.capacity_bytes else 0
+            held = lambda batch: trace_on_devices(traces.at(batch), devices)  # noqa: E731 - one line for one use
+            return largest_batch_on_device(held, spec).batch if found.capacity_bytes else 0
         except NoCandidateError:  # not even one sample fits, or the device has no limit
             return 0
 
@@ -315,8 +316,11 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
         point_at, found.batch, found.capacity_bytes, fixed_bytes=fixed, largest=largest,
         others=lambda most: _batches_beside_line(found.batch, most),
     )  # fmt: skip
-    told = ", ".join(map(str, traces.traced))
-    return replace(curve, notes=(*curve.notes, f"Traced at batch {told}; other batches follow from those."))
+    others = {p.batch for p in curve.computed} - set(traces.traced)
+    told = (
+        f"Traced at batch {', '.join(map(str, traces.traced))}{'; other batches follow from those' if others else ''}."
+    )
+    return replace(curve, notes=(*curve.notes, told))
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:

@@ -17,14 +17,12 @@ from roller.insight.step.memory_curve import HOST, MemoryCurve, memory_curves
 from roller.insight.step.replay import graph_of_profile
 from roller.insight.step.step_categories import step_categories
 from roller.insight.step.wall_time import wall_time_us
+from roller.insight.step_profile.memory_curve import MOST_POINTS
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.predicted import BETWEEN_CALLS
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.insight.step_profile.tree import Key, Tree, path_of_call
 from roller.insight.step_profile.tree import Path as NodePath
-
-#: Points of a memory curve at most.
-_MOST_POINTS = 400
 
 
 def profile_of_recording(path: str | Path) -> StepProfile:
@@ -146,7 +144,7 @@ def _peak(curve: MemoryCurve) -> int:
 
 def _thinned(curve: MemoryCurve) -> tuple[MemoryPoint, ...]:
     count = len(curve.times_us)
-    each = -(-count // _MOST_POINTS) or 1
+    each = -(-count // MOST_POINTS) or 1
     found = []
     for first in range(0, count, each):
         at = first + int(np.argmax(curve.allocated_bytes[first : first + each]))

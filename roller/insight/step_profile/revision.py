@@ -39,9 +39,9 @@ class Revision:
     after: Path
 
     @contextmanager
-    def step(self, options: TraceOptions) -> Iterator[TracedStep]:
+    def step(self, options: TraceOptions, calls: int | None = None) -> Iterator[TracedStep]:
         """Trace the step in a process of its own: modules of two revisions have the same names."""
-        with ProjectTracer(self.entry) as project:
+        with ProjectTracer(self.entry, calls=calls) as project:
             yield project.step(options)
 
     def moved_lines(self) -> Mapping[str, str]:
@@ -89,7 +89,7 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
     place = entry.resolve().relative_to(root)
     with TemporaryDirectory(prefix="roller-") as folder:
         with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", revision))) as archive:
-            archive.extractall(folder, filter="data")
+            _extract(archive, folder)
         before = Path(folder).resolve()
         (before / ".git").touch()  # paths of stacks are relative to the repository, as in the working tree
         if not (before / place).is_file():
@@ -97,6 +97,14 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
                 f"{place}: expected a file at revision {shown(revision)}, got none. Name a revision that has it."
             )
         yield Revision(revision, before / place, before, root)
+
+
+def _extract(archive: tarfile.TarFile, folder: str) -> None:
+    """Extract what git packed; patch releases of Python 3.10 before the 12th know no filter."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+    else:
+        archive.extractall(folder)
 
 
 def _git(folder: Path, *arguments: str) -> bytes:

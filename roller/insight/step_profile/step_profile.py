@@ -275,14 +275,14 @@ class StepProfile:
         Raises
         ------
         NoCandidateError
-            The profile has no graph: it was saved, measured, or is that of a model.
+            The profile has no graph: it was saved, measured, or is that of a model or of several devices.
         RollerError
             The graph is that of a recording that is not explained.
         """
         if self.make_graph is None:
             raise NoCandidateError(
-                f"profile: hints: expected a step that is traced or recorded, got a {self.source} profile without its "
-                f"graph. Profile the entry file or the recording."
+                f"profile: hints: expected a step that is traced or recorded, on one device, got a {self.source} "
+                f"profile without its graph. Profile the entry file or the recording."
             )
         return hints(self.make_graph())
 

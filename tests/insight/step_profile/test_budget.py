@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 
 from roller.errors import RollerError
-from roller.insight.step_profile.budget import changed_versions, check_budget, read_budget, sarif, write_budget
+from roller.insight.step_profile.budget import (
+    Excess,
+    Limit,
+    changed_versions,
+    check_budget,
+    read_budget,
+    sarif,
+    write_budget,
+)
 from tests.insight.step_profile.test_profile_json import sample
 
 
@@ -64,6 +72,18 @@ def test_sarif_has_a_result_with_file_and_line_for_each_excess(write):
         (place,) = result["locations"]
         where = place["physicalLocation"]
         assert where == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 9}}
+
+
+def test_weights_of_a_line_count_once(write):
+    budget = read_budget(write("lines: {'train.py:2': {memory_mib: 0}, 'train.py:9': {memory_mib: 0}}"))
+    made, runs = check_budget(sample(), budget)
+    assert (made.found, runs.found) == ((1 << 40) / (1 << 20), ((1 << 40) + 77) / (1 << 20))
+
+
+def test_a_place_in_sarif_is_a_uri(write):
+    excess = Excess(Limit("step", "", "time_ms", 1.0), 2.0, "my project/train.py:9")
+    (result,) = sarif((excess,))["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"] == {"uri": "my%20project/train.py"}
 
 
 @pytest.mark.parametrize(

@@ -61,10 +61,43 @@ def test_sarif_needs_a_budget(cli, tmp_path):
     assert code == 2 and "--sarif: expected a --budget" in err and not (tmp_path / "found.sarif").exists()
 
 
+@pytest.mark.parametrize("option", [["--hints"], ["--against", "device:t4"]])
+def test_json_holds_no_hints_or_differences(cli, tmp_path, option):
+    save_profile(sample(), tmp_path / "p.json")
+    code, out, err = cli("profile", tmp_path / "p.json", "--json", *option)
+    assert code == 2 and "--json: expected no --against or --hints" in err and not out
+
+
+def test_another_file_is_profiled_in_the_same_way(cli, project):
+    pytest.importorskip("torch")
+    code, out, err = cli("profile", project, "--device", "2xt4", "--batch", "64", "--against", project)
+    assert code == 0, err
+    assert "Before: train.py: predicted on 2xt4, batch 64 per device" in " ".join(out.split())
+    assert "Difference: +0.000 ms, +0.0 MiB." in out
+
+
+def test_what_a_script_or_a_measurement_is_not_compared_with(cli, project, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("print('no providers')\n")
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, err = cli("profile", tmp_path / "p.json", "--against", script)
+    assert code == 2 and "--against: expected a profile of script.py, got the script" in err
+    code, _, err = cli("profile", tmp_path / "p.json", "--against", "git:HEAD")
+    assert code == 2 and "--against: expected an entry file that is traced for git:HEAD, got a profile" in err
+
+
+def test_a_processor_has_no_snapshot_of_an_allocator(cli, project, tmp_path):
+    pytest.importorskip("torch")
+    for verb in ("profile", "memory"):
+        code, _, err = cli(verb, project, "--device", "cpu", "--snapshot", tmp_path / "s.pickle")
+        assert code == 2 and "--snapshot: expected a device with a caching allocator, got" in err
+        assert not (tmp_path / "s.pickle").exists()
+
+
 def test_hints_need_the_graph_of_the_step(cli, tmp_path):
     save_profile(sample(), tmp_path / "p.json")
     code, _, err = cli("profile", tmp_path / "p.json", "--hints")
-    assert code == 1 and "hints: expected a step that is traced or recorded, got a predicted profile" in err
+    assert code == 1 and "hints: expected a step that is traced or recorded, on one device, got a predicted" in err
 
 
 def test_a_revision_against_the_working_tree(cli, project):

@@ -40,8 +40,6 @@ _FOREIGN = tuple(
 )
 #: A walk ends at a frame of one of these: they run what is the user's. Held, so that no identity is used twice.
 _DRIVERS: dict[int, CodeType] = {}
-#: A folder that holds one of these is a project.
-_PROJECT_FILES = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,15 +50,6 @@ def driver(function: F) -> F:
     code = function.__code__  # type: ignore[attr-defined]
     _DRIVERS[id(code)] = code
     return function
-
-
-def project_of(path: Path) -> Path:
-    """Return the nearest folder of a project that contains a folder; the folder itself where there is none."""
-    folder = path.resolve()
-    for one in (folder, *folder.parents):
-        if any((one / name).exists() for name in _PROJECT_FILES):
-            return one
-    return folder
 
 
 class Stacks:

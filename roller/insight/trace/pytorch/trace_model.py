@@ -19,6 +19,7 @@ import torch
 from roller.errors import ModelError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
+from roller.insight.trace.project_folder import project_of
 from roller.insight.trace.pytorch import (
     call_count,
     cpu_dispatch,
@@ -38,7 +39,7 @@ from roller.insight.trace.pytorch.host_tensors import Building
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.request_checks import check_request
-from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver, project_of
+from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Stack, Trace

@@ -1,0 +1,219 @@
+"""The profiles that ``roller profile`` is asked for, of files of every kind, and those that it compares with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from roller.cli.common import device_of
+from roller.cli.progress import counted_steps
+from roller.cli.training import write_memory_snapshot
+from roller.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+    from roller.insight.step_profile.step_profile import StepProfile
+    from roller.insight.traced_step import TracedStep
+
+#: Prefixes of what a profile is compared with, other than a file.
+_REVISION, _OTHER_DEVICE = "git:", "device:"
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """How a training script runs."""
+
+    arguments: list[str]
+    yes: bool
+    patience_s: float
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the options ask for."""
+
+    specs: list[tuple[DeviceSpec, int]]
+    sizes: list[int | None]
+    amp: str
+    checkpoint: bool
+    calls: int | None
+    curve: bool
+    measure: bool
+    budget_s: float
+    trace: Path | None
+    snapshot: Path | None
+    script: ScriptRun
+
+
+def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
+    """Return the profiles of a file, one for each device and batch.
+
+    Parameters
+    ----------
+    file
+        The file.
+    asked
+        What the options ask for.
+    devices
+        Names of devices as given; ``""`` for none.
+
+    Raises
+    ------
+    UsageError
+        An option does not apply to the file.
+    """
+    from roller.insight.step_profile.profiling import kind_of_file
+
+    kind = kind_of_file(file)
+    is_traced = kind in ("entry", "script") and not asked.measure
+    if asked.script.arguments and kind != "script":
+        raise UsageError(f"{file.name}: expected no arguments for a file of this kind, got some. Leave them out.")
+    several = any(count > 1 for _, count in asked.specs)
+    if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
+        raise UsageError(
+            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
+            f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
+        )
+    if asked.curve and kind not in ("entry", "script"):
+        raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
+    if devices and (asked.measure or kind not in ("entry", "script", "model")):
+        where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
+        raise UsageError(f"--device: expected none beside {where}. Leave it out.")
+    if kind == "script" and is_traced:
+        confirm_run(file, asked.script.yes)
+    return _of_step(file, kind, asked) if is_traced else _of_file(file, kind, asked, devices)
+
+
+def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tuple[StepProfile, Mapping[str, str]]:
+    """Return the profile that one is compared with, made as that is, and its lines that were moved since.
+
+    Parameters
+    ----------
+    file, asked, devices
+        What the other profile is of, and how it is made.
+    against
+        A file, ``"git:REVISION"`` or ``"device:NAME"``.
+
+    Raises
+    ------
+    UsageError
+        The step cannot be profiled there in the same way.
+    """
+    alone = replace(asked, curve=False, trace=None, snapshot=None, script=replace(asked.script, yes=True))
+    if against.startswith(_REVISION):
+        return _at_revision(file, against.removeprefix(_REVISION), alone)
+    if against.startswith(_OTHER_DEVICE):
+        name = against.removeprefix(_OTHER_DEVICE)
+        specs = [(device_of(name, None), count) for _, count in asked.specs]
+        return profiles_of(file, replace(alone, specs=specs, measure=False), name)[0], {}
+    return _of_other_file(Path(against), alone, devices), {}
+
+
+def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, Mapping[str, str]]:
+    from roller.insight.step_profile.profiling import kind_of_file, profile
+    from roller.insight.step_profile.revision import checked_out
+    from roller.insight.trace.options import TraceOptions
+
+    kind = kind_of_file(file)
+    if kind != "entry" or asked.measure:
+        got = "one that is measured" if asked.measure else f"a {kind}"
+        raise UsageError(
+            f"--against: expected an entry file that is traced for git:{revision}, got {got}. Name a file."
+        )
+    (spec, count), size = asked.specs[0], asked.sizes[0]
+    options = TraceOptions(size, spec, asked.amp, asked.checkpoint)
+    with checked_out(file, revision) as then, then.step(options, asked.calls) as step:
+        return profile(step, spec, devices=count), then.moved_lines()
+
+
+def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
+    from roller.insight.step_profile.profiling import kind_of_file, profile
+
+    kind = kind_of_file(path)
+    if kind == "script":
+        raise UsageError(
+            f"--against: expected a profile of {path.name}, got the script. Profile it with --out, and name that."
+        )
+    return profile(path) if kind in ("profile", "recording") else profiles_of(path, asked, devices)[0]
+
+
+def confirm_run(script: Path, yes: bool) -> None:
+    """Ask whether somebody's program may run, unless it is said already.
+
+    Raises
+    ------
+    UsageError
+        There is nobody to ask, or the answer is no.
+    """
+    if yes:
+        return
+    what = f"{script.name} has no providers, so the script itself runs, up to its first steps"
+    if not sys.stdin.isatty():
+        raise UsageError(f"{what}: expected an answer whether it may, got no terminal to ask on. Pass --yes.")
+    if not typer.confirm(f"{what}; it trains, writes and reaches nothing. Run it?", err=True):
+        raise UsageError(f"{script.name}: expected yes, got no. Nothing ran.")
+
+
+def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
+    """Return the profiles of a file that is not traced; recordings, saved profiles and runs have their device."""
+    from roller.insight.step_profile.profiling import profile
+    from roller.insight.trace.progress import listening
+
+    specs: list[DeviceSpec | None] = [spec for spec, _ in asked.specs] if devices or kind == "model" else [None]
+    found = []
+    with counted_steps("profile", len(specs) * len(asked.sizes)) as done, listening(done.within):
+        for spec in specs:
+            for size in asked.sizes:
+                found.append(
+                    profile(
+                        file, spec, batch=size, amp=asked.amp, checkpoint=asked.checkpoint, curve=asked.curve,
+                        measure=asked.measure, budget_s=asked.budget_s,
+                    )
+                )  # fmt: skip
+                done(found[-1].name)
+    return found
+
+
+def _of_step(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
+    from roller.insight.step_profile.profiling import profile
+    from roller.insight.trace.progress import listening
+    from roller.insight.tracing import require_torch
+
+    require_torch()
+    found = []
+    with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
+        step = _traced(file, kind, asked)
+        for spec, count in asked.specs:
+            for size in asked.sizes:
+                found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
+                done(f"{spec.name}, batch {found[-1].batch}")
+    if asked.trace is not None:
+        _write_trace(step, *asked.specs[0], asked.trace)
+    if asked.snapshot is not None:
+        write_memory_snapshot(step, asked.specs[0][0], asked.snapshot)
+    return found
+
+
+def _traced(file: Path, kind: str, asked: Asked) -> TracedStep:
+    from roller.insight.capture.script_tracer import trace_script
+    from roller.insight.tracing import trace_entry
+
+    batch, device, script = asked.sizes[0], asked.specs[0][0], asked.script
+    if kind == "script":
+        step = trace_script(
+            file, script.arguments, batch=batch, device=device, calls=asked.calls, patience_s=script.patience_s
+        )
+        return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
+    return trace_entry(file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls)
+
+
+def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:
+    from roller.insight.step.trace_events import write_trace_events
+
+    found = step.forecast(spec, devices=count)
+    write_trace_events(path, [(f"predicted on {spec.name}", found.graph, found.timeline)])
