@@ -119,15 +119,20 @@ def device_rules(device: Any) -> DeviceRules | None:
 
 def progress_sender(answers: int) -> Callable[[str, int, int], None]:
     """Return a listener that sends progress through a pipe, not too often."""
+    return every_so_often(lambda *progress: send(answers, {"progress": list(progress)}))
+
+
+def every_so_often(tell: Callable[[str, int, int], None]) -> Callable[[str, int, int], None]:
+    """Return a listener that passes progress on, not too often."""
     told = time.monotonic()
 
-    def tell(stage: str, done: int, total: int) -> None:
+    def listener(stage: str, done: int, total: int) -> None:
         nonlocal told
         if time.monotonic() - told > _EVERY_S:
             told = time.monotonic()
-            send(answers, {"progress": [stage, done, total]})
+            tell(stage, done, total)
 
-    return tell
+    return listener
 
 
 def _files() -> list[str]:

@@ -44,7 +44,7 @@ def to_data(profile: StepProfile) -> dict[str, Any]:
         "is_stable": profile.is_stable,
         "categories": dict(profile.categories),
         "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
-        "curve": None if profile.curve is None else _curve_data(profile.curve),
+        "curve": None if profile.curve is None else curve_data(profile.curve),
         "nodes": rows,
     }
 
@@ -61,7 +61,8 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
     return row
 
 
-def _curve_data(curve: BatchCurve) -> dict[str, Any]:
+def curve_data(curve: BatchCurve) -> dict[str, Any]:
+    """Return throughput and memory over the batch as JSON-ready data."""
     return {
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],

@@ -31,12 +31,15 @@ class Revision:
         The entry file there, in a folder that is removed afterwards.
     before, after
         Folders of the project as it was and as it is.
+    commit
+        The digest that git gives the revision.
     """
 
     name: str
     entry: Path
     before: Path
     after: Path
+    commit: str = ""
 
     @contextmanager
     def step(self, options: TraceOptions, calls: int | None = None) -> Iterator[TracedStep]:
@@ -53,16 +56,17 @@ class Revision:
             if not new.is_file():
                 continue
             try:
-                texts = [read_text(path).splitlines() for path in (old, new)]
+                texts = [read_text(path) for path in (old, new)]
             except (OSError, ValueError):
                 continue
-            found.update(_moved(name, *texts))
+            found.update(moved_between(name, *texts))
         return found
 
 
-def _moved(name: str, old: list[str], new: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield the names of equal lines, and of lines that were replaced by as many others."""
-    for tag, a, a_end, b, b_end in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+def moved_between(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
+    """Yield ``"file:line"`` before and after, of lines of a file that are equal, or replaced by as many others."""
+    texts = old.splitlines(), new.splitlines()
+    for tag, a, a_end, b, b_end in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
         if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
             yield from ((f"{name}:{a + n + 1}", f"{name}:{b + n + 1}") for n in range(a_end - a))
 
@@ -86,6 +90,7 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
     root = Path(_git(entry.resolve().parent, "rev-parse", "--show-toplevel").decode().strip())
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
+    commit = commit_of(root, revision)
     place = entry.resolve().relative_to(root)
     with TemporaryDirectory(prefix="roller-") as folder:
         with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", revision))) as archive:
@@ -96,7 +101,18 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
             raise RollerError(
                 f"{place}: expected a file at revision {shown(revision)}, got none. Name a revision that has it."
             )
-        yield Revision(revision, before / place, before, root)
+        yield Revision(revision, before / place, before, root, commit)
+
+
+def commit_of(folder: Path, revision: str) -> str:
+    """Return the digest of a revision's commit.
+
+    Raises
+    ------
+    RollerError
+        There is no git, no repository, or no such revision.
+    """
+    return _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
 
 
 def _extract(archive: tarfile.TarFile, folder: str) -> None:

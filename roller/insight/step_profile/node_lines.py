@@ -1,0 +1,67 @@
+"""What each part of a profile takes over the batch: a line through the profiles of several batches, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.insight.step_profile.node import Node
+from roller.insight.step_profile.step_profile import StepProfile
+
+#: Kinds of parts that are the same at every batch; kernels within them may be others.
+_LASTING = frozenset(("step", "line", "module", "operator", "call", "tensors", "overhead"))
+#: What tells a node from its siblings: kind, name, and which of those with the same.
+_Key = tuple[str, str, int]
+
+
+def node_lines(profile: StepProfile, at: Mapping[int, StepProfile]) -> list[list[float]]:
+    """Return ``[a, b, c, d]`` of each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``.
+
+    Parameters
+    ----------
+    profile
+        The profile whose nodes are asked for.
+    at
+        Profiles of the same step, by batch; at least two.
+
+    Returns
+    -------
+    list[list[float]]
+        In the order of :meth:`~roller.insight.step_profile.node.Node.walk`; empty for nodes whose part in other batches
+        is not known, such as kernels. By least squares, which are linear: where all children of a node are known, their
+        lines sum to its line.
+    """
+    batches = sorted(at)
+    mean = sum(batches) / len(batches) if batches else 0.0
+    spread = sum((batch - mean) ** 2 for batch in batches)
+    if not spread:
+        return []
+    weights = [(batch - mean) / spread for batch in batches]
+    found: list[list[float]] = []
+    todo: list[tuple[Node, list[Node | None]]] = [(profile.root, [at[batch].root for batch in batches])]
+    while todo:
+        node, others = todo.pop()
+        if node.kind in _LASTING and any(other is not None for other in others):
+            times = [0.0 if other is None else other.wall_s for other in others]
+            sizes = [0.0 if other is None else float(other.total_held_bytes) for other in others]
+            found.append([*_line(times, weights, mean), *_line(sizes, weights, mean)])
+        else:
+            found.append([])
+        below = [{} if other is None else _children(other) for other in others]
+        todo += [(child, [known.get(key) for known in below]) for key, child in reversed(_children(node).items())]
+    return found
+
+
+def _line(values: list[float], weights: list[float], mean: float) -> tuple[float, float]:
+    slope = sum(weight * value for weight, value in zip(weights, values, strict=True))
+    return slope, sum(values) / len(values) - slope * mean
+
+
+def _children(node: Node) -> dict[_Key, Node]:
+    """Return children by what tells them apart at every batch; their order follows their times."""
+    found: dict[_Key, Node] = {}
+    for child in node.children:
+        place = 0
+        while (child.kind, child.name, place) in found:
+            place += 1
+        found[child.kind, child.name, place] = child
+    return found

@@ -1,0 +1,149 @@
+"""Where an entry file says its batch: the default of ``batch_size`` of its ``input_provider``, as a literal."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from roller.insight.trace.providers import names_of
+
+_PROVIDER, _PARAMETER = "input_provider", "batch_size"
+
+
+@dataclass(frozen=True)
+class BatchLiteral:
+    """A whole number in a source.
+
+    Parameters
+    ----------
+    start, end
+        Place in the source, in characters (code points) from its beginning.
+    line
+        Its line, from 1.
+    value
+        The number.
+    name
+        The module's constant that it defines; ``""`` where it is the default itself.
+    """
+
+    start: int
+    end: int
+    line: int
+    value: int
+    name: str = ""
+
+    def replaced_in(self, source: str, batch: int) -> str:
+        """Return the source with another number here."""
+        return f"{source[: self.start]}{batch}{source[self.end :]}"
+
+
+@dataclass(frozen=True)
+class NoBatchLiteral:
+    """Why a source has no literal batch, and the whole numbers that may be meant.
+
+    Parameters
+    ----------
+    line, text
+        Where (from 1), and what was expected, what was found, and what to do.
+    candidates
+        Constants of the module that may be the batch.
+    """
+
+    line: int
+    text: str
+    candidates: tuple[BatchLiteral, ...] = ()
+
+
+def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
+    r"""Return the literal of a source's batch, or why there is none.
+
+    Examples
+    --------
+    >>> source = "def input_provider(*, batch_size=16): ..."
+    >>> literal = find_batch_literal(source)
+    >>> literal.value, literal.replaced_in(source, 128)
+    (16, 'def input_provider(*, batch_size=128): ...')
+    >>> find_batch_literal("SIZE = 32\ndef input_provider(batch_size=SIZE): ...").name
+    'SIZE'
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        return NoBatchLiteral(line, f"expected Python, got {getattr(error, 'msg', None) or 'what cannot be parsed'}.")
+    names = names_of(_PROVIDER)
+    functions = [n for n in body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef)) and n.name in names]
+    constants = dict(_whole_numbers(body, source))
+    if not functions:
+        return NoBatchLiteral(
+            1, f"expected a function {_PROVIDER} with a default of {_PARAMETER}, got none.", tuple(constants.values())
+        )
+    given = functions[-1]
+    default = dict(_defaults(given.args)).get(_PARAMETER)
+    if default is None:
+        return NoBatchLiteral(
+            given.lineno, f"{given.name}: expected a default of {_PARAMETER}, got none. Write {_PARAMETER}=16."
+        )
+    if isinstance(default, ast.Constant) and _is_whole(default.value):
+        return _literal(default, source)
+    if isinstance(default, ast.Name) and default.id in constants:
+        return constants[default.id]
+    return NoBatchLiteral(
+        default.lineno,
+        f"{given.name}: expected a whole number as the default of {_PARAMETER}, or the name of one of the module, got "
+        f"{ast.unparse(default)[:40]}. Write the number itself.",
+        tuple(constants.values()),
+    )  # fmt: skip
+
+
+def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:
+    plain = [*arguments.posonlyargs, *arguments.args]
+    last = plain[len(plain) - len(arguments.defaults) :]
+    yield from ((a.arg, value) for a, value in zip(last, arguments.defaults, strict=True))
+    yield from ((a.arg, value) for a, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True))
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and value > 0
+
+
+def _whole_numbers(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
+    """Yield constants of a module that one statement defines; a name that is set twice is none."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.expr):
+                found.setdefault(target.id, []).append(value)
+    for name, values in found.items():
+        if len(values) == 1 and isinstance(values[0], ast.Constant) and _is_whole(values[0].value):
+            yield name, _literal(values[0], source, name)
+
+
+def _literal(node: ast.Constant, source: str, name: str = "") -> BatchLiteral:
+    assert node.end_lineno is not None and node.end_col_offset is not None and isinstance(node.value, int)
+    start = _characters(source, node.lineno, node.col_offset)
+    end = _characters(source, node.end_lineno, node.end_col_offset)
+    return BatchLiteral(start, end, node.lineno, node.value, name)
+
+
+def _characters(source: str, line: int, column: int) -> int:
+    """Return characters before a place of ``ast``, whose columns count bytes of UTF-8."""
+    lines = _lines_of_ast(source)
+    return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
+
+
+def _lines_of_ast(source: str) -> list[str]:
+    """Return lines with their ends, as the parser counts them: form feeds and the like end none."""
+    lines, begin, at = [], 0, 0
+    while at < len(source):
+        if source[at] in "\r\n":
+            at += 2 if source[at : at + 2] == "\r\n" else 1
+            lines.append(source[begin:at])
+            begin = at
+        else:
+            at += 1
+    return [*lines, source[begin:]]

@@ -1,0 +1,123 @@
+"""Profiles that a live one is compared with: of earlier saves, and of git's ``HEAD``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roller.errors import RollerError
+from roller.insight.step_profile.revision import checked_out, commit_of, moved_between
+from roller.server.profile_request import ProfileRequest, StepOptions
+from roller.server.project import Project, ProjectError
+from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
+
+#: What a profile is compared with: the save before it, or git's ``HEAD``.
+Against = Literal["last", "head"]
+#: Profiles of earlier saves that are kept.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class EarlierProfile:
+    """A profile as it was.
+
+    Parameters
+    ----------
+    options
+        How it was made.
+    profile
+        As JSON data.
+    texts
+        Name -> text of the files that it depends on.
+    """
+
+    options: StepOptions
+    profile: Mapping[str, Any]
+    texts: Mapping[str, str]
+
+
+class EarlierProfiles:
+    """Keeps the profiles of a few saves, and makes that of ``HEAD`` where it is asked for.
+
+    Parameters
+    ----------
+    project, processes, patience_s
+        As in :class:`~roller.server.session.Session`.
+    """
+
+    def __init__(self, project: Project, processes: WorkerProcesses, patience_s: float) -> None:
+        self._project, self._processes, self._patience_s = project, processes, patience_s
+        self._saves: list[EarlierProfile] = []
+        self._heads: dict[tuple[str, StepOptions], EarlierProfile] = {}
+
+    def keep(self, options: StepOptions, profile: Mapping[str, Any], texts: Mapping[str, str]) -> None:
+        """Keep the profile of a save."""
+        made = EarlierProfile(_what_decides(options), profile, texts)
+        if not self._saves or self._saves[-1].texts != texts or self._saves[-1].options != made.options:
+            self._saves = [*self._saves, made][-_KEPT:]
+
+    def last_save(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile | None, dict[str, str]]:
+        """Return the profile of the last save with other texts, made in the same way, and the lines that moved since."""
+        wanted = _what_decides(options)
+        found = next((x for x in reversed(self._saves) if x.options == wanted and x.texts != texts), None)
+        return found, {} if found is None else _moved(found.texts, texts)
+
+    async def head(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile, dict[str, str]]:
+        """Return the profile of git's ``HEAD``, made in the same way, and the lines that moved since.
+
+        Raises
+        ------
+        RollerError
+            There is no ``HEAD``, or the step there cannot be profiled.
+        """
+        loop, wanted, entry = asyncio.get_running_loop(), _what_decides(options), self._project.entry
+        key = (await loop.run_in_executor(None, commit_of, entry.parent, "HEAD"), wanted)
+        if key not in self._heads:
+            with contextlib.ExitStack() as stack:
+                there = await loop.run_in_executor(None, lambda: stack.enter_context(checked_out(entry, "HEAD")))
+                worker = await self._processes.fork()
+                try:
+                    self._heads[key] = await self._profile_of(worker, str(there.entry), str(there.before), wanted)
+                except WorkerEnded as ended:
+                    raise RollerError(f"git HEAD: expected a profile of {entry.name}, got {ended}.") from None
+                finally:
+                    await self._processes.kill(worker)
+        return self._heads[key], _moved(self._heads[key].texts, texts)
+
+    async def _profile_of(self, worker: Worker, entry: str, folder: str, options: StepOptions) -> EarlierProfile:
+        await worker.send(ProfileRequest(0, entry, folder, options, ("profile",)).to_data())
+        data: Mapping[str, Any] = {}
+        while True:
+            try:
+                answer = await asyncio.wait_for(worker.receive(), self._patience_s)
+            except asyncio.TimeoutError:
+                raise RollerError(f"git HEAD: expected progress within {self._patience_s:g} s, got none.") from None
+            if answer["stage"] == "error":
+                raise RollerError(f"git HEAD: {answer['text']}")
+            if answer["stage"] == "profile":
+                data = answer["data"]["profile"]
+            if answer["stage"] == "done":
+                break
+        there, texts = Project(entry), {}
+        for path in answer["files"]:
+            with contextlib.suppress(ProjectError):
+                name = os.path.relpath(path, folder)
+                texts[name] = there.read(name).text
+        return EarlierProfile(options, data, texts)
+
+
+def _moved(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, text in old.items():
+        if new.get(name, text) != text:
+            found.update(moved_between(name, text, new[name]))
+    return found
+
+
+def _what_decides(options: StepOptions) -> StepOptions:
+    """Return what of the options decides the profile."""
+    return StepOptions(options.devices[:1], options.batch, options.amp, options.checkpoint)

@@ -1,0 +1,180 @@
+"""``python -m roller.server.fork_server FD``: forks processes that profile, after PyTorch has been imported once.
+
+The other end of the socket ``FD`` is the server. It sends lines of JSON: ``{"fork": n}`` with two descriptors, the
+socket of the new process and where its output goes, which is answered by ``{"forked": n, "pid": pid}``; and
+``{"kill": pid}``. An end is told as ``{"ended": pid, "status": status}``. No code of a project is loaded here. When the
+server is gone, this process and all that it forked end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+#: What a profile needs; what is missing is said by the process that needs it.
+_PRELOADED = (
+    "torch", "torch._dynamo.eval_frame", "torch._meta_registrations", "torch._refs", "torch._decomp",
+    "roller.insight.trace.pytorch.entry_file", "roller.insight.step_profile.profiling", "roller.insight.forecast",
+    "roller.insight.step_profile.difference", "roller.insight.whatif.search", "roller.server.profile_worker",
+)  # fmt: skip
+#: ``prctl``: orphans below become children of this process; a signal where the parent dies.
+_CHILD_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
+#: Bytes that a file of a profiled project may grow to, before its writer gets an error.
+LARGEST_FILE_BYTES = 1 << 30
+
+
+class ForkServer:
+    """Forks, kills and reaps.
+
+    Parameters
+    ----------
+    server
+        Socket to the server.
+    """
+
+    def __init__(self, server: socket.socket) -> None:
+        self._server = server
+        self._buffer = b""
+        self._forked: set[int] = set()
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # or it would wake nobody
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def run(self) -> NoReturn:
+        """Answer requests until the server is gone."""
+        while True:
+            ready = {*select.select([self._server.fileno(), self._wake], [], [])[0]}
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 4096)
+                self._reap()
+            if self._server.fileno() in ready:
+                self._receive()
+
+    def _receive(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._server, 1 << 16, 8)
+        except OSError:
+            data, descriptors = b"", []
+        if not data:
+            for pid in tuple(self._forked):
+                self._kill(pid)
+            self._kill_orphans()
+            os._exit(0)
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "fork" in request:
+                self._fork(request["fork"], descriptors)
+            elif request["kill"] in self._forked:
+                self._kill(request["kill"])
+
+    def _fork(self, number: int, descriptors: list[int]) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._become_worker(*descriptors)
+        for one in descriptors:
+            os.close(one)
+        self._forked.add(pid)
+        self._tell({"forked": number, "pid": pid})
+
+    def _become_worker(self, conversation: int, output: int) -> NoReturn:
+        status = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._server.close()
+            os.close(self._wake)
+            _die_with_parent()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            most = LARGEST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, LARGEST_FILE_BYTES)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            for one in (nothing, output):
+                os.close(one)
+            from roller.server.profile_worker import serve
+
+            serve(conversation)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                if pid in self._forked:
+                    self._forked.discard(pid)
+                    with contextlib.suppress(OSError):
+                        os.killpg(pid, signal.SIGKILL)  # what it forked and left
+                    self._kill_orphans()
+                    self._tell({"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def _kill_orphans(self) -> None:
+        """Kill what a project forked and detached: it is a child of this process that this one did not fork."""
+        for pid in _children_of_this_process() - self._forked:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _tell(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the next read finds that the server is gone
+            self._server.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _children_of_this_process() -> set[int]:
+    try:
+        return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+    except (OSError, ValueError):
+        return set()
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def main(descriptor: int) -> NoReturn:
+    """Import what profiles need, and answer requests."""
+    server = socket.socket(fileno=descriptor)
+    for name in _PRELOADED:
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    _prctl(_CHILD_SUBREAPER, 1)
+    gc.collect()
+    gc.freeze()  # what all processes share is not written to by their collectors
+    server.sendall(b'{"ready": true}\n')
+    ForkServer(server).run()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,186 @@
+"""The stages of an answer about a step: its profile first, then what it is compared with and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from roller.errors import NoCandidateError, RollerError
+from roller.hardware import DeviceSpec, load_spec
+from roller.insight.capture.script_tracer import trace_script
+from roller.insight.forecast import Forecast
+from roller.insight.step_profile.difference import ProfileDifference, difference
+from roller.insight.step_profile.node_lines import node_lines
+from roller.insight.step_profile.profile_json import curve_data, from_data, to_data
+from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.traced_step import TracedStep
+from roller.insight.tracing import require_torch, trace_entry
+from roller.server.profile_request import ProfileRequest, StepOptions
+
+#: Lines of a difference that are told.
+_MOST_LINES = 200
+
+
+def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Yield each stage that is asked for, and what computes its data.
+
+    Parameters
+    ----------
+    request
+        What is asked.
+    steps
+        Traced steps and profiles of this process by what they depend on; filled here.
+    """
+    asked = _Asked(request, steps)
+    makers: Mapping[str, Callable[[], Any]] = {
+        "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
+        "curve": asked.curve_data, "hints": asked.hints_data, "whatif": asked.whatif_data,
+    }  # fmt: skip
+    yield from ((stage, makers[stage]) for stage in request.wanted if stage in makers)
+
+
+class _Asked:
+    """Computes the stages of one request."""
+
+    def __init__(self, request: ProfileRequest, steps: dict[Any, Any]) -> None:
+        self._request, self._options, self._kept = request, request.options, steps
+
+    def _step(self) -> TracedStep:
+        """Return the step as ``roller profile`` traces it for these options: once for all requests."""
+        found = self._kept.get("step")
+        if found is None:
+            require_torch("serve")
+            request = self._request
+            if kind_of_file(request.entry) == "script":
+                found = trace_script(request.entry, request.arguments, device=self._spec())
+            else:
+                found = trace_entry(request.entry, device=self._spec())
+            self._kept["step"] = found
+        options = self._options
+        return found.at(batch=options.batch, device=self._spec(), amp=options.amp, checkpoint=options.checkpoint)
+
+    def _spec(self) -> DeviceSpec:
+        return load_spec(self._options.devices[0][0])
+
+    def _profile(self) -> StepProfile:
+        key = StepOptions(self._options.devices[:1], *_rest(self._options))
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = profile(self._step(), self._spec(), devices=self._options.devices[0][1])
+        return found
+
+    def profile_data(self) -> dict[str, Any]:
+        found = self._profile()
+        try:
+            balanced: float | None = found.balanced_batch()
+        except NoCandidateError:
+            balanced = None
+        return {
+            "profile": to_data(found), "text": str(found), "fits": found.fits, "balanced_batch": balanced,
+            "split": found.split()._asdict(),
+            "lines": [
+                {
+                    "file": x.file, "line": x.line, "wall_s": x.wall_s, "held_bytes": x.total_held_bytes,
+                    "registered_bytes": x.registered_bytes,
+                    "instances": [
+                        {"module": i.module, "wall_s": i.node.wall_s, "held_bytes": i.node.total_held_bytes}
+                        for i in x.instances
+                    ],
+                }
+                for x in found.lines
+            ],
+        }  # fmt: skip
+
+    def difference_data(self) -> dict[str, Any] | None:
+        before = self._request.before
+        if before is None:
+            return None
+        return data_of_difference(difference(from_data(before), self._profile(), self._request.moved))
+
+    def devices_data(self) -> list[dict[str, Any]]:
+        """Return the forecast of the step on each device, the profiled one among them."""
+        return [self._device_row(name, count) for name, count in self._options.devices]
+
+    def _device_row(self, name: str, count: int) -> dict[str, Any]:
+        options = self._options
+        row: dict[str, Any] = {"device": name, "devices": count, "kind": "predicted"}
+        try:
+            spec = load_spec(name)
+            found: Forecast = self._step().forecast(
+                spec, batch=options.batch, amp=options.amp, checkpoint=options.checkpoint, devices=count
+            )
+        except RollerError as error:
+            return {**row, "error": str(error)}
+        memory = found.memory
+        return {
+            **row, "batch": found.batch, "iteration_s": found.iteration_s, "lower_s": found.lower_s,
+            "upper_s": found.upper_s, "throughput_per_s": found.throughput, "total_bytes": memory.total_bytes,
+            "fits": memory.fits, "bound": found.bound, "out_of_memory": "" if memory.oom is None else str(memory.oom),
+        }  # fmt: skip
+
+    def curve_data(self) -> dict[str, Any] | None:
+        found = self._profile()
+        try:
+            curve = found.batch_curve()
+        except NoCandidateError as error:
+            return {"error": str(error)}
+        try:
+            diminishing: int | None = curve.diminishing_from()
+        except NoCandidateError:
+            diminishing = None
+        lines: list[list[float]] = []
+        if curve.line is not None:
+            options, (_, count) = self._options, self._options.devices[0]
+            others = {
+                batch: profile(self._step().at(batch=batch), self._spec(), devices=count)
+                for batch in curve.line.batches if batch != found.batch
+            }  # fmt: skip
+            at = {**others, **({found.batch: found} if found.batch in curve.line.batches else {})}
+            lines = node_lines(found, at)
+            del options
+        return {
+            "curve": curve_data(curve), "diminishing_from": diminishing, "most_throughput": curve.most_throughput,
+            "throughput_at_largest": curve.throughput_at_largest, "node_lines": lines,
+        }  # fmt: skip
+
+    def hints_data(self) -> dict[str, Any]:
+        found = self._profile()
+        if found.make_graph is None:
+            return {"error": "hints: expected one device, got several. Choose one."}
+        return {"hints": [hint.to_dict() for hint in found.hints()]}
+
+    def whatif_data(self) -> dict[str, Any] | None:
+        """Return what the chosen changes would bring together."""
+        if not self._options.changes:
+            return None
+        from roller.insight.whatif.predict import what_if
+        from roller.insight.whatif.scenario import parse_what_if_option
+
+        found = self._profile()
+        if found.make_graph is None:
+            return {"error": "whatif: expected one device, got several. Choose one."}
+        answer = what_if(found.make_graph(), *(parse_what_if_option(text) for text in self._options.changes))
+        return answer.to_dict()
+
+
+def _rest(options: StepOptions) -> tuple[int | None, str, bool]:
+    return options.batch, options.amp, options.checkpoint
+
+
+def data_of_difference(found: ProfileDifference) -> dict[str, Any]:
+    """Return a difference as JSON-ready data: the sums, and the lines that changed."""
+    rows = [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
+    return {
+        "before": {"iteration_s": found.before.iteration_s, "total_bytes": found.before.total_bytes},
+        "delta_s": found.delta_s, "delta_bytes": found.delta_bytes, "kind": found.after.source,
+        "more": max(0, len(rows) - _MOST_LINES),
+        "lines": [
+            {
+                "name": x.name, "before_s": x.before_s, "after_s": x.after_s, "delta_s": x.delta_s,
+                "before_bytes": x.before_bytes, "after_bytes": x.after_bytes, "delta_bytes": x.delta_bytes,
+                "made_delta_s": x.made_delta_s, "made_delta_bytes": x.made_delta_bytes,
+            }
+            for x in rows[:_MOST_LINES]
+        ],
+    }  # fmt: skip

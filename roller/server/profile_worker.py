@@ -1,0 +1,104 @@
+"""What a forked process does: it loads an entry file, profiles its step, and answers what is asked of it.
+
+Requests and answers are messages of :mod:`roller.runtime.channel` without blobs; their keys are those of
+:mod:`roller.server.profile_request`. A process serves one state of the project's files, and is killed where they
+change. A newer request ends an older one at its next operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from roller.errors import RollerError
+from roller.insight.trace.progress import Cancelled, listening
+from roller.insight.trace.providers import ProviderErrors
+from roller.runtime.channel import ChannelClosed, receive, send
+from roller.server.profile_request import ProfileRequest
+
+#: The standard error, whatever the project makes of ``sys.stderr``.
+_STDERR = 2
+
+
+def serve(conversation: int) -> None:
+    """Answer requests until the server is gone."""
+    faulthandler.register(signal.SIGUSR1, file=_STDERR, all_threads=True)
+    own = os.getpid()
+    os.register_at_fork(after_in_child=lambda: os.close(conversation))  # what the project forks answers nothing
+    steps: dict[tuple[str, tuple[str, ...]], Any] = {}
+    with contextlib.suppress(ChannelClosed):
+        while True:
+            data, _ = receive(conversation)
+            request = ProfileRequest.from_data(data)
+            _answer(request, conversation, own, steps)
+
+
+def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[Any, Any]) -> None:
+    def tell(stage: str, **values: Any) -> None:
+        if os.getpid() != own:
+            os._exit(0)  # forked by the project, and left it by an exception
+        send(conversation, {"id": request.id, "stage": stage, **values})
+
+    def is_over() -> bool:
+        return bool(select.select([conversation], [], [], 0)[0])
+
+    stage = "profile"
+    try:
+        with listening(_progress(tell), is_cancelled=is_over):
+            from roller.server.profile_stages import stages_of
+
+            for stage, make in stages_of(request, steps):
+                if is_over():
+                    break
+                tell(stage, data=make())
+        tell("done", files=_files(request))
+    except Cancelled:
+        tell("cancelled")
+    except RollerError as error:
+        problems = error.rows() if isinstance(error, ProviderErrors) else []
+        tell("error", at=stage, text=str(error), problems=problems, files=_files(request))
+    except ChannelClosed:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the project's code may raise anything; the server says it
+        tell("error", at=stage, text=_text_of(error, request), problems=[], files=_files(request))
+
+
+def _progress(tell: Callable[..., None]) -> Callable[[str, int, int], None]:
+    from roller.insight.project_worker import every_so_often
+
+    return every_so_often(lambda stage, done, total: tell("progress", what=stage, done=done, total=total))
+
+
+def _text_of(error: BaseException, request: ProfileRequest) -> str:
+    said = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    name = Path(request.entry).name
+    return (
+        f"{name}: expected a step that can be traced, got {said[-1] if said else 'no message'}. Run {name} by itself."
+    )
+
+
+def _files(request: ProfileRequest) -> list[str]:
+    """Return the project's Python files that are loaded, and the entry file."""
+    folder = Path(request.folder).resolve()
+    found = {str(Path(request.entry).resolve())}
+    for file in _loaded():
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            path = Path(file).resolve()
+            if path.suffix == ".py" and path.is_relative_to(folder) and "site-packages" not in path.parts:
+                found.add(str(path))
+    return sorted(found)
+
+
+def _loaded() -> Iterator[str]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            yield file

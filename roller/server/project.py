@@ -1,0 +1,154 @@
+"""The files of a project that a session reads and writes: below one folder, by names relative to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roller.core.files import read_file, whole_file
+from roller.errors import RollerError, shown
+from roller.insight.trace.project_folder import project_of
+
+#: A source above this size is no source of a person's (bytes).
+_LARGEST = 4 << 20
+
+
+class ProjectError(RollerError):
+    """A name that the project does not have, or a file that changed meanwhile."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A file of the project as it was read.
+
+    Parameters
+    ----------
+    name
+        Relative to the project, with ``/``.
+    text
+        Its text, with the ends of lines that it has.
+    digest
+        Of its bytes.
+    """
+
+    name: str
+    text: str
+    digest: str
+
+
+class Project:
+    """A folder, and the entry file in it.
+
+    Parameters
+    ----------
+    entry
+        The entry file. Its project is the nearest folder with a ``pyproject.toml`` or the like, else its own.
+
+    Raises
+    ------
+    ProjectError
+        There is no such file.
+    """
+
+    def __init__(self, entry: str | Path) -> None:
+        whole = Path(entry).resolve()
+        if not whole.is_file() or whole.suffix != ".py":
+            raise ProjectError(f"{entry}: expected a Python file, got none. Name the file with the training step.")
+        self.entry = whole
+        self.folder = project_of(whole.parent)
+        self.entry_name = whole.relative_to(self.folder).as_posix()
+
+    def path_of(self, name: str) -> Path:
+        """Return the path of a file of the project.
+
+        Raises
+        ------
+        ProjectError
+            The name leads out of the project, by itself or by a link, or to no regular Python file.
+        """
+        wanted = f"expected a Python file below {shown(self.folder.name)}, relative to it"
+        if not isinstance(name, str) or not name or "\0" in name or "\\" in name or name.startswith("/"):
+            raise ProjectError(f"{shown(name)}: {wanted}. Name one, such as {self.entry_name}.")
+        try:
+            path = (self.folder / name).resolve()
+            is_file = path.is_file()
+        except (OSError, RuntimeError, ValueError):
+            is_file = False
+        if not is_file or not path.is_relative_to(self.folder) or path.suffix != ".py":
+            raise ProjectError(f"{shown(name)}: {wanted}, got none. Name one, such as {self.entry_name}.")
+        return path
+
+    def name_of(self, path: str | Path) -> str | None:
+        """Return the name of a file within the project, ``None`` for others."""
+        try:
+            return Path(path).resolve().relative_to(self.folder).as_posix()
+        except (OSError, RuntimeError, ValueError):
+            return None
+
+    def relative(self, data: Any) -> Any:
+        """Return JSON data whose texts name files of the project relative to it."""
+        if isinstance(data, str):
+            return data.replace(f"{self.folder}{os.sep}", "") if str(self.folder) in data else data
+        if isinstance(data, Mapping):
+            return {name: self.relative(value) for name, value in data.items()}
+        return [self.relative(one) for one in data] if isinstance(data, (list, tuple)) else data
+
+    def read(self, name: str) -> SourceFile:
+        """Return a file of the project.
+
+        Raises
+        ------
+        ProjectError
+            There is none of that name, or it is no text.
+        """
+        path = self.path_of(name)
+        try:
+            if path.stat().st_size > _LARGEST:
+                raise ProjectError(f"{name}: expected at most {_LARGEST >> 20} MiB of source, got more. Name another.")
+            data = read_file(path)
+            return SourceFile(name, data.decode(), digest_of(data))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProjectError(f"{name}: expected UTF-8 text that can be read, got {shown(error)}.") from error
+
+    def write(self, name: str, text: str, base: str) -> SourceFile:
+        """Write a file of the project, whole or not at all.
+
+        Parameters
+        ----------
+        base
+            Digest of the file that the text was made of.
+
+        Raises
+        ------
+        ProjectError
+            The file is another one by now, or cannot be written.
+        """
+        path = self.path_of(name)
+        if self.read(name).digest != base:
+            raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
+        data = text.encode()
+        try:
+            with whole_file(path) as file:
+                os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+                file.write(data)
+        except OSError as error:
+            raise ProjectError(f"{name}: expected a file that can be written, got {shown(error.strerror)}.") from error
+        return SourceFile(name, text, digest_of(data))
+
+
+def digest_of(data: bytes) -> str:
+    """Return a digest of a file's bytes."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def state_of(path: str | Path) -> tuple[int, int, int]:
+    """Return what changes with a file: the time of its last change, its size, and which file it is."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, -1, 0)
+    return (found.st_mtime_ns, found.st_size, found.st_ino)

@@ -1,0 +1,385 @@
+"""One live profile: an entry file, the device and options chosen, the running process, results and who listens.
+
+The page and the language server share it. All state is that of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from roller.errors import RollerError
+from roller.server.batch_literal import BatchLiteral, find_batch_literal
+from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
+from roller.server.places import last_place, places_in
+from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
+from roller.server.project import Project, ProjectError, SourceFile, state_of
+from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
+
+#: Between two looks at the project's files.
+_POLL_S = 0.1
+#: Without progress for as long, a profile is given up.
+PATIENCE_S = 60.0
+
+#: ``"idle"``: no profile yet, or live is off. ``"stale"``: files changed since, and live is off.
+Status = Literal["idle", "running", "ready", "stale", "failed"]
+Listener = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class SessionState:
+    """What the session knows; a listener that comes later gets it whole.
+
+    Parameters
+    ----------
+    revision
+        Counts the changes of the project's files that the session has seen.
+    status
+        As :data:`Status`.
+    results
+        By stage, the data of the latest answer.
+    revisions
+        By stage, the revision that its data are of; older than ``revision`` is stale.
+    error
+        What went wrong in the latest profile: ``text``, ``problems``, ``output``; ``None`` if nothing did.
+    progress
+        Stage and numbers of the running profile.
+    """
+
+    revision: int = 0
+    status: Status = "idle"
+    results: dict[str, Any] = field(default_factory=dict)
+    revisions: dict[str, int] = field(default_factory=dict)
+    error: dict[str, Any] | None = None
+    progress: tuple[str, int, int] | None = None
+
+
+class Session:
+    """A live profile of one entry file.
+
+    Parameters
+    ----------
+    project
+        The project, with its entry file.
+    processes
+        Starts the processes that profile.
+    options
+        How the step is profiled at first.
+    arguments
+        Of a training script without providers.
+    is_live
+        Whether a save starts a profile.
+    patience_s
+        Seconds without progress after which a profile is given up.
+    """
+
+    def __init__(
+        self, project: Project, processes: WorkerProcesses, options: StepOptions | None = None, *,
+        arguments: Sequence[str] = (), is_live: bool = True, patience_s: float = PATIENCE_S,
+    ) -> None:  # fmt: skip
+        self.project, self.options = project, options or StepOptions()
+        self.state = SessionState()
+        self.is_live = is_live
+        self.against: Against = "last"
+        self._processes, self._arguments, self._patience_s = processes, tuple(arguments), patience_s
+        self._listeners: dict[int, Listener] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._running: asyncio.Task[None] | None = None
+        self._worker: Worker | None = None
+        self._worker_revision = -1
+        self._count = 0
+        self._watched: dict[str, tuple[int, int, int]] = {str(project.entry): state_of(project.entry)}
+        self._earlier = EarlierProfiles(project, processes, patience_s)
+
+    # Listeners
+
+    def listen(self, listener: Listener) -> Callable[[], None]:
+        """Call a function with each message from now on; return one that ends this."""
+        number = self._next()
+        self._listeners[number] = listener
+        return lambda: self._listeners.pop(number, None) and None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the whole state as one message."""
+        return {
+            "type": "state", **self._head(), "error": self.state.error,
+            "results": {
+                stage: {"revision": self.state.revisions[stage], "data": data}
+                for stage, data in self.state.results.items()
+            },
+        }  # fmt: skip
+
+    def _head(self) -> dict[str, Any]:
+        state = self.state
+        return {
+            "revision": state.revision, "status": state.status, "live": self.is_live, "against": self.against,
+            "options": self.options.to_data(), "progress": state.progress, "batch": self._batch_data(),
+        }  # fmt: skip
+
+    def _tell(self, message: Mapping[str, Any]) -> None:
+        for listener in tuple(self._listeners.values()):
+            listener(dict(message))
+
+    def _tell_state(self) -> None:
+        self._tell({"type": "state", **self._head(), "error": self.state.error})
+
+    # What is asked
+
+    async def start(self) -> None:
+        """Watch the project's files, and profile the step."""
+        self._spawn(self._watch())
+        self.profile()
+
+    async def close(self) -> None:
+        """End the running profile and stop watching."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._worker is not None:
+            await self._processes.kill(self._worker)
+
+    def profile(self) -> None:
+        """Profile the step as the files are now."""
+        self._restart(STAGES)
+
+    def set_live(self, is_live: bool) -> None:
+        """Set whether a save starts a profile; one that is stale starts at once."""
+        self.is_live = is_live
+        if is_live and self.state.status == "stale":
+            self.profile()
+        else:
+            self._tell_state()
+
+    def set_options(self, options: StepOptions) -> None:
+        """Profile the step in another way."""
+        if options == self.options:
+            self._tell_state()
+            return
+        before, self.options = self.options, options
+        wanted: Sequence[str] = STAGES
+        if replace(before, changes=options.changes) == options:
+            wanted = ("whatif",)
+        elif replace(before, devices=options.devices) == options and before.devices[:1] == options.devices[:1]:
+            wanted = ("devices",)
+        self._restart(wanted)
+
+    def set_against(self, against: Against) -> None:
+        """Compare with the last save, or with git's ``HEAD``."""
+        self.against = against
+        self._restart(("profile", "difference"))
+
+    def save(self, name: str, text: str, base: str) -> SourceFile:
+        """Write a file of the project, and profile it if live.
+
+        Raises
+        ------
+        ProjectError
+            See :meth:`~roller.server.project.Project.write`.
+        """
+        found = self.project.write(name, text, base)
+        self._look()
+        return found
+
+    def batch_literal(self) -> BatchLiteral | None:
+        """Return the literal of the batch in the entry file; ``None`` if it has none."""
+        try:
+            found = find_batch_literal(self.project.read(self.project.entry_name).text)
+        except ProjectError:
+            return None
+        return found if isinstance(found, BatchLiteral) else None
+
+    def _batch_data(self) -> dict[str, Any]:
+        """Return where the entry file has its batch, or why it has none and what may be meant."""
+        try:
+            source = self.project.read(self.project.entry_name)
+        except ProjectError as error:
+            return {"error": str(error), "candidates": []}
+        found = find_batch_literal(source.text)
+        if isinstance(found, BatchLiteral):
+            return {"value": found.value, "line": found.line, "span": _span(found, source.text), "name": found.name}
+        return {
+            "error": found.text, "line": found.line,
+            "candidates": [
+                {"value": x.value, "line": x.line, "span": _span(x, source.text), "name": x.name}
+                for x in found.candidates
+            ],
+        }  # fmt: skip
+
+    # Files
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL_S)
+            self._look()
+
+    def _look(self) -> None:
+        """Note files that changed; a changed project is profiled again if live."""
+        now = {path: state_of(path) for path in self._watched}
+        if now == self._watched:
+            return
+        self._watched = now
+        self.state.revision += 1
+        if self.is_live:
+            self.profile()
+        else:
+            self._stop_running()
+            self._drop_worker()
+            self.state.status, self.state.progress = "stale", None
+            self._tell_state()
+
+    # Profiles
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _stop_running(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    def _restart(self, wanted: Sequence[str]) -> None:
+        """Profile from now on, in place of what runs; what it had still to answer is asked again."""
+        before = self._running
+        if before is not None:
+            wanted = STAGES
+        self._stop_running()
+        self.state.status, self.state.error, self.state.progress = "running", None, None
+        self._tell_state()
+        self._running = self._spawn(self._run(wanted, before))
+
+    async def _run(self, wanted: Sequence[str], before: asyncio.Task[None] | None) -> None:
+        if before is not None:  # it lets go of its process first
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([before])
+        revision = self.state.revision
+        try:
+            worker = await self._worker_of(revision)
+            await self._follow(worker, wanted, revision)
+        except asyncio.CancelledError:
+            raise
+        except WorkerEnded as ended:
+            name = self.project.entry_name
+            self._fail(f"{name}: expected a profile from the step's process, got {ended}. Run {name} by itself.")
+        except RollerError as error:
+            self._fail(str(error))
+        finally:
+            if self._running is asyncio.current_task():
+                self._running = None
+
+    def _fail(self, text: str, problems: Sequence[Mapping[str, Any]] = ()) -> None:
+        output = list(self._worker.output) if self._worker is not None else []
+        found = [dict(problem) for problem in problems] or places_in(text, self.project)
+        self.state.status, self.state.progress = "failed", None
+        self.state.error = self.project.relative({"text": text, "problems": found, "output": output})
+        self._drop_worker()
+        self._tell_state()
+
+    async def _worker_of(self, revision: int) -> Worker:
+        """Return the process that has loaded the files as they are, or a new one."""
+        if self._worker is not None and self._worker_revision == revision:
+            return self._worker
+        self._drop_worker()
+        worker = await self._processes.fork()
+        self._worker, self._worker_revision = worker, revision
+        return worker
+
+    def _drop_worker(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            self._spawn(self._processes.kill(worker))
+
+    async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
+        """Ask for the stages, and take the answers; what HEAD takes longer for comes last."""
+        texts, options = self._texts(), self.options
+        now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
+        before, moved = self._earlier.last_save(options, texts)
+        if now and not await self._ask(worker, now, before, moved, texts, revision):
+            return
+        if len(now) < len(wanted):
+            try:
+                before, moved = await self._earlier.head(options, texts)
+            except RollerError as error:
+                self._take_result("difference", {"error": str(error)}, revision)
+            else:
+                if not await self._ask(worker, ["difference"], before, moved, texts, revision):
+                    return
+        self.state.status, self.state.progress = "ready", None
+        self._tell_state()
+
+    async def _ask(
+        self, worker: Worker, wanted: Sequence[str], before: EarlierProfile | None, moved: Mapping[str, str],
+        texts: Mapping[str, str], revision: int,
+    ) -> bool:  # fmt: skip
+        """Ask for stages, and take the answers; return whether all came."""
+        number, began_ns, options = self._next(), time.time_ns(), self.options
+        request = ProfileRequest(
+            number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),
+            None if before is None else before.profile, moved, self._arguments,
+        )  # fmt: skip
+        await worker.send(request.to_data())
+        while True:
+            try:
+                answer = await asyncio.wait_for(worker.receive(), self._patience_s)
+            except asyncio.TimeoutError:
+                where = last_place(await worker.where_it_is(), self.project)
+                name = self.project.entry_name
+                self._fail(
+                    f"{where or name}: expected progress within {self._patience_s:g} s, got none. "
+                    f"Something there does not end, or waits; {name} was stopped."
+                )
+                return False
+            if answer.get("id") != number:
+                continue  # of a request that was overtaken
+            stage = answer["stage"]
+            if "files" in answer:
+                self._watch_files(answer["files"], began_ns)
+            if stage == "progress":
+                self.state.progress = (answer["what"], answer["done"], answer["total"])
+                self._tell({"type": "progress", "revision": revision, "progress": self.state.progress})
+            elif stage == "error":
+                self._fail(answer["text"], answer["problems"])
+                return False
+            elif stage in ("done", "cancelled"):
+                return True
+            else:
+                if stage == "profile":
+                    self._earlier.keep(options, answer["data"]["profile"], texts)
+                self._take_result(stage, answer["data"], revision)
+
+    def _take_result(self, stage: str, data: Any, revision: int) -> None:
+        self.state.results[stage], self.state.revisions[stage] = self.project.relative(data), revision
+        self._tell({"type": "result", "stage": stage, "revision": revision, "data": self.state.results[stage]})
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    def _watch_files(self, files: Sequence[str], since_ns: int) -> None:
+        """Watch files that a profile loaded; one that changed since it began counts as changed."""
+        for path in files:
+            if path not in self._watched and self.project.name_of(path) is not None:
+                state = state_of(path)
+                self._watched[path] = state if state[0] < since_ns else (0, -1, 0)
+
+    def _texts(self) -> dict[str, str]:
+        """Return the texts of the project's files that a profile depends on."""
+        found = {}
+        for path in self._watched:
+            name = self.project.name_of(path)
+            if name is not None:
+                with contextlib.suppress(ProjectError):
+                    found[name] = self.project.read(name).text
+        return found
+
+
+def _span(literal: BatchLiteral, source: str) -> tuple[int, int]:
+    """Return the place of a literal in units of UTF-16, as JavaScript counts."""
+    start = len(source[: literal.start].encode("utf-16-le")) // 2
+    return start, start + literal.end - literal.start

@@ -1,0 +1,284 @@
+"""The processes that profile, as the server sees them: started by forking, one conversation each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from roller.errors import RollerError
+
+_HEAD = struct.Struct("<Q")
+#: An answer above this size is a damaged stream (bytes).
+_LARGEST = 1 << 29
+#: Lines and bytes of a process's output that are kept, and the bytes of a line.
+_OUTPUT_LINES, _LINE_BYTES = 200, 2000
+#: A process that was asked where it is answers within.
+_ANSWER_S = 0.5
+
+
+class WorkerEnded(Exception):
+    """A process ended; its text says how."""
+
+
+class Worker:
+    """A process that profiles.
+
+    Parameters
+    ----------
+    pid
+        Its number.
+    reader, writer
+        Its conversation.
+    output
+        What it prints.
+    """
+
+    def __init__(
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamReader
+    ) -> None:
+        self.pid = pid
+        self._reader, self._writer = reader, writer
+        self._size: int | None = None
+        self._lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
+        self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._draining = asyncio.ensure_future(self._drain(output))
+
+    @property
+    def output(self) -> tuple[str, ...]:
+        """The last lines that the process printed."""
+        return tuple(self._lines)
+
+    async def send(self, request: dict[str, Any]) -> None:
+        """Send a request.
+
+        Raises
+        ------
+        WorkerEnded
+            The process is gone.
+        """
+        text = json.dumps({**request, "blobs": []}).encode()
+        try:
+            self._writer.write(_HEAD.pack(len(text)) + text)
+            await self._writer.drain()
+        except (ConnectionError, OSError):
+            raise WorkerEnded(await self.how_it_ended()) from None
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next answer.
+
+        Raises
+        ------
+        WorkerEnded
+            The process is gone, or what it sent is no answer.
+        """
+        try:
+            # Each read takes all or nothing, so a caller may be cancelled between the two and go on later.
+            if self._size is None:
+                (self._size,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+            if self._size > _LARGEST:
+                raise ValueError("too large")
+            data = await self._reader.readexactly(self._size)
+            self._size = None
+            answer = json.loads(data)
+            if not isinstance(answer, dict):
+                raise ValueError("no object")
+            return answer
+        except (asyncio.IncompleteReadError, ConnectionError, OSError):
+            raise WorkerEnded(await self.how_it_ended()) from None
+        except ValueError:
+            raise WorkerEnded("what is no answer") from None
+
+    async def how_it_ended(self) -> str:
+        """Return how the process ended, with the last line that it printed."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(self._draining), _ANSWER_S)
+        try:
+            code = await asyncio.wait_for(asyncio.shield(self._status), _ANSWER_S)
+            how = f"its end by signal {-code}" if code < 0 else f"its end with status {code}"
+        except asyncio.TimeoutError:
+            how = "its end"
+        last = next((line for line in reversed(self._lines) if line.strip()), "")
+        return how + (f" after it said: {last.strip()[:200]}" if last else "")
+
+    async def where_it_is(self) -> tuple[str, ...]:
+        """Return the Python lines that the process runs, innermost first, as its fault handler prints them."""
+        before = len(self._lines)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGUSR1)
+        await asyncio.sleep(_ANSWER_S)
+        return tuple(self._lines)[before:] if len(self._lines) > before else tuple(self._lines)[-20:]
+
+    def ended(self, status: int) -> None:
+        """Note that the process ended."""
+        if not self._status.done():
+            self._status.set_result(status)
+
+    def close(self) -> None:
+        """Close the conversation."""
+        self._writer.close()
+        self._draining.cancel()
+
+    async def _drain(self, output: asyncio.StreamReader) -> None:
+        rest = b""
+        while data := await output.read(1 << 16):
+            *lines, rest = (rest + data).split(b"\n")
+            rest = rest[-_LINE_BYTES:]
+            self._lines.extend(line[-_LINE_BYTES:].decode(errors="replace") for line in lines[-_OUTPUT_LINES:])
+        if rest:
+            self._lines.append(rest.decode(errors="replace"))
+
+
+class WorkerProcesses:
+    """Starts processes that profile, from one that has imported PyTorch.
+
+    Parameters
+    ----------
+    python
+        Interpreter with roller and PyTorch; by default this one.
+    """
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
+        self._lock = asyncio.Lock()
+        self._socket: socket.socket | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._ready: asyncio.Future[None] | None = None
+        self._forks: dict[int, asyncio.Future[int]] = {}
+        self._workers: dict[int, Worker] = {}
+        #: Processes that ended before they were known here.
+        self._early: dict[int, int] = {}
+        self._count = 0
+
+    async def fork(self) -> Worker:
+        """Return a new process.
+
+        Raises
+        ------
+        RollerError
+            None can be started.
+        """
+        async with self._lock:
+            await self._start()
+            assert self._socket is not None and self._ready is not None
+            await self._ready
+            return await self._fork(self._socket)
+
+    async def kill(self, worker: Worker) -> None:
+        """Kill a process, and what it started; return when it is gone."""
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.sendall(json.dumps({"kill": worker.pid}).encode() + b"\n")
+                await asyncio.wait_for(asyncio.shield(worker._status), 10.0)
+        worker.close()
+
+    async def close(self) -> None:
+        """End all processes."""
+        process, self._process = self._process, None
+        if self._reading is not None:
+            self._reading.cancel()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        for worker in self._workers.values():
+            worker.close()
+        self._workers.clear()
+        if process is not None:
+            try:
+                await asyncio.wait_for(process.wait(), 5.0)
+            except asyncio.TimeoutError:
+                process.kill()
+                await process.wait()
+
+    async def _start(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            return
+        if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
+            raise RollerError(
+                "serve: expected Linux or macOS, got a system that cannot fork. Use roller profile there."
+            )
+        ours, theirs = socket.socketpair()
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                self._python, "-m", "roller.server.fork_server", str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise RollerError(
+                f"serve: expected an interpreter, got {error.strerror}. Name one that is there."
+            ) from None
+        finally:
+            theirs.close()
+        ours.setblocking(False)
+        self._socket = ours
+        self._ready = asyncio.get_running_loop().create_future()
+        self._reading = asyncio.ensure_future(self._read(ours, self._ready))
+
+    async def _read(self, ours: socket.socket, ready: asyncio.Future[None]) -> None:
+        """Take what the forking process says, until it is gone."""
+        loop, buffer = asyncio.get_running_loop(), b""
+        with contextlib.suppress(OSError):
+            while data := await loop.sock_recv(ours, 1 << 16):
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line), ready)
+        gone = RollerError("serve: expected the process that forks, got its end. Try again.")
+        if not ready.done():
+            ready.set_exception(gone)
+        for waiting in self._forks.values():
+            if not waiting.done():
+                waiting.set_exception(gone)
+        for worker in self._workers.values():
+            worker.ended(-signal.SIGKILL)
+        self._workers.clear()
+
+    def _take(self, said: dict[str, Any], ready: asyncio.Future[None]) -> None:
+        if "ready" in said:
+            ready.set_result(None)
+        elif "forked" in said:
+            self._forks.pop(said["forked"]).set_result(said["pid"])
+        elif "ended" in said:
+            worker = self._workers.pop(said["ended"], None)
+            if worker is None:
+                self._early[said["ended"]] = said["status"]
+            else:
+                worker.ended(said["status"])
+
+    async def _fork(self, server: socket.socket) -> Worker:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        output, printed = os.pipe()
+        self._count += 1
+        waiting = self._forks[self._count] = loop.create_future()
+        try:
+            socket.send_fds(server, [json.dumps({"fork": self._count}).encode() + b"\n"], [theirs.fileno(), printed])
+        except OSError as error:
+            ours.close()
+            os.close(output)
+            raise RollerError(f"serve: expected a new process, got {error.strerror}. Try again.") from None
+        finally:
+            theirs.close()
+            os.close(printed)
+        pid = await waiting
+        reader, writer = await asyncio.open_connection(sock=ours)
+        lines = asyncio.StreamReader()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(output, "rb", 0))
+        worker = Worker(pid, reader, writer, lines)
+        if pid in self._early:
+            worker.ended(self._early.pop(pid))
+        else:
+            self._workers[pid] = worker
+        return worker
