@@ -21,6 +21,7 @@ VERBS = {
     "predict": "roller.cli.predict:predict_command",
     "forecast": "roller.cli.forecast:forecast_command",
     "profile": "roller.cli.profile:profile_command",
+    "serve": "roller.cli.serve:serve_command",
     "init": "roller.cli.init:init_command",
     "report": "roller.cli.report:report_command",
     "memory": "roller.cli.memory:memory_command",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -90,9 +91,11 @@ class Project:
             return None
 
     def relative(self, data: Any) -> Any:
-        """Return JSON data whose texts name files of the project relative to it."""
+        """Return JSON data whose texts name files of the project relative to it; numbers that JSON lacks are null."""
         if isinstance(data, str):
             return data.replace(f"{self.folder}{os.sep}", "") if str(self.folder) in data else data
+        if isinstance(data, float):
+            return data if math.isfinite(data) else None
         if isinstance(data, Mapping):
             return {name: self.relative(value) for name, value in data.items()}
         return [self.relative(one) for one in data] if isinstance(data, (list, tuple)) else data

@@ -1,0 +1,113 @@
+"""``roller serve``: a live profile of a training step beside its source, in a browser."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roller.cli.common import console
+from roller.cli.profile_sources import confirm_run
+from roller.cli.training import (
+    AmpOption,
+    BatchesOption,
+    CheckpointOption,
+    batches_of,
+    checkpoints_of,
+    devices_of,
+    words_of,
+)
+from roller.cli.usage import UsageError
+from roller.errors import RollerError
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file, or a training script.")]
+GivenArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
+]
+DevicesOption = Annotated[
+    str, typer.Option("--device", "-d", metavar="NAMES", help="The first is profiled, the others beside it.")
+]
+HostOption = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; by default only this machine reaches it.")
+]
+PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="By default any that is free.")]
+PricesOption = Annotated[
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="YAML: currency; by device per_hour, source and date."),
+]
+OpenOption = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
+LiveOption = Annotated[bool, typer.Option("--live/--no-live", help="Profile at each save; else at a button.")]
+PatienceOption = Annotated[
+    float, typer.Option("--patience", min=1.0, metavar="SECONDS", help="Without progress: the profile is given up.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
+
+
+def serve_command(
+    file: FileArgument,
+    given: GivenArgument = None,
+    devices: DevicesOption = "a100",
+    batches: BatchesOption = "",
+    amp: AmpOption = "fp32",
+    checkpoint: CheckpointOption = "no",
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 0,
+    prices: PricesOption = None,
+    opens: OpenOption = True,
+    live: LiveOption = True,
+    patience: PatienceOption = 60.0,
+    yes: YesOption = False,
+) -> None:
+    """Show time and memory of a training step beside its source, and again at each save.
+
+    The page has all that `roller profile`, `forecast` and `whatif` say of the step, for devices that are not here. Only
+    this machine reaches it, with the address that is printed.
+    """
+    try:
+        from roller.server.serve import serve
+    except ImportError as error:
+        raise RollerError(
+            f"serve: expected the package {error.name}, got none. Install roller with the extra 'serve', e.g. "
+            f"pip install 'roller[serve,insight]'."
+        ) from error
+    from roller.hardware import list_specs, load_spec
+    from roller.insight.rate_card import read_rate_card
+    from roller.insight.step_profile.profiling import kind_of_file
+    from roller.insight.tracing import require_torch
+    from roller.server.profile_request import StepOptions
+
+    kind = kind_of_file(file)
+    if kind not in ("entry", "script"):
+        raise UsageError(
+            f"{file}: expected an entry file or a training script, got a {kind}. See roller report for those."
+        )
+    require_torch("serve")
+    if kind == "script":
+        confirm_run(file, yes)
+    sizes = batches_of(batches)
+    precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
+    if len(sizes) > 1 or len(precisions) > 1 or len(again) > 1:
+        raise UsageError(
+            "--batch, --amp, --checkpoint: expected one of each, got several. Name one; the page has others."
+        )
+    chosen = devices_of(devices, None)
+    options = StepOptions(
+        tuple((spec.name, count) for spec, count in chosen), None if sizes[0] is None else int(sizes[0]),
+        precisions[0], again[0],
+    )  # fmt: skip
+    known = [load_spec(name) for name in list_specs()]
+    card = None if prices is None else read_rate_card(prices)
+    screen = console()
+
+    def ready(address: str) -> None:
+        screen.say(f"{file.name}: {address}")
+        screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
+        if opens:
+            webbrowser.open(address)
+
+    serve(
+        file, [spec for spec in known if spec.traits.blocks or not spec.traits.discrete], options, host=host, port=port,
+        prices=card, arguments=given or (), patience_s=patience, is_live=live, ready=ready,
+    )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The files of the page: parts that it shares with reports, its own scripts and style, and the editor's bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+
+#: Scripts in the order they are read; each defines what the next ones use.
+_SHARED = ("dom.js", "icicle.js", "table.js", "charts.js")
+_OWN = ("connection.js", "live_page.js")
+#: CodeMirror, bundled by ``make page`` from ``page/``; it defines ``CodeMirror``.
+_BUNDLE = "codemirror.js"
+_JAVASCRIPT, _CSS, _HTML = "text/javascript", "text/css", "text/html"
+
+
+def page_files() -> Mapping[str, tuple[bytes, str]]:
+    """Return path -> contents and type of every file of the page."""
+    scripts = [_report_file(name) for name in _SHARED] + [_own_file(name) for name in _OWN]
+    return {
+        "/": (_own_file("page.html").encode(), _HTML),
+        "/page.js": ("\n".join(scripts).encode(), _JAVASCRIPT),
+        "/page.css": ((_report_file("page.css") + _own_file("live_page.css")).encode(), _CSS),
+        "/codemirror.js": (_own_file(_BUNDLE).encode(), _JAVASCRIPT),
+    }
+
+
+def _report_file(name: str) -> str:
+    return resources.files("roller.report").joinpath("page", name).read_text("utf-8")
+
+
+def _own_file(name: str) -> str:
+    return resources.files("roller.server").joinpath("page", name).read_text("utf-8")

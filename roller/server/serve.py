@@ -1,0 +1,98 @@
+"""Runs the page of one entry file until it is interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from roller.errors import RollerError
+from roller.hardware import DeviceSpec
+from roller.insight.rate_card import RateCard
+from roller.server.profile_request import StepOptions
+from roller.server.project import Project
+from roller.server.protocol import LARGEST_MESSAGE
+from roller.server.session import PATIENCE_S, Session
+from roller.server.web import PageServer
+from roller.server.worker_process import WorkerProcesses
+
+#: Addresses that only this machine reaches.
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    entry: str | Path, devices: Sequence[DeviceSpec], options: StepOptions, *, host: str = "127.0.0.1", port: int = 0,
+    prices: RateCard | None = None, arguments: Sequence[str] = (), patience_s: float = PATIENCE_S,
+    is_live: bool = True, ready: Callable[[str], None] = print,
+) -> None:  # fmt: skip
+    """Serve the page of an entry file until the process is interrupted.
+
+    Parameters
+    ----------
+    entry
+        An entry file, or a training script.
+    devices
+        Specifications to choose from.
+    options
+        How the step is profiled at first.
+    host, port
+        Where to listen; port 0 for any that is free.
+    prices
+        Hourly rates of devices.
+    arguments, patience_s, is_live
+        As in :class:`~roller.server.session.Session`.
+    ready
+        Called with the address of the page, which holds a token.
+
+    Raises
+    ------
+    RollerError
+        There is no such file, or the address cannot be used.
+    """
+    project = Project(entry)
+    listening = _listen(host, port)
+    port = listening.getsockname()[1]
+    names = dict.fromkeys((host, *(_LOOPBACK if host in _LOOPBACK else ())))
+    hosts = tuple(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
+
+    async def run() -> None:
+        processes = WorkerProcesses()
+        session = Session(project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s)
+        page = PageServer(session, hosts, [facts_of(spec) for spec in devices], prices)
+        config = uvicorn.Config(
+            page.app, log_level="warning", access_log=False, ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE,
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        ready(f"http://{hosts[0]}/?token={page.token}")
+        try:
+            await uvicorn.Server(config).serve([listening])
+        finally:
+            await processes.close()
+
+    asyncio.run(run())
+
+
+def facts_of(spec: DeviceSpec) -> dict[str, Any]:
+    """Return what a list of devices says of one."""
+    from roller.insight.memory.largest_batch import capacity_of
+
+    return {"name": spec.name, "description": spec.description, "capacity_bytes": capacity_of(spec)}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        made.listen(128)  # who has the address may connect before the page runs
+    except OSError as error:
+        made.close()
+        raise RollerError(
+            f"serve: {host}:{port}: expected an address that is free, got {error.strerror}. Name another --port."
+        ) from None
+    return made

@@ -1,0 +1,207 @@
+"""The page of a session: its files, and a WebSocket that tells its state and takes what is asked.
+
+Only this machine is served by default. Each request needs the host's own name (against DNS rebinding), the socket also
+the page's origin and a token that only the address of the page holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from roller.errors import RollerError
+from roller.server import protocol
+from roller.server.page_files import page_files
+from roller.server.session import Session
+
+if TYPE_CHECKING:
+    from roller.insight.rate_card import RateCard
+
+#: Clients at once, and messages that wait for a slow one before it is dropped; it may come again.
+MOST_CLIENTS, _MOST_WAITING = 16, 256
+#: Codes with which a socket is closed: of the protocol's own range.
+REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
+_NONCE = b"@nonce@"
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
+    "connect-src 'self' {sockets}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class PageServer:
+    """Serves one session.
+
+    Parameters
+    ----------
+    session
+        What is shown.
+    hosts
+        Names of this machine, with the port, that a browser may use, e.g. ``"127.0.0.1:8765"``.
+    devices
+        Names and facts of devices to choose from.
+    prices
+        Hourly rates of devices.
+    """
+
+    def __init__(
+        self, session: Session, hosts: tuple[str, ...], devices: list[dict[str, Any]], prices: RateCard | None = None
+    ) -> None:
+        self.session, self.hosts = session, hosts
+        self.token = secrets.token_urlsafe(24)
+        self._devices, self._prices = devices, _rates(prices)
+        self._files = page_files()
+        self._clients = 0
+        self.app = Starlette(
+            routes=[
+                *(Route(path, self._file, methods=["GET"]) for path in self._files),
+                WebSocketRoute("/socket", self._socket),
+            ],
+            lifespan=self._running,
+        )
+
+    @asynccontextmanager
+    async def _running(self, app: Starlette) -> AsyncIterator[None]:
+        await self.session.start()
+        yield
+        await self.session.close()
+
+    async def _file(self, request: Request) -> Response:
+        if request.headers.get("host", "") not in self.hosts:
+            return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
+        body, kind = self._files[request.url.path]
+        nonce = secrets.token_urlsafe(16)  # of styles that the editor adds
+        sockets = " ".join(f"ws://{host}" for host in self.hosts)
+        return Response(
+            body.replace(_NONCE, nonce.encode()), media_type=kind,
+            headers={
+                "Content-Security-Policy": _POLICY.format(sockets=sockets, nonce=nonce), "X-Content-Type-Options": "nosniff",
+                "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
+                "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+            },
+        )  # fmt: skip
+
+    async def _socket(self, socket: WebSocket) -> None:
+        headers = socket.headers
+        origins = tuple(f"http://{host}" for host in self.hosts)
+        token = socket.query_params.get("token", "")
+        if (
+            headers.get("host", "") not in self.hosts or headers.get("origin", "") not in origins
+            or not hmac.compare_digest(token.encode(), self.token.encode())
+        ):  # fmt: skip
+            await socket.close(REFUSED)
+            return
+        await socket.accept()
+        if self._clients >= MOST_CLIENTS:
+            await socket.close(TOO_MANY, f"at most {MOST_CLIENTS} clients at once")
+            return
+        self._clients += 1
+        try:
+            await self._converse(socket)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self._clients -= 1
+
+    async def _converse(self, socket: WebSocket) -> None:
+        try:
+            hello = protocol.parse_message(await socket.receive_text())
+        except (RollerError, KeyError) as error:
+            await socket.close(OTHER_VERSION, str(error)[:100])
+            return
+        if hello["type"] != "hello" or hello["version"] != protocol.VERSION:
+            said = (
+                f"this server speaks version {protocol.VERSION}, not {hello.get('version')}; use one release for both"
+            )
+            await socket.close(OTHER_VERSION, said)
+            return
+        waiting: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_MOST_WAITING)
+
+        def listener(message: dict[str, Any]) -> None:
+            if waiting.full():
+                while not waiting.empty():
+                    waiting.get_nowait()
+                waiting.put_nowait(None)
+            else:
+                waiting.put_nowait(message)
+
+        listener(self._greeting())
+        listener(self.session.snapshot())
+        stop = self.session.listen(listener)
+        telling = asyncio.ensure_future(self._tell(socket, waiting))
+        try:
+            while True:
+                message = await socket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                answer = self._answer(message.get("text") or message.get("bytes") or "")
+                if answer is not None:
+                    listener(answer)
+        finally:
+            stop()
+            telling.cancel()
+
+    async def _tell(self, socket: WebSocket, waiting: asyncio.Queue[dict[str, Any] | None]) -> None:
+        while True:
+            message = await waiting.get()
+            if message is None:
+                await socket.close(TOO_SLOW, "too many messages wait for this client")
+                return
+            await socket.send_text(json.dumps(message, allow_nan=False))
+
+    def _greeting(self) -> dict[str, Any]:
+        project = self.session.project
+        return {
+            "type": "hello", "version": protocol.VERSION, "project": project.folder.name, "entry": project.entry_name,
+            "devices": self._devices, "prices": self._prices,
+            "source": self._source(project.entry_name),
+        }  # fmt: skip
+
+    def _source(self, name: str) -> dict[str, Any]:
+        found = self.session.project.read(name)
+        return {"file": found.name, "text": found.text, "digest": found.digest}
+
+    def _answer(self, data: str | bytes) -> dict[str, Any] | None:
+        """Do what a client asks; return what is said to it alone."""
+        number: Any = None
+        try:
+            asked = protocol.parse_message(data)
+            kind, number = asked["type"], asked["id"]
+            if kind == "profile":
+                self.session.profile()
+            elif kind == "live":
+                self.session.set_live(asked["on"])
+            elif kind == "options":
+                self.session.set_options(protocol.options_of(asked["options"], {row["name"] for row in self._devices}))
+            elif kind == "against":
+                self.session.set_against(asked["what"])
+            elif kind == "open":
+                return {"type": "source", "id": number, **self._source(asked["file"])}
+            elif kind == "save":
+                saved = self.session.save(asked["file"], asked["text"], asked["base"])
+                return {"type": "saved", "id": number, "file": saved.name, "digest": saved.digest}
+        except RollerError as error:
+            return {"type": "refused", "id": number, "text": self.session.project.relative(str(error))}
+        return None
+
+
+def _rates(prices: RateCard | None) -> Mapping[str, Any] | None:
+    if prices is None:
+        return None
+    return {
+        "currency": prices.currency,
+        "devices": {
+            name: {"per_hour": rate.per_hour, "source": rate.source, "date": rate.date}
+            for name, rate in prices.devices.items()
+        },
+    }  # fmt: skip
