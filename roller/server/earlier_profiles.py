@@ -61,7 +61,7 @@ class EarlierProfiles:
             self._saves = [*self._saves, made][-_KEPT:]
 
     def last_save(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile | None, dict[str, str]]:
-        """Return the profile of the last save with other texts, made in the same way, and the lines that moved since."""
+        """Return the profile of the last other save, made in the same way, and the lines that moved since."""
         wanted = _what_decides(options)
         found = next((x for x in reversed(self._saves) if x.options == wanted and x.texts != texts), None)
         return found, {} if found is None else _moved(found.texts, texts)

@@ -85,7 +85,8 @@ class PageServer:
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,
             headers={
-                "Content-Security-Policy": _POLICY.format(sockets=sockets, nonce=nonce), "X-Content-Type-Options": "nosniff",
+                "Content-Security-Policy": _POLICY.format(sockets=sockets, nonce=nonce),
+                "X-Content-Type-Options": "nosniff",
                 "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
                 "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
             },
