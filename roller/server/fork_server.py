@@ -169,6 +169,10 @@ def main(descriptor: int) -> NoReturn:
     for name in _PRELOADED:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+    with contextlib.suppress(Exception):
+        from roller.server.warm_up import warm_up
+
+        warm_up()
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # what all processes share is not written to by their collectors
