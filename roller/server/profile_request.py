@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 #: What a request may ask for, in the order of the answers.
-STAGES = ("profile", "difference", "devices", "curve", "hints", "whatif")
+STAGES = ("profile", "difference", "devices", "curve", "fit", "hints", "whatif")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from roller.insight.step_profile.profiling import kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
+from roller.server.fitting import fit_data
 from roller.server.profile_request import ProfileRequest, StepOptions
 
 #: Lines of a difference that are told.
@@ -35,7 +36,7 @@ def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[
     asked = _Asked(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
         "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
-        "curve": asked.curve_data, "hints": asked.hints_data, "whatif": asked.whatif_data,
+        "curve": asked.curve_data, "fit": asked.fit_data, "hints": asked.hints_data, "whatif": asked.whatif_data,
     }  # fmt: skip
     yield from ((stage, makers[stage]) for stage in request.wanted if stage in makers)
 
@@ -143,6 +144,10 @@ class _Asked:
             "curve": curve_data(curve), "diminishing_from": diminishing, "most_throughput": curve.most_throughput,
             "throughput_at_largest": curve.throughput_at_largest, "node_lines": lines,
         }  # fmt: skip
+
+    def fit_data(self) -> dict[str, Any] | None:
+        """Return why a step does not fit and what would make it fit; ``None`` if it fits."""
+        return None if self._profile().fits else fit_data(self._step(), self._spec(), self._options)
 
     def hints_data(self) -> dict[str, Any]:
         found = self._profile()

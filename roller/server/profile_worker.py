@@ -58,7 +58,8 @@ def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[An
             for stage, make in stages_of(request, steps):
                 if is_over():
                     break
-                tell(stage, data=make())
+                data = make()
+                tell(stage, data=data, **({"files": _files(request)} if stage == "profile" else {}))
         tell("done", files=_files(request))
     except Cancelled:
         tell("cancelled")

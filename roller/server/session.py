@@ -48,6 +48,8 @@ class SessionState:
         What went wrong in the latest profile: ``text``, ``problems``, ``output``; ``None`` if nothing did.
     progress
         Stage and numbers of the running profile.
+    texts
+        Name -> text of the files that the latest profile is of.
     """
 
     revision: int = 0
@@ -56,6 +58,7 @@ class SessionState:
     revisions: dict[str, int] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     progress: tuple[str, int, int] | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Session:
@@ -181,7 +184,7 @@ class Session:
             See :meth:`~roller.server.project.Project.write`.
         """
         found = self.project.write(name, text, base)
-        self._look()
+        self.look()
         return found
 
     def batch_literal(self) -> BatchLiteral | None:
@@ -214,9 +217,9 @@ class Session:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(_POLL_S)
-            self._look()
+            self.look()
 
-    def _look(self) -> None:
+    def look(self) -> None:
         """Note files that changed; a changed project is profiled again if live."""
         now = {path: state_of(path) for path in self._watched}
         if now == self._watched:
@@ -297,7 +300,7 @@ class Session:
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
         """Ask for the stages, and take the answers; what HEAD takes longer for comes last."""
-        texts, options = self._texts(), self.options
+        texts, options = self.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
         before, moved = self._earlier.last_save(options, texts)
         if now and not await self._ask(worker, now, before, moved, texts, revision):
@@ -350,6 +353,8 @@ class Session:
                 return True
             else:
                 if stage == "profile":
+                    texts = {**self.texts(), **texts}  # the files that it loaded are known by now
+                    self.state.texts = texts
                     self._earlier.keep(options, answer["data"]["profile"], texts)
                 self._take_result(stage, answer["data"], revision)
 
@@ -368,7 +373,7 @@ class Session:
                 state = state_of(path)
                 self._watched[path] = state if state[0] < since_ns else (0, -1, 0)
 
-    def _texts(self) -> dict[str, str]:
+    def texts(self) -> dict[str, str]:
         """Return the texts of the project's files that a profile depends on."""
         found = {}
         for path in self._watched:

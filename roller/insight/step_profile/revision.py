@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -17,6 +18,8 @@ from roller.errors import RollerError, shown
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,26 @@ class Revision:
 
 def moved_between(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
     """Yield ``"file:line"`` before and after, of lines of a file that are equal, or replaced by as many others."""
-    texts = old.splitlines(), new.splitlines()
-    for tag, a, a_end, b, b_end in SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
+    for before, after in moved_numbers(source_lines(old), source_lines(new)):
+        yield f"{name}:{before}", f"{name}:{after}"
+
+
+def moved_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Yield numbers from 1, before and after, of lines that are equal, or replaced by as many others."""
+    least = min(len(old), len(new))
+    head = next((n for n in range(least) if old[n] != new[n]), least)
+    tail = next((n for n in range(least - head) if old[-1 - n] != new[-1 - n]), least - head)
+    yield from ((n + 1, n + 1) for n in range(head))
+    middle = old[head : len(old) - tail], new[head : len(new) - tail]
+    for tag, a, a_end, b, b_end in SequenceMatcher(None, *middle, autojunk=False).get_opcodes():
         if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
-            yield from ((f"{name}:{a + n + 1}", f"{name}:{b + n + 1}") for n in range(a_end - a))
+            yield from ((head + a + n + 1, head + b + n + 1) for n in range(a_end - a))
+    yield from ((len(old) - n, len(new) - n) for n in range(tail - 1, -1, -1))
+
+
+def source_lines(text: str) -> list[str]:
+    """Return the lines of a source as Python counts them: a form feed or a line separator of Unicode ends none."""
+    return _LINE_END.split(text)
 
 
 @contextmanager

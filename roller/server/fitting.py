@@ -1,0 +1,61 @@
+"""Why a step does not fit a device, and what would make it fit: each way is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from roller.errors import ModelError, NoCandidateError
+from roller.hardware import DeviceSpec
+from roller.insight.traced_step import TracedStep
+from roller.server.profile_request import StepOptions
+
+
+def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
+    """Return the failing request of a step and the ways out as JSON-ready data; ``None`` if one device holds it.
+
+    Parameters
+    ----------
+    step
+        The step at the batch, precision and checkpointing of ``options``.
+    spec
+        The device.
+    options
+        How the step is profiled.
+
+    Returns
+    -------
+    dict
+        ``wanted_bytes`` and ``operator``, ``phase``, ``line`` (``"file:line"``) of the request that fails, ``""``
+        where they are unknown; ``largest``, the largest batch that fits, 0 for none; ``remedies``, each a ``change``
+        with ``total_bytes`` and ``fits``.
+    """
+    memory = step.memory(spec)
+    if memory.oom is None:
+        return None
+    number = memory.oom_operator
+    operator = step.operators[number] if number is not None and 0 <= number < len(step.operators) else None
+    source = None if operator is None else operator.source
+    try:
+        largest = step.max_batch(spec).batch
+    except NoCandidateError:
+        largest = 0
+    return {
+        "kind": "predicted", "wanted_bytes": memory.oom.wanted_bytes,
+        "operator": "" if operator is None else operator.name, "phase": "" if operator is None else operator.phase,
+        "line": "" if source is None else f"{source[0]}:{source[1]}", "largest": largest,
+        "remedies": [*_remedies(step, spec, options)],
+    }  # fmt: skip
+
+
+def _remedies(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> Iterator[dict[str, Any]]:
+    """Yield what can be changed beside the batch, with the memory that the step then takes."""
+    ways = (("checkpoint=yes", options.amp, True), ("amp=bf16", "bf16", options.checkpoint))
+    for words, amp, checkpoint in ways:
+        if (amp, checkpoint) == (options.amp, options.checkpoint):
+            continue
+        try:
+            tried = step.memory(spec, amp=amp, checkpoint=checkpoint)
+        except ModelError:  # e.g. no blocks that repeat: nothing to run again
+            continue
+        yield {"change": words, "total_bytes": tried.total_bytes, "fits": tried.fits}

@@ -1,0 +1,1 @@
+"""A live profile in an editor: the language server."""

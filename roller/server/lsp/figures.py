@@ -1,0 +1,230 @@
+"""The figures of a profile by what a document shows: its lines, the modules that a line calls, and classes."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from roller.insight.step_profile.lines import Line
+from roller.insight.step_profile.node import Node
+from roller.insight.step_profile.profile_json import from_data
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.providers import names_of
+
+_STEP = names_of("iteration_provider")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a part of the step takes.
+
+    Parameters
+    ----------
+    name
+        Path of a module, or name of a class.
+    wall_s
+        Part of the step's time.
+    held_bytes
+        Bytes at the total's peak.
+    instances
+        Modules that it is made of.
+    """
+
+    name: str
+    wall_s: float
+    held_bytes: int
+    instances: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ProfileFigures:
+    """A profile as documents show it.
+
+    Parameters
+    ----------
+    profile
+        The profile.
+    data
+        The data of the session's stage ``"profile"``.
+    revision
+        Of the project's files.
+    texts
+        Name -> text of the files that it is of.
+    """
+
+    profile: StepProfile
+    data: Mapping[str, Any]
+    revision: int
+    texts: Mapping[str, str]
+    lines: Mapping[str, Mapping[int, Line]] = field(default_factory=dict)
+    calls: Mapping[tuple[str, int], tuple[Part, ...]] = field(default_factory=dict)
+    classes: Mapping[tuple[str, int], Part] = field(default_factory=dict)
+    steps: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any], revision: int, texts: Mapping[str, str], entry: str) -> ProfileFigures:
+        """Return the figures of the data of a session's stage ``"profile"``; ``entry`` is the entry file's name."""
+        profile = from_data(data["profile"])
+        lines: dict[str, dict[int, Line]] = {}
+        for line in profile.lines:
+            lines.setdefault(line.file, {})[line.line] = line
+        classes = {name: classes_in(text) for name, text in texts.items()}
+        return cls(
+            profile, data, revision, texts, lines, _calls(profile.root), _parts_of_classes(profile.root, classes),
+            {entry: step_line(texts.get(entry, ""))},
+        )  # fmt: skip
+
+    @cached_property
+    def nodes(self) -> Mapping[str, tuple[Node, ...]]:
+        """Nodes of modules by path and of lines by ``"file:line"``; ``""`` is the step."""
+        found: dict[str, list[Node]] = {"": [self.profile.root]}
+        for node in self.profile.root.walk():
+            if node.kind in ("module", "line"):
+                found.setdefault(node.name, []).append(node)
+        return {name: tuple(nodes) for name, nodes in found.items()}
+
+    def children(self, name: str) -> list[dict[str, Any]] | None:
+        """Return what a module, a line or the step (``""``) is made of, largest time first; ``None`` for others."""
+        found: dict[tuple[str, str], list[Node]] = {}
+        if name not in self.nodes:
+            return None
+        for node in self.nodes[name]:
+            for child in node.children:
+                found.setdefault((child.kind, child.name), []).append(child)
+        rows = [
+            {
+                "kind": kind, "name": name, "wall_s": math.fsum(n.wall_s for n in nodes),
+                "held_bytes": sum(n.total_held_bytes for n in nodes), "calls": sum(n.calls for n in nodes),
+                "label": self.profile.source,
+            }
+            for (kind, name), nodes in found.items()
+        ]  # fmt: skip
+        return sorted(rows, key=lambda row: (-row["wall_s"], -row["held_bytes"]))
+
+
+def costliest_kernel(line: Line) -> tuple[str, float] | None:
+    """Return the kernel that takes most of a line's time, and its time; ``None`` where none is known."""
+    took: dict[str, float] = {}
+    for instance in line.instances:
+        for node in instance.node.walk():
+            if node.kind == "kernel":
+                took[node.name] = took.get(node.name, 0.0) + node.device_s
+    name = max(took, key=lambda n: took[n], default=None)
+    return None if name is None else (name, took[name])
+
+
+def sums_of(line: Line, what: str) -> dict[str, float]:
+    """Return ``bound_s`` or ``pipe_s`` of all instances of a line."""
+    found: dict[str, float] = {}
+    for instance in line.instances:
+        for name, seconds in getattr(instance.node, what).items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def classes_in(source: str) -> list[tuple[int, int, str]]:
+    """Return first line, last line and name of each class, outer ones first."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+    return [(n.lineno, n.end_lineno or n.lineno, n.name) for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
+
+
+def step_line(source: str) -> int:
+    """Return the line of the function that describes a step; 1 for a script."""
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return 1
+    return next((n.lineno for n in body if isinstance(n, ast.FunctionDef) and n.name in _STEP), 1)
+
+
+def _calls(root: Node) -> dict[tuple[str, int], tuple[Part, ...]]:
+    """Return the modules that each line calls, the one with the most time first."""
+    found: dict[tuple[str, int], dict[str, list[Node]]] = {}
+    for node in root.walk():
+        if node.kind != "line":
+            continue
+        for child in node.children:
+            if child.kind == "module":
+                found.setdefault(_place(node.name), {}).setdefault(child.name, []).append(child)
+    return {
+        place: tuple(
+            sorted(
+                (
+                    Part(name, math.fsum(n.wall_s for n in nodes), sum(n.total_held_bytes for n in nodes), (name,))
+                    for name, nodes in modules.items()
+                ),
+                key=lambda part: (-part.wall_s, part.name),
+            )
+        )
+        for place, modules in found.items()
+    }
+
+
+def _place(name: str) -> tuple[str, int]:
+    file, _, line = name.rpartition(":")
+    return file, int(line)
+
+
+def _parts_of_classes(
+    root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
+) -> dict[tuple[str, int], Part]:  # fmt: skip
+    """Return what the instances of each class take, by its file and first line; one within another counts once."""
+    owners: dict[tuple[str, int], dict[int, Node]] = {}
+    instances: dict[tuple[str, int], dict[str, None]] = {}
+    names: dict[tuple[str, int], str] = {}
+    for node, owner, module, around in _lines_with_owners(root, classes):
+        key = _class_around(node.name, classes)
+        if key is None:
+            continue
+        place = key[0]
+        names[place] = key[1]
+        instances.setdefault(place, {})[module] = None
+        if not around[place]:
+            owners.setdefault(place, {})[id(owner)] = owner
+    return {
+        place: Part(
+            names[place], math.fsum(n.wall_s for n in nodes.values()),
+            sum(n.total_held_bytes for n in nodes.values()), tuple(instances[place]),
+        )
+        for place, nodes in owners.items()
+    }  # fmt: skip
+
+
+def _class_around(name: str, classes: Mapping[str, list[tuple[int, int, str]]]) -> tuple[tuple[str, int], str] | None:
+    """Return file and first line of the innermost class around a line, and its name."""
+    file, line = _place(name)
+    around = [one for one in classes.get(file, ()) if one[0] <= line <= one[1]]
+    if not around:
+        return None
+    first, _, title = max(around)
+    return (file, first), title
+
+
+def _lines_with_owners(
+    root: Node, classes: Mapping[str, list[tuple[int, int, str]]]
+) -> Iterator[tuple[Node, Node, str, Counter[tuple[str, int]]]]:
+    """Yield each line, the module that runs it, else itself, that module's path, and the classes around."""
+    around: Counter[tuple[str, int]] = Counter()
+    todo: list[tuple[Node | None, Node | None, str, tuple[str, int] | None]] = [(root, None, "", None)]
+    while todo:
+        node, parent, module, place = todo.pop()
+        if node is None:
+            assert place is not None
+            around[place] -= 1
+            continue
+        if node.kind == "line":
+            yield node, parent if parent is not None and parent.kind == "module" else node, module, around
+            key = _class_around(node.name, classes)
+            if key is not None:
+                around[key[0]] += 1
+                todo.append((None, None, "", key[0]))
+        within = node.name if node.kind == "module" else module
+        todo += [(child, node, within, None) for child in node.children]

@@ -1,0 +1,82 @@
+"""Places in a document, as a client counts them, and lines that edits moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lsprotocol import types
+
+from roller.insight.step_profile.revision import moved_numbers, source_lines
+
+Encoding = types.PositionEncodingKind | str
+
+
+def units_of(text: str, encoding: Encoding) -> int:
+    """Return the length of a text in units of the client: bytes of UTF-8, halves of UTF-16, or characters.
+
+    Examples
+    --------
+    >>> [units_of("aπ🙂", encoding) for encoding in ("utf-8", "utf-16", "utf-32")]
+    [7, 4, 3]
+    """
+    if encoding == types.PositionEncodingKind.Utf8:
+        return len(text.encode("utf-8", "surrogatepass"))
+    if encoding == types.PositionEncodingKind.Utf32:
+        return len(text)
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
+    """Return the position of a character of a text.
+
+    Examples
+    --------
+    >>> position_at("a\\r\\n🙂b", 4, "utf-16")
+    1:2
+    """
+    before = source_lines(text[:offset])
+    return types.Position(len(before) - 1, units_of(before[-1], encoding))
+
+
+def range_of_line(lines: list[str], line: int, encoding: Encoding) -> types.Range:
+    """Return the range of the text of a line, from 1, without its indentation."""
+    text = lines[line - 1] if 0 < line <= len(lines) else ""
+    indent = len(text) - len(text.lstrip())
+    return types.Range(
+        types.Position(max(0, line - 1), units_of(text[:indent], encoding)),
+        types.Position(max(0, line - 1), units_of(text, encoding)),
+    )
+
+
+@dataclass(frozen=True)
+class PlacedLine:
+    """A line of a profile in a document.
+
+    Parameters
+    ----------
+    line
+        Its number there, from 1.
+    is_changed
+        Whether its text is another one by now.
+    """
+
+    line: int
+    is_changed: bool = False
+
+
+def placed_lines(old: str, new: str) -> Mapping[int, PlacedLine]:
+    r"""Return the lines of an earlier text that the present one still has, by their earlier numbers.
+
+    Examples
+    --------
+    >>> placed_lines("a\nb\nc", "a\n\nB\nc\nd")[3]
+    PlacedLine(line=4, is_changed=False)
+    """
+    lines = source_lines(old), source_lines(new)
+    if lines[0] == lines[1]:
+        return {n: PlacedLine(n) for n in range(1, len(lines[0]) + 1)}
+    return {
+        before: PlacedLine(after, lines[0][before - 1] != lines[1][after - 1])
+        for before, after in moved_numbers(*lines)
+    }
