@@ -22,6 +22,7 @@ VERBS = {
     "forecast": "roller.cli.forecast:forecast_command",
     "profile": "roller.cli.profile:profile_command",
     "serve": "roller.cli.serve:serve_command",
+    "lsp": "roller.cli.lsp:lsp_command",
     "init": "roller.cli.init:init_command",
     "report": "roller.cli.report:report_command",
     "memory": "roller.cli.memory:memory_command",

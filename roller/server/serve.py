@@ -54,7 +54,7 @@ def serve(
         There is no such file, or the address cannot be used.
     """
     project = Project(entry)
-    listening = _listen(host, port)
+    listening = listen_on(host, port)
     port = listening.getsockname()[1]
     names = dict.fromkeys((host, *(_LOOPBACK if host in _LOOPBACK else ())))
     hosts = tuple(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
@@ -83,7 +83,14 @@ def facts_of(spec: DeviceSpec) -> dict[str, Any]:
     return {"name": spec.name, "description": spec.description, "capacity_bytes": capacity_of(spec)}
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen_on(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises
+    ------
+    RollerError
+        The address cannot be used.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
     try:

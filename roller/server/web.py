@@ -35,7 +35,7 @@ REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
 _NONCE = b"@nonce@"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
-    "connect-src 'self' {sockets}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "connect-src 'self' {sockets}; base-uri 'none'; form-action 'none'; frame-ancestors {frames}"
 )
 
 
@@ -52,12 +52,18 @@ class PageServer:
         Names and facts of devices to choose from.
     prices
         Hourly rates of devices.
+    owns_session
+        Whether the session begins and ends with the page.
+    framed_by
+        Who may show the page in a frame, as a policy of the browser names them.
     """
 
     def __init__(
-        self, session: Session, hosts: tuple[str, ...], devices: list[dict[str, Any]], prices: RateCard | None = None
-    ) -> None:
+        self, session: Session, hosts: tuple[str, ...], devices: list[dict[str, Any]], prices: RateCard | None = None,
+        *, owns_session: bool = True, framed_by: str = "'none'",
+    ) -> None:  # fmt: skip
         self.session, self.hosts = session, hosts
+        self._owns_session, self._framed_by = owns_session, framed_by
         self.token = secrets.token_urlsafe(24)
         self._devices, self._prices = devices, _rates(prices)
         self._files = page_files()
@@ -72,9 +78,11 @@ class PageServer:
 
     @asynccontextmanager
     async def _running(self, app: Starlette) -> AsyncIterator[None]:
-        await self.session.start()
+        if self._owns_session:
+            await self.session.start()
         yield
-        await self.session.close()
+        if self._owns_session:
+            await self.session.close()
 
     async def _file(self, request: Request) -> Response:
         if request.headers.get("host", "") not in self.hosts:
@@ -85,7 +93,9 @@ class PageServer:
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,
             headers={
-                "Content-Security-Policy": _POLICY.format(sockets=sockets, nonce=nonce),
+                "Content-Security-Policy": _POLICY.format(
+                    sockets=sockets, nonce=nonce, frames=self._framed_by
+                ),
                 "X-Content-Type-Options": "nosniff",
                 "Referrer-Policy": "no-referrer", "Cache-Control": "no-store",
                 "Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",

@@ -28,11 +28,11 @@ def units_of(text: str, encoding: Encoding) -> int:
 
 
 def position_at(text: str, offset: int, encoding: Encoding) -> types.Position:
-    """Return the position of a character of a text.
+    r"""Return the position of a character of a text.
 
     Examples
     --------
-    >>> position_at("a\\r\\n🙂b", 4, "utf-16")
+    >>> position_at("a\r\n🙂b", 4, "utf-16")
     1:2
     """
     before = source_lines(text[:offset])

@@ -1,0 +1,69 @@
+"""The edit of a document that gives its step another batch."""
+
+from __future__ import annotations
+
+from lsprotocol import types
+
+from roller.errors import RollerError
+from roller.server.batch_literal import BatchLiteral, NoBatchLiteral, find_batch_literal
+from roller.server.lsp.positions import Encoding, position_at
+
+
+class NoBatchError(RollerError):
+    """A source without a literal of its batch.
+
+    Parameters
+    ----------
+    text
+        Why.
+    found
+        Where, and what may be meant.
+    """
+
+    def __init__(self, text: str, found: NoBatchLiteral) -> None:
+        super().__init__(text)
+        self.found = found
+
+
+def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
+    """Return the literal of the batch, or that of a constant that was chosen from the candidates.
+
+    Raises
+    ------
+    NoBatchError
+        There is none.
+    """
+    found = find_batch_literal(text)
+    if isinstance(found, BatchLiteral):
+        return found
+    chosen = next((one for one in found.candidates if one.name == constant), None)
+    if chosen is not None:
+        return chosen
+    others = ", ".join(one.name for one in found.candidates)
+    raise NoBatchError(f"{name}:{found.line}: {found.text}" + (f" Or name one of {others}." if others else ""), found)
+
+
+def batch_edit(
+    uri: str, version: int | None, text: str, literal: BatchLiteral, batch: int, encoding: Encoding, versioned: bool
+) -> types.WorkspaceEdit:  # fmt: skip
+    """Return the edit that replaces a literal.
+
+    Parameters
+    ----------
+    uri, version, text
+        The document; ``None`` for one that is not open.
+    literal
+        In ``text``.
+    batch
+        The number that takes its place.
+    encoding
+        What positions count.
+    versioned
+        Whether the client knows edits of a version of a document; one that does refuses an edit of another version.
+    """
+    where = types.Range(position_at(text, literal.start, encoding), position_at(text, literal.end, encoding))
+    edit = types.TextEdit(where, str(batch))
+    if not versioned:
+        return types.WorkspaceEdit(changes={uri: [edit]})
+    document = types.OptionalVersionedTextDocumentIdentifier(uri, version)
+    return types.WorkspaceEdit(document_changes=[types.TextDocumentEdit(document, [edit])])

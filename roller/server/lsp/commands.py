@@ -1,0 +1,153 @@
+"""The commands of the language server."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+from roller.errors import RollerError, shown
+from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
+from roller.server.lsp.editor_session import EditorSession
+from roller.server.lsp.settings import devices_of, whole_number
+from roller.server.lsp.words import share_text, size_text, time_text
+
+if TYPE_CHECKING:
+    from roller.server.lsp.language_server import RollerLanguageServer
+
+#: Children that a message names.
+_MOST_SAID = 8
+
+
+class RefusedError(JsonRpcException):
+    """What is asked cannot be done; the text says why, and what to do."""
+
+    CODE = -32803  # RequestFailed
+
+
+Command = Callable[["RollerLanguageServer", tuple[Any, ...]], Awaitable[Any]]
+
+
+def register(server: RollerLanguageServer) -> None:
+    """Add the commands to a server."""
+    for name, command in COMMANDS.items():
+        _register(server, name, command)
+
+
+def _register(server: RollerLanguageServer, name: str, command: Command) -> None:
+    @server.command(name)
+    async def run(*arguments: object) -> Any:
+        try:
+            return await command(server, arguments)
+        except NoBatchError as error:
+            names = [one.name for one in error.found.candidates]
+            raise RefusedError(str(error), data={"line": error.found.line, "candidates": names}) from None
+        except RollerError as error:
+            raise RefusedError(str(error)) from None
+
+
+def text_of(params: Any, name: str) -> str:
+    """Return a text of a request's parameters; ``""`` where there is none."""
+    value = getattr(params, name, None)
+    return value if isinstance(value, str) else ""
+
+
+def _argument(arguments: tuple[Any, ...], number: int, kind: type, words: str, default: Any = None) -> Any:
+    value = arguments[number] if number < len(arguments) else None
+    if value is None:
+        value = default
+    if not isinstance(value, kind):
+        raise RollerError(f"argument {number + 1}: expected {words}, got {shown(value)}.")
+    return value
+
+
+async def _profile(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = await server.editor.profile(_argument(arguments, 0, str, "the URI of an entry file", ""))
+    return {"entry": found.project.entry_name, "options": found.session.options.to_data()}
+
+
+async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    name = _argument(arguments, 1, str, "a module's path or file:line", "")
+    says = _argument(arguments, 2, bool, "whether to show a message", False)
+    if found.figures is None:
+        raise RollerError(f"{found.project.entry_name}: expected a profile, got none yet. Wait, or see its errors.")
+    children = found.figures.children(name)
+    if children is None:
+        raise RollerError(f"{shown(name)}: expected a module, or a line as file:line, got none of the profile.")
+    nodes = found.figures.nodes[name]
+    answer = {
+        "name": name, "wall_s": math.fsum(n.wall_s for n in nodes), "label": found.figures.profile.source,
+        "held_bytes": sum(n.total_held_bytes for n in nodes), "children": children, "stale": found.is_stale,
+    }  # fmt: skip
+    if says:
+        server.window_show_message(types.ShowMessageParams(types.MessageType.Info, _drill_text(found, answer)))
+    return answer
+
+
+def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:
+    rows = [
+        f"{row['name']}: {time_text(row['wall_s'])} ({share_text(row['wall_s'], answer['wall_s']) or '-'}), "
+        f"{size_text(row['held_bytes'])}"
+        for row in answer["children"][:_MOST_SAID]
+    ]
+    rest = len(answer["children"]) - len(rows)
+    rows += [f"and {rest} more"] if rest > 0 else []
+    title = answer["name"] or found.project.entry_name
+    stale = ", stale" if answer["stale"] else ""
+    head = f"{title}: {time_text(answer['wall_s'])}, {size_text(answer['held_bytes'])}, {answer['label']}{stale}"
+    return "\n".join([head, *rows])
+
+
+async def _set_batch(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    editor = server.editor
+    found = editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    batch = whole_number(arguments[1] if len(arguments) > 1 else None, "batch")
+    constant = _argument(arguments, 2, str, "the name of a constant", "")
+    entry = found.project.entry_name
+    text = editor.text_of(found, entry)
+    if text is None:
+        text = found.project.read(entry).text  # raises, and says why
+    literal = batch_literal_of(entry, text, constant)
+    workspace = server.client_capabilities.workspace
+    known = None if workspace is None else workspace.workspace_edit
+    document = editor.open_document(found.project.entry)
+    edit = batch_edit(
+        editor.uri_of(found.project.entry), None if document is None else document.version, text, literal, batch,
+        editor.encoding, known is not None and bool(known.document_changes),
+    )  # fmt: skip
+    said = await server.workspace_apply_edit_async(types.ApplyWorkspaceEditParams(edit, f"batch {batch}"))
+    if not said.applied:
+        why = f" ({said.failure_reason})" if said.failure_reason else ""
+        raise RollerError(f"{entry}:{literal.line}: expected the editor to edit the batch, got no{why}. Try again.")
+    return {"applied": True, "batch": batch, "before": literal.value, "line": literal.line}
+
+
+async def _set_device(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    server.editor.with_devices(found, devices_of(arguments[1] if len(arguments) > 1 else None))
+    return {"options": found.session.options.to_data()}
+
+
+async def _set_live(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    found.session.set_live(_argument(arguments, 1, bool, "true or false"))
+    return {"live": found.session.is_live}
+
+
+async def _show_page(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    page = await server.editor.page_of(found)
+    host = _argument(arguments, 1, str, "host:port, as the browser has it", "")
+    if host:
+        page.allow(host)
+    return {"address": page.address}
+
+
+COMMANDS: dict[str, Command] = {
+    "roller.profile": _profile, "roller.drill": _drill, "roller.setBatch": _set_batch,
+    "roller.setDevice": _set_device, "roller.setLive": _set_live, "roller.showPage": _show_page,
+}  # fmt: skip

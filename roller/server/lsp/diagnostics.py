@@ -1,0 +1,142 @@
+"""Diagnostics of a live profile: what is wrong with the providers, what does not fit, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lsprotocol import types
+
+from roller.insight.step_profile.revision import source_lines
+from roller.server.lsp.editor_session import EditorSession
+from roller.server.lsp.positions import Encoding, range_of_line
+from roller.server.lsp.words import interval_text, size_text, time_text
+from roller.server.places import places_in
+
+#: Lines of a failed process's output that a diagnostic quotes.
+_OUTPUT_LINES = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A diagnostic before it has a place in a document.
+
+    Parameters
+    ----------
+    file, line
+        Where, as the files were when it was found.
+    text
+        What.
+    severity, code
+        Of the diagnostic.
+    data
+        Exact figures.
+    """
+
+    file: str
+    line: int
+    text: str
+    severity: types.DiagnosticSeverity
+    code: str
+    data: Mapping[str, Any]
+
+
+def findings_of(shown: EditorSession) -> list[Finding]:
+    """Return what is to be said of a session as it is."""
+    error = shown.session.state.error
+    if error is not None:
+        return [*_errors(shown, error)]
+    return [*_out_of_memory(shown), *_hints(shown)]
+
+
+def _errors(shown: EditorSession, error: Mapping[str, Any]) -> Iterator[Finding]:
+    entry = shown.project.entry_name
+    output = [line for line in error["output"] if line.strip()][-_OUTPUT_LINES:]
+    for problem in error["problems"] or [{"file": entry, "line": 1, "text": error["text"]}]:
+        data = {"output": output, "text": error["text"]}
+        yield Finding(
+            problem["file"], problem["line"], problem["text"], types.DiagnosticSeverity.Error, "step", data
+        )  # fmt: skip
+
+
+def _out_of_memory(shown: EditorSession) -> Iterator[Finding]:
+    figures = shown.figures
+    if figures is None or figures.profile.fits:
+        return
+    profile, fit = figures.profile, shown.result("fit")
+    places = places_in(profile.out_of_memory, shown.project)
+    entry = shown.project.entry_name
+    file, line = (places[0]["file"], places[0]["line"]) if places else (entry, figures.steps.get(entry, 1))
+    text = f"{profile.device}, batch {profile.batch} ({profile.source}): {profile.out_of_memory}"
+    if fit:
+        text += "\n" + _remedies_text(fit)
+    yield Finding(file, line, text, types.DiagnosticSeverity.Error, "out-of-memory", fit or {})
+
+
+def _remedies_text(fit: Mapping[str, Any]) -> str:
+    largest = fit["largest"]
+    said = [f"The largest batch that fits as it is: {largest}." if largest else "Not even one sample fits as it is."]
+    for remedy in fit["remedies"]:
+        verdict = "fits" if remedy["fits"] else "does not fit either"
+        said.append(f"With {remedy['change']}: {size_text(remedy['total_bytes'])}, {verdict}.")
+    return "\n".join(said)
+
+
+def _hints(shown: EditorSession) -> Iterator[Finding]:
+    found = shown.result("hints")
+    for hint in found.get("hints", ()) if isinstance(found, Mapping) else ():
+        if hint["not_asked"] or hint["hardly_anything"] or not hint["delta_s"] < 0:
+            continue
+        entry = shown.project.entry_name
+        file, _, line = hint["line"].rpartition(":")
+        steps = {} if shown.figures is None else shown.figures.steps
+        interval = interval_text(hint["lower_s"], hint["upper_s"])
+        text = (
+            f"{hint['change']}: {time_text(-hint['delta_s'])} less, {time_text(hint['iteration_s'])} a step"
+            f"{f' ({interval})' if interval else ''}, {hint['kind']}"
+            f"{', at most: it only bounds the gain' if hint['upper_bound'] else ''}."
+        )
+        yield Finding(
+            file or entry, int(line) if line else steps.get(entry, 1), text,
+            types.DiagnosticSeverity.Information if not hint["upper_bound"] else types.DiagnosticSeverity.Hint,
+            "hint", hint,
+        )  # fmt: skip
+
+
+def placed_diagnostics(
+    shown: EditorSession, text_of: Callable[[str], str | None], encoding: Encoding
+) -> dict[str, list[types.Diagnostic]]:
+    """Return the diagnostics of each file by its name, at the lines that documents have now.
+
+    Parameters
+    ----------
+    shown
+        The session.
+    text_of
+        Text of a file by its name, as the editor has it; ``None`` where there is none.
+    encoding
+        What positions count.
+    """
+    placed: dict[str, list[types.Diagnostic]] = {}
+    base = shown.error_texts if shown.session.state.error is not None else {}
+    for finding in findings_of(shown):
+        text = text_of(finding.file)
+        if text is None:
+            continue
+        old = base.get(finding.file)
+        if old is None and shown.figures is not None and shown.session.state.error is None:
+            old = shown.figures.texts.get(finding.file)
+        at = shown.placed(old, text).get(finding.line) if old is not None else None
+        if old is not None and at is None:
+            continue  # the line is gone, and what was said of it
+        is_stale = shown.is_stale or (at is not None and at.is_changed)
+        line = finding.line if at is None else at.line
+        placed.setdefault(finding.file, []).append(
+            types.Diagnostic(
+                range_of_line(source_lines(text), line, encoding),
+                ("Stale: " if is_stale else "") + finding.text,
+                finding.severity, finding.code, source="roller", data={**finding.data, "stale": is_stale},
+            )
+        )  # fmt: skip
+    return placed

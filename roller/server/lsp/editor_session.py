@@ -1,0 +1,158 @@
+"""A live profile as an editor sees it: figures of the latest profile, and where documents have them by now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roller.errors import RollerError
+from roller.server.lsp.figures import ProfileFigures
+from roller.server.lsp.positions import PlacedLine, placed_lines
+from roller.server.profile_request import StepOptions
+from roller.server.project import Project, ProjectError
+from roller.server.session import Session
+from roller.server.worker_process import WorkerProcesses
+
+#: Documents whose moved lines are kept.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a document has the lines of a profile.
+
+    Parameters
+    ----------
+    name
+        Of the file in its project.
+    lines
+        Line of the profile -> where it is.
+    is_stale
+        Whether files changed since the profile.
+    """
+
+    name: str
+    lines: Mapping[int, PlacedLine]
+    is_stale: bool
+
+    def line_of_profile(self, line: int) -> tuple[int, bool] | None:
+        """Return the profile's line for a line of the document, and whether its figures are stale."""
+        for before, placed in self.lines.items():
+            if placed.line == line:
+                return before, self.is_stale or placed.is_changed
+        return None
+
+
+class EditorSession:
+    """The session of one entry file, with the figures of its latest profile.
+
+    Parameters
+    ----------
+    entry
+        The entry file.
+    processes
+        Starts the processes that profile.
+    options, arguments, is_live, patience_s
+        As in :class:`~roller.server.session.Session`.
+    changed
+        Called with the session and each message, after the figures are those of the message.
+    """
+
+    def __init__(
+        self, entry: Path, processes: WorkerProcesses, options: StepOptions, *, arguments: Sequence[str],
+        is_live: bool, patience_s: float, changed: Callable[[EditorSession, Mapping[str, Any]], None],
+    ) -> None:  # fmt: skip
+        self.project = Project(entry)
+        self.session = Session(
+            self.project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s
+        )
+        self.figures: ProfileFigures | None = None
+        #: Texts of the files that the latest error names, as they were then.
+        self.error_texts: Mapping[str, str] = {}
+        self.is_closed = False
+        self._changed = changed
+        self._placed: dict[tuple[str, int, int], Mapping[int, PlacedLine]] = {}
+        self._results: dict[str, Any] = {}
+        self._options_shown: tuple[Any, ...] = ()
+        self._messages: asyncio.Queue[tuple[Mapping[str, Any], StepOptions]] = asyncio.Queue()
+        self._stop = self.session.listen(lambda said: self._messages.put_nowait((said, self.session.options)))
+        self._following = asyncio.ensure_future(self._follow())
+
+    async def start(self) -> None:
+        """Watch the project's files and profile the step."""
+        await self.session.start()
+
+    async def close(self) -> None:
+        """End all of it."""
+        self.is_closed = True
+        self._stop()
+        self._following.cancel()
+        await self.session.close()
+
+    def covers(self, path: Path) -> str | None:
+        """Return the name of a file that the profile is of, or of the entry file; ``None`` for others."""
+        name = self.project.name_of(path)
+        texts = {} if self.figures is None else self.figures.texts
+        return name if name is not None and (name == self.project.entry_name or name in texts) else None
+
+    def placement(self, name: str, text: str) -> Placement | None:
+        """Return where a document has the lines of the latest profile; ``None`` without a profile of it."""
+        figures = self.figures
+        if figures is None or name not in figures.texts:
+            return None
+        return Placement(name, self.placed(figures.texts[name], text), self.is_stale)
+
+    def placed(self, old: str, new: str) -> Mapping[int, PlacedLine]:
+        """Return where a text has the lines of an earlier one; kept, as each request asks again."""
+        key = (old, hash(new), len(new))
+        if key not in self._placed:
+            while len(self._placed) >= _KEPT:
+                del self._placed[next(iter(self._placed))]
+            self._placed[key] = placed_lines(old, new)
+        return self._placed[key]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether files or options changed since the profile that is shown."""
+        figures, session = self.figures, self.session
+        return figures is not None and (
+            figures.revision < session.state.revision or _what_decides(session.options) != self._options_shown
+        )
+
+    def result(self, stage: str) -> Any:
+        """Return the data of a stage that came after the profile that is shown; ``None`` before."""
+        return self._results.get(stage)
+
+    async def _follow(self) -> None:
+        """Take messages in order; figures are computed beside the loop, so that requests are answered meanwhile."""
+        loop = asyncio.get_running_loop()
+        while True:
+            message, options = await self._messages.get()
+            if message["type"] == "result" and message["stage"] != "profile":
+                self._results[message["stage"]] = message["data"]
+            elif message["type"] == "result":
+                texts = dict(self.session.state.texts)
+                with contextlib.suppress(RollerError):
+                    self.figures = await loop.run_in_executor(
+                        None, ProfileFigures.of, message["data"], message["revision"], texts, self.project.entry_name
+                    )
+                    self._results, self._options_shown = {}, _what_decides(options)
+            elif message["type"] == "state" and message["error"] is not None:
+                self.error_texts = self._texts_of(message["error"])
+            self._changed(self, message)
+
+    def _texts_of(self, error: Mapping[str, Any]) -> Mapping[str, str]:
+        found = {}
+        for problem in error["problems"]:
+            with contextlib.suppress(ProjectError):
+                found[problem["file"]] = self.project.read(problem["file"]).text
+        return found
+
+
+def _what_decides(options: StepOptions) -> tuple[Any, ...]:
+    """Return what of the options decides the profile."""
+    return options.devices[:1], options.batch, options.amp, options.checkpoint

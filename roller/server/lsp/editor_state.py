@@ -1,0 +1,301 @@
+"""What the language server knows of its client: settings, sessions of entry files, and documents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsprotocol import types
+from pygls.uris import from_fs_path, to_fs_path
+
+from roller.errors import RollerError
+from roller.insight.step_profile.profiling import kind_of_file
+from roller.server.lsp.diagnostics import placed_diagnostics
+from roller.server.lsp.editor_session import EditorSession
+from roller.server.lsp.positions import Encoding
+from roller.server.lsp.progress import ProgressReports
+from roller.server.lsp.settings import Settings, SettingsError
+from roller.server.project import ProjectError
+from roller.server.worker_process import WorkerProcesses
+
+if TYPE_CHECKING:
+    from roller.server.lsp.language_server import RollerLanguageServer
+    from roller.server.lsp.page import EditorPage
+
+#: Diagnostics follow an edit after a pause of as long.
+_PAUSE_S = 0.2
+
+
+class EditorState:
+    """The sessions of one client.
+
+    Parameters
+    ----------
+    server
+        The server that talks with it.
+    """
+
+    def __init__(self, server: RollerLanguageServer) -> None:
+        self._server = server
+        self.settings = Settings()
+        self._wrong_settings = ""
+        self._processes: WorkerProcesses | None = None
+        #: By entry file; the one that was asked for last comes last.
+        self.sessions: dict[Path, EditorSession] = {}
+        self.pages: dict[Path, EditorPage] = {}
+        self._published: dict[Path, set[str]] = {}
+        self._waiting: dict[Path, asyncio.TimerHandle] = {}
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._progress = ProgressReports(server)
+
+    @property
+    def encoding(self) -> Encoding:
+        """What the client's positions count."""
+        return self._server.workspace.position_encoding or types.PositionEncodingKind.Utf16
+
+    # Settings
+
+    def configure(self, data: Any) -> None:
+        """Take settings; what is wrong with them is told, and again where a profile is asked for."""
+        try:
+            self.settings, self._wrong_settings = self.settings.updated(data), ""
+        except SettingsError as error:
+            self._wrong_settings = str(error)
+
+    async def read_configuration(self) -> None:
+        """Ask the client for its settings, if it can be asked."""
+        workspace = self._server.client_capabilities.workspace
+        if workspace is not None and workspace.configuration:
+            asked = types.ConfigurationParams([types.ConfigurationItem(section="roller")])
+            with contextlib.suppress(Exception):  # a client without an answer
+                found = await self._server.workspace_configuration_async(asked)
+                self.configure(found[0] if found else None)
+        if self._wrong_settings:
+            self._say(self._wrong_settings, types.MessageType.Error)
+
+    def _say(self, text: str, kind: types.MessageType) -> None:
+        self._server.window_show_message(types.ShowMessageParams(kind, text))
+
+    # Documents
+
+    def document(self, uri: str) -> tuple[EditorSession, str, str] | None:
+        """Return the session of a document, its name in the project and its text; ``None`` without a session."""
+        path = path_of(uri)
+        for one in reversed(self.sessions.values()):
+            name = None if path is None else one.covers(path)
+            if name is not None:
+                text = self.text_of(one, name)
+                return None if text is None else (one, name, text)
+        return None
+
+    def text_of(self, shown: EditorSession, name: str) -> str | None:
+        """Return the text of a file as the editor has it, else as it is on the disk."""
+        document = self.open_document(shown.project.folder / name)
+        if document is not None:
+            return str(document.source)
+        try:
+            return shown.project.read(name).text
+        except ProjectError:
+            return None
+
+    def open_document(self, path: Path) -> Any:
+        """Return the document of a file that is open in the editor, else ``None``."""
+        for uri, document in self._server.workspace.text_documents.items():
+            if path_of(uri) == path:
+                return document
+        return None
+
+    def uri_of(self, path: Path) -> str:
+        """Return the URI of a file, as the client writes it where it has opened it."""
+        document = self.open_document(path)
+        return str(document.uri) if document is not None else str(from_fs_path(str(path)))
+
+    # Sessions
+
+    async def profile(self, uri: str) -> EditorSession:
+        """Profile an entry file: the configured one, else that of the URI, else that of the session it belongs to.
+
+        Raises
+        ------
+        RollerError
+            There is none, or it may not run.
+        """
+        if self._wrong_settings:
+            raise SettingsError(self._wrong_settings)
+        entry = self._entry_of(uri)
+        shown = self.sessions.pop(entry, None)
+        if shown is not None:
+            self.sessions[entry] = shown
+            shown.session.profile()
+            return shown
+        if kind_of_file(entry) == "script" and not self.settings.runs_scripts:
+            raise RollerError(
+                f"{entry.name}: expected an entry file with providers, got a training script, which would run up to "
+                f"its first steps. Set roller.runScripts to true, or name the entry file as roller.entry."
+            )
+        if self._processes is None:
+            self._processes = WorkerProcesses()
+        settings = self.settings
+        shown = EditorSession(
+            entry, self._processes, settings.options, arguments=settings.arguments, is_live=settings.is_live,
+            patience_s=settings.patience_s, changed=self._take,
+        )  # fmt: skip
+        self.sessions[entry] = shown
+        await shown.start()
+        return shown
+
+    def _entry_of(self, uri: str) -> Path:
+        path = path_of(uri) if uri else None
+        if uri and path is None:
+            raise RollerError(f"profile: expected a file, got {uri[:80]}. Save it first.")
+        if self.settings.entry:
+            root = self._server.workspace.root_path
+            return (Path(root or ".") / self.settings.entry).resolve()
+        if path is not None and path not in self.sessions and kind_of_file(path) == "script":
+            found = self.document(uri)  # a module that an entry file imports has no providers either
+            if found is not None:
+                return found[0].project.entry
+        if path is None:
+            raise RollerError("profile: expected an entry file, got none. Open one, or set roller.entry.")
+        return path
+
+    def session_of(self, uri: str) -> EditorSession:
+        """Return the session of a file; of ``""`` the one that was asked for last.
+
+        Raises
+        ------
+        RollerError
+            There is none.
+        """
+        found = self.document(uri) if uri else None
+        if found is not None:
+            return found[0]
+        if not uri and self.sessions:
+            return next(reversed(self.sessions.values()))
+        name = Path(path_of(uri) or uri).name or "the workspace"
+        raise RollerError(f"{name}: expected a file with a profile, got none. Use roller.profile on an entry file.")
+
+    async def snapshot(self, uri: str, waits: bool) -> dict[str, Any]:
+        """Return all that the session of a file knows; on wish after the running profile has ended."""
+        shown = self.session_of(uri)
+        if waits:
+            async with self._changed:
+                await self._changed.wait_for(lambda: shown.session.state.status != "running" or shown.is_closed)
+        return {**shown.session.snapshot(), "entry": shown.project.entry_name, "stale": shown.is_stale}
+
+    def saved(self, uri: str) -> None:
+        """Look at the files at once, and not only at the next turn."""
+        for one in self.sessions.values():
+            one.session.look()
+        self.publish(uri)
+
+    async def page_of(self, shown: EditorSession) -> EditorPage:
+        """Return the page of a session, served from now on.
+
+        Raises
+        ------
+        RollerError
+            What the page needs is not installed.
+        """
+        entry = shown.project.entry
+        try:
+            from roller.server.lsp.page import EditorPage, known_devices
+        except ImportError as error:
+            raise RollerError(
+                f"showPage: expected the package {error.name}, got none. Install roller with the extra 'serve'."
+            ) from error
+        devices = await asyncio.get_running_loop().run_in_executor(None, known_devices)
+        if entry not in self.pages:
+            self.pages[entry] = EditorPage(shown.session, devices)
+        return self.pages[entry]
+
+    async def close(self) -> None:
+        """End all sessions, pages and processes."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        for page in self.pages.values():
+            await page.close()
+        self.pages.clear()
+        for shown in self.sessions.values():
+            await shown.close()
+        self.sessions.clear()
+        if self._processes is not None:
+            await self._processes.close()
+            self._processes = None
+
+    # Messages
+
+    def _take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
+        """Take a message of a session."""
+        kind = message["type"]
+        self._progress.take(shown, message)
+        if kind == "state" or (kind == "result" and message["stage"] in ("profile", "fit", "hints")):
+            self._publish_all(shown)
+        if kind == "state" or (kind == "result" and message["stage"] == "profile"):
+            self._refresh()
+        if kind == "state":
+            self._spawn(self._notify_waiting())
+
+    async def _notify_waiting(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def publish(self, uri: str) -> None:
+        """Send the diagnostics of the session of a file."""
+        found = self.document(uri)
+        if found is not None:
+            self._publish_all(found[0])
+
+    def publish_soon(self, uri: str) -> None:
+        """Send them after a pause in typing."""
+        found = self.document(uri)
+        if found is None:
+            return
+        entry = found[0].project.entry
+        if entry in self._waiting:
+            self._waiting[entry].cancel()
+        loop = asyncio.get_running_loop()
+        self._waiting[entry] = loop.call_later(_PAUSE_S, self._publish_all, found[0])
+
+    def _publish_all(self, shown: EditorSession) -> None:
+        placed = placed_diagnostics(shown, lambda name: self.text_of(shown, name), self.encoding)
+        entry = shown.project.entry
+        for name in {*placed, *self._published.get(entry, ())}:
+            document = self.open_document(shown.project.folder / name)
+            uri = self.uri_of(shown.project.folder / name)
+            params = types.PublishDiagnosticsParams(
+                uri, placed.get(name, []), None if document is None else document.version
+            )
+            self._server.text_document_publish_diagnostics(params)
+        self._published[entry] = set(placed)
+
+    def _refresh(self) -> None:
+        """Let the client ask for lenses and hints again, if it can be told to."""
+        workspace = self._server.client_capabilities.workspace
+        if workspace is not None and workspace.code_lens is not None and workspace.code_lens.refresh_support:
+            self._server.workspace_code_lens_refresh(None)
+        if workspace is not None and workspace.inlay_hint is not None and workspace.inlay_hint.refresh_support:
+            self._server.workspace_inlay_hint_refresh(None)
+
+    def with_devices(self, shown: EditorSession, devices: tuple[tuple[str, int], ...]) -> None:
+        """Profile a step on other devices."""
+        shown.session.set_options(replace(shown.session.options, devices=devices))
+
+
+def path_of(uri: str) -> Path | None:
+    """Return the path of a URI with links resolved; ``None`` for what is no file."""
+    try:
+        path = to_fs_path(uri) if uri.startswith("file:") else None
+        return None if not path else Path(path).resolve()
+    except (OSError, RuntimeError, ValueError):
+        return None

@@ -1,0 +1,144 @@
+"""``roller lsp``: the language server, which shows live profiles in an editor. Docs: docs/guides/editor.md.
+
+No code of a project runs until a client asks for a profile of an entry file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Generator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from lsprotocol import types
+from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol, lsp_method
+
+from roller.errors import RollerError
+from roller.server.lsp import commands, shown
+from roller.server.lsp.editor_state import EditorState
+
+#: Version of the commands, requests and data; a client of another one refuses the server.
+PROTOCOL = 1
+
+
+class _Protocol(LanguageServerProtocol):
+    @lsp_method(types.INITIALIZE)
+    def lsp_initialize(self, params: types.InitializeParams) -> Generator[Any, Any, types.InitializeResult]:
+        """Answer with the version of the protocol beside the capabilities."""
+        result = yield from super().lsp_initialize(params)
+        result.capabilities.experimental = {"roller": {"protocol": PROTOCOL}}
+        return result
+
+
+class RollerLanguageServer(LanguageServer):
+    """The server of one client; its documents are synchronised as a whole, since pygls ends lines at form feeds."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "roller", version("roller"), types.TextDocumentSyncKind.Full, protocol_cls=_Protocol, max_workers=2
+        )
+        self.editor = EditorState(self)
+        self.was_shut_down = False
+
+
+def make_server() -> RollerLanguageServer:
+    """Return a server that knows all requests and commands."""
+    server = RollerLanguageServer()
+    _register_lifetime(server)
+    _register_documents(server)
+    _register_requests(server)
+    commands.register(server)
+    return server
+
+
+def serve_editor() -> None:
+    """Serve a client on the standard input and output until it ends the conversation."""
+    logging.getLogger("pygls").setLevel(logging.CRITICAL)  # refusals are answers, not errors of the server
+    output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever prints here must not disturb the conversation
+    make_server().start_io(sys.stdin.buffer, output)
+
+
+def _register_lifetime(server: RollerLanguageServer) -> None:
+    @server.feature(types.INITIALIZE)
+    def initialize(ls: RollerLanguageServer, params: types.InitializeParams) -> None:
+        ls.editor.configure(params.initialization_options)
+
+    @server.feature(types.INITIALIZED)
+    async def initialized(ls: RollerLanguageServer, params: types.InitializedParams) -> None:
+        await ls.editor.read_configuration()
+
+    @server.feature(types.WORKSPACE_DID_CHANGE_CONFIGURATION)
+    async def configured(ls: RollerLanguageServer, params: types.DidChangeConfigurationParams) -> None:
+        settings = params.settings
+        if isinstance(settings, Mapping) and "roller" in settings:
+            ls.editor.configure(settings["roller"])
+        await ls.editor.read_configuration()
+
+    @server.feature(types.SHUTDOWN)
+    async def shutdown(ls: RollerLanguageServer, params: None) -> None:
+        ls.was_shut_down = True
+        await ls.editor.close()
+
+    @server.feature(types.EXIT)
+    async def leave(ls: RollerLanguageServer, params: None) -> None:
+        try:
+            await asyncio.wait_for(ls.editor.close(), 5.0)
+        finally:
+            os._exit(0 if ls.was_shut_down else 1)  # a client may leave the input open, which a thread reads
+
+
+def _register_documents(server: RollerLanguageServer) -> None:
+    @server.feature(types.TEXT_DOCUMENT_DID_OPEN)
+    def opened(ls: RollerLanguageServer, params: types.DidOpenTextDocumentParams) -> None:
+        ls.editor.publish(params.text_document.uri)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CHANGE)
+    def changed(ls: RollerLanguageServer, params: types.DidChangeTextDocumentParams) -> None:
+        ls.editor.publish_soon(params.text_document.uri)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_SAVE)
+    def saved(ls: RollerLanguageServer, params: types.DidSaveTextDocumentParams) -> None:
+        ls.editor.saved(params.text_document.uri)
+
+    @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
+    def closed(ls: RollerLanguageServer, params: types.DidCloseTextDocumentParams) -> None:
+        ls.editor.publish(params.text_document.uri)
+
+
+def _register_requests(server: RollerLanguageServer) -> None:
+    @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
+    def lenses(ls: RollerLanguageServer, params: types.CodeLensParams) -> list[types.CodeLens]:
+        found = ls.editor.document(params.text_document.uri)
+        return [] if found is None else shown.lenses(*found, params.text_document.uri, ls.editor.encoding)
+
+    @server.feature(types.TEXT_DOCUMENT_HOVER)
+    def hover(ls: RollerLanguageServer, params: types.HoverParams) -> types.Hover | None:
+        found = ls.editor.document(params.text_document.uri)
+        return None if found is None else shown.hover(*found, params.position, ls.editor.encoding)
+
+    @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
+    def inlays(ls: RollerLanguageServer, params: types.InlayHintParams) -> list[types.InlayHint]:
+        found = ls.editor.document(params.text_document.uri)
+        return [] if found is None else shown.inlays(*found, params.range, ls.editor.encoding)
+
+    @server.feature("roller/profile")
+    async def profile(ls: RollerLanguageServer, params: Any) -> dict[str, Any]:
+        try:
+            uri, waits = commands.text_of(params, "uri"), getattr(params, "wait", False) is True
+            return await ls.editor.snapshot(uri, waits)
+        except RollerError as error:
+            raise commands.RefusedError(str(error)) from None
+
+    @server.feature("roller/line")
+    def line(ls: RollerLanguageServer, params: Any) -> dict[str, Any] | None:
+        found = ls.editor.document(commands.text_of(params, "uri"))
+        number = getattr(params, "line", None)
+        if found is None or type(number) is not int:
+            return None
+        at = shown.found_line(*found, number)
+        figures = found[0].figures
+        return None if at is None or figures is None else {**shown.line_data(figures, at[0]), "stale": at[1]}

@@ -1,0 +1,82 @@
+"""The page of a session that an editor has: the same figures in a browser, or beside the file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from roller.errors import RollerError, shown
+from roller.hardware import list_specs, load_spec
+from roller.server.protocol import LARGEST_MESSAGE
+from roller.server.serve import facts_of, listen_on
+from roller.server.session import Session
+from roller.server.web import PageServer
+
+#: Who may show the page in a frame: the editor on this machine, and its version in a browser.
+_FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
+_LOOPBACK = ("127.0.0.1", "localhost")
+
+
+class EditorPage:
+    """Serves the page of a session that goes on without it.
+
+    Parameters
+    ----------
+    session
+        The session.
+    devices
+        As :func:`known_devices` returns them.
+    """
+
+    def __init__(self, session: Session, devices: list[dict[str, Any]]) -> None:
+        self._socket = listen_on(_LOOPBACK[0], 0)
+        port = self._socket.getsockname()[1]
+        hosts = tuple(f"{name}:{port}" for name in _LOOPBACK)
+        self._page = PageServer(session, hosts, devices, owns_session=False, framed_by=_FRAMES)
+        self.address = f"http://{hosts[0]}/?token={self._page.token}"
+        config = uvicorn.Config(
+            self._page.app, log_config=None, access_log=False, ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE,
+            server_header=False, timeout_graceful_shutdown=1,
+        )  # fmt: skip
+        self._server = _Server(config)
+        self._running = asyncio.ensure_future(self._server.serve([self._socket]))
+
+    def allow(self, host: str) -> None:
+        """Let a browser use another port of its own machine, which is forwarded to this one.
+
+        Raises
+        ------
+        RollerError
+            It is not on the browser's own machine.
+        """
+        name, _, port = host.rpartition(":")
+        if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
+            raise RollerError(
+                f"showPage: expected an address such as 127.0.0.1:8765, got {shown(host)}. Forward the port of the "
+                f"page, {self._page.hosts[0]}, to this machine."
+            )
+        if host not in self._page.hosts:
+            self._page.hosts = (*self._page.hosts, host)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        self._server.should_exit = True
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._running, 3.0)
+
+
+def known_devices() -> list[dict[str, Any]]:
+    """Return the facts of devices to choose from; it reads all specifications."""
+    specs = [load_spec(name) for name in list_specs()]
+    return [facts_of(spec) for spec in specs if spec.traits.blocks or not spec.traits.discrete]
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the language server."""
+        yield

@@ -1,0 +1,152 @@
+"""What a client configures: entry file, devices and how the step is profiled."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from roller.errors import RollerError, did_you_mean, shown
+from roller.hardware import list_specs
+from roller.server.profile_request import StepOptions
+from roller.server.session import PATIENCE_S
+
+_COUNTED = re.compile(r"(?:([1-9][0-9]{0,4})x)?(.+)", re.ASCII)
+_AMPS = ("fp32", "fp16", "bf16")
+_MOST_BATCH = 10**9
+
+
+class SettingsError(RollerError):
+    """A setting that is none."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a client.
+
+    Parameters
+    ----------
+    entry
+        Path of the entry file, relative to the workspace; ``""`` for the file that is profiled first.
+    options
+        How the step is profiled.
+    arguments
+        Of a training script without providers.
+    is_live
+        Whether a save starts a profile, once there is one.
+    runs_scripts
+        Whether a training script without providers may run.
+    patience_s
+        Seconds without progress after which a profile is given up.
+    """
+
+    entry: str = ""
+    options: StepOptions = field(default_factory=StepOptions)
+    arguments: tuple[str, ...] = ()
+    is_live: bool = True
+    runs_scripts: bool = False
+    patience_s: float = PATIENCE_S
+
+    def updated(self, data: Any) -> Settings:
+        """Return the settings with those of a client's JSON; keys that are not known are not looked at.
+
+        Raises
+        ------
+        SettingsError
+            One is of another type, or no such device is known.
+        """
+        if data is None:
+            return self
+        if not isinstance(data, Mapping):
+            raise SettingsError(f"settings: expected an object, got {shown(data)}.")
+        options, made = self.options, self
+        for name, value in data.items():
+            if value is None:
+                continue
+            if name == "device":
+                options = replace(options, devices=devices_of(value))
+            elif name == "batch":
+                options = replace(options, batch=whole_number(value, "batch"))
+            elif name == "amp":
+                options = replace(options, amp=_one_of(value, name, _AMPS))
+            elif name == "checkpoint":
+                options = replace(options, checkpoint=_of_type(value, name, bool, "true or false"))
+            elif name == "entry":
+                made = replace(made, entry=_of_type(value, name, str, "a path"))
+            elif name == "live":
+                made = replace(made, is_live=_of_type(value, name, bool, "true or false"))
+            elif name == "runScripts":
+                made = replace(made, runs_scripts=_of_type(value, name, bool, "true or false"))
+            elif name == "arguments":
+                given = _of_type(value, name, list, "a list of text")
+                made = replace(made, arguments=tuple(_of_type(x, name, str, "text") for x in given))
+            elif name == "patience":
+                made = replace(made, patience_s=_seconds(value))
+        return replace(made, options=options)
+
+
+def devices_of(value: Any) -> tuple[tuple[str, int], ...]:
+    """Return name and number of devices from ``"h100,2xa100"``, or from a list of such words.
+
+    Examples
+    --------
+    >>> devices_of("h100, 2xa100")
+    (('h100', 1), ('a100', 2))
+
+    Raises
+    ------
+    SettingsError
+        It is neither, or there is no such device.
+    """
+    words = value.split(",") if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise SettingsError(f"device: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
+    found, known = [], list_specs()
+    for word in (word.strip() for word in words):
+        match = _COUNTED.fullmatch(word) if word else None
+        if match is None:
+            continue
+        count, name = match.groups()
+        if name not in known:
+            raise SettingsError(
+                f"device: expected the name of a device, got {shown(name)}{did_you_mean(name, known) or '.'} "
+                f"See roller devices."
+            )
+        found.append((name, int(count or 1)))
+    if not found:
+        raise SettingsError(f"device: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
+    return tuple(dict.fromkeys(found))
+
+
+def whole_number(value: Any, name: str) -> int:
+    """Return a number of samples.
+
+    Raises
+    ------
+    SettingsError
+        It is no whole number above 0.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # a client's JSON may have only one kind of number
+    if type(value) is not int or not 0 < value <= _MOST_BATCH:
+        raise SettingsError(f"{name}: expected a whole number of at least 1, got {shown(value)}. Write e.g. 16.")
+    return value
+
+
+def _one_of(value: Any, name: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise SettingsError(f"{name}: expected one of {', '.join(known)}, got {shown(value)}.")
+    return str(value)
+
+
+def _of_type(value: Any, name: str, kind: type, words: str) -> Any:
+    if not isinstance(value, kind):
+        raise SettingsError(f"{name}: expected {words}, got {shown(value)}.")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < 1e6:
+        raise SettingsError(f"patience: expected seconds, at least 1, got {shown(value)}. Write e.g. 60.")
+    return float(value)
