@@ -133,7 +133,12 @@ class Project:
         path = self.path_of(name)
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
-        data = text.encode()
+        try:
+            data = text.encode()
+        except UnicodeEncodeError as error:
+            raise ProjectError(
+                f"{name}: expected text, got half a character at {error.start}. Save what UTF-8 can say."
+            ) from None
         try:
             with whole_file(path) as file:
                 os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
+from pygls.lsp.server import LanguageServer
 
 from roller.errors import RollerError, shown
 from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
@@ -39,7 +40,7 @@ def register(server: RollerLanguageServer) -> None:
 
 def _register(server: RollerLanguageServer, name: str, command: Command) -> None:
     @server.command(name)
-    async def run(*arguments: object) -> Any:
+    async def run(ls: LanguageServer, *arguments: object) -> Any:
         try:
             return await command(server, arguments)
         except NoBatchError as error:
@@ -55,7 +56,7 @@ def text_of(params: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _argument(arguments: tuple[Any, ...], number: int, kind: type, words: str, default: Any = None) -> Any:
+def _argument(arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None) -> Any:
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default
@@ -71,21 +72,28 @@ async def _profile(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> 
 
 async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
     found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
-    name = _argument(arguments, 1, str, "a module's path or file:line", "")
+    path = _path_of(_argument(arguments, 1, (str, list, tuple), "a module's path, file:line, or a list of both", ""))
     says = _argument(arguments, 2, bool, "whether to show a message", False)
     if found.figures is None:
         raise RollerError(f"{found.project.entry_name}: expected a profile, got none yet. Wait, or see its errors.")
-    children = found.figures.children(name)
-    if children is None:
-        raise RollerError(f"{shown(name)}: expected a module, or a line as file:line, got none of the profile.")
-    nodes = found.figures.nodes[name]
+    nodes = found.figures.nodes_at(path)
+    if not nodes:
+        raise RollerError(f"{shown(path)}: expected a module, or a line as file:line, got none of the profile.")
+    children = found.figures.children(path)
     answer = {
-        "name": name, "wall_s": math.fsum(n.wall_s for n in nodes), "label": found.figures.profile.source,
+        "name": path[-1], "path": path, "wall_s": math.fsum(n.wall_s for n in nodes), "label": found.figures.profile.source,
         "held_bytes": sum(n.total_held_bytes for n in nodes), "children": children, "stale": found.is_stale,
     }  # fmt: skip
     if says:
         server.window_show_message(types.ShowMessageParams(types.MessageType.Info, _drill_text(found, answer)))
     return answer
+
+
+def _path_of(given: Any) -> list[str]:
+    path = [given] if isinstance(given, str) else list(given)
+    if not path or not all(isinstance(name, str) for name in path):
+        raise RollerError(f"drill: expected names from the step on, got {shown(given)}. Take the path of a child.")
+    return path
 
 
 def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -88,17 +88,22 @@ class ProfileFigures:
                 found.setdefault(node.name, []).append(node)
         return {name: tuple(nodes) for name, nodes in found.items()}
 
-    def children(self, name: str) -> list[dict[str, Any]] | None:
-        """Return what a module, a line or the step (``""``) is made of, largest time first; ``None`` for others."""
+    def nodes_at(self, path: Sequence[str]) -> tuple[Node, ...]:
+        """Return the nodes of the first name, wherever they are, and from there on the children of the next names."""
+        found = self.nodes.get(path[0], ()) if path else ()
+        for name in path[1:]:
+            found = tuple(child for node in found for child in node.children if child.name == name)
+        return found
+
+    def children(self, path: Sequence[str]) -> list[dict[str, Any]]:
+        """Return what the nodes at a path are made of, largest time first."""
         found: dict[tuple[str, str], list[Node]] = {}
-        if name not in self.nodes:
-            return None
-        for node in self.nodes[name]:
+        for node in self.nodes_at(path):
             for child in node.children:
                 found.setdefault((child.kind, child.name), []).append(child)
         rows = [
             {
-                "kind": kind, "name": name, "wall_s": math.fsum(n.wall_s for n in nodes),
+                "kind": kind, "name": name, "path": [*path, name], "wall_s": math.fsum(n.wall_s for n in nodes),
                 "held_bytes": sum(n.total_held_bytes for n in nodes), "calls": sum(n.calls for n in nodes),
                 "label": self.profile.source,
             }

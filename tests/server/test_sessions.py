@@ -1,0 +1,266 @@
+"""Sessions and their processes: what a project's code may do, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from roller.server.profile_request import StepOptions  # noqa: E402 - after what skips
+from roller.server.project import Project  # noqa: E402
+from roller.server.session import Session  # noqa: E402
+from roller.server.worker_process import WorkerEnded, WorkerProcesses  # noqa: E402
+from tests.server.entries import NET, edited  # noqa: E402
+from tests.server.processes import alive, descendants_of, wait_until  # noqa: E402
+
+pytestmark = [
+    pytest.mark.slow,  # each starts a process that imports PyTorch
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are looked up in /proc"),
+]
+_ROOT = Path(__file__).parents[2]
+
+
+class Watched:
+    """A session, and what it has told."""
+
+    def __init__(self, session: Session, processes: WorkerProcesses) -> None:
+        self.session, self.processes = session, processes
+        self.told: list[dict[str, Any]] = []
+        session.listen(self.told.append)
+
+    async def until(self, is_so: Callable[[], object], seconds: float = 120.0) -> None:
+        end = time.monotonic() + seconds
+        while not is_so():
+            assert time.monotonic() < end, f"waited for too long: {self.session.state}"
+            await asyncio.sleep(0.02)
+
+    async def ended(self) -> None:
+        await self.until(lambda: self.session.state.status in ("ready", "failed", "stale"))
+
+    @property
+    def error(self) -> str:
+        error = self.session.state.error
+        return "" if error is None else error["text"]
+
+
+def _run(entry: Path, act: Callable[[Watched], Coroutine[Any, Any, None]], **options: Any) -> None:
+    """Run a session until ``act`` has returned, and hold that no process is left then."""
+
+    async def whole() -> None:
+        processes = WorkerProcesses()
+        watched = Watched(Session(Project(entry), processes, StepOptions(), **options), processes)
+        try:
+            await watched.session.start()
+            await act(watched)
+            left = descendants_of(os.getpid())
+        finally:
+            await watched.session.close()
+            await processes.close()
+        assert left, "the process that forks should have run"
+        await watched.until(lambda: not alive(left), 5.0)
+
+    before = descendants_of(os.getpid())
+    asyncio.run(whole())
+    assert descendants_of(os.getpid()) <= before
+
+
+def _entry(folder: Path, body: str, where: str = "def model_provider():\n") -> Path:
+    """Write an entry file whose provider runs a body first."""
+    lines = "".join(f"    {line}\n" for line in body.splitlines())
+    (folder / "train.py").write_text(edited(NET, where, where + lines))
+    return folder / "train.py"
+
+
+def test_what_a_projects_code_may_do(tmp_path: Path) -> None:
+    """One session: each body is one save; what is said of it, and that the next one profiles as if nothing had been."""
+    bodies = {
+        "import os; os._exit(3)": "its end with status 3",
+        "print('last words', flush=True); import os; os._exit(0)": "last words",
+        "import sys; sys.exit(5)": "SystemExit: 5",
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": "its end by signal 9",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "its end by signal 11",
+        "raise BaseException('odd')": "odd",
+        "raise KeyboardInterrupt": "KeyboardInterrupt",
+        "f = open(1, 'w', closefd=False); f.write('x' * 10_000_000); f.flush(); raise ValueError('long')": "long",
+        "open('/dev/full', 'w').write('x' * 100_000)": "No space left on device",
+        "f = open('large', 'wb'); f.truncate(1 << 31)": "File too large",
+        "import os; os.close(2); os.close(1); os.close(0); raise ValueError('closed')": "closed",
+        "import os; os.closerange(0, 100); raise ValueError('all closed')": "its end",
+        "import sys; sys.stdout = sys.stderr = None; raise ValueError('no streams')": "no streams",
+        "import os, threading; threading.Thread(target=lambda: os._exit(9)).start(); import time; time.sleep(60)": (
+            "its end with status 9"
+        ),
+        "def f(): f()\nf()": "recursion",
+        "import ctypes; ctypes.string_at(0)": "its end by signal 11",
+    }
+
+    async def act(watched: Watched) -> None:
+        for body, words in bodies.items():
+            _entry(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{body}")
+            watched.session.look()
+            await watched.ended()
+            assert watched.session.state.status == "failed", body
+            assert words in watched.error, (body, watched.error)
+            assert "expected" in watched.error
+            assert "Traceback" not in watched.error
+        (tmp_path / "train.py").write_text(NET)
+        watched.session.look()
+        await watched.ended()
+        assert watched.session.state.status == "ready", watched.error
+
+    _entry(tmp_path, "raise ValueError('first')")
+    _run(tmp_path / "train.py", act)
+    assert not (tmp_path / "large").exists() or (tmp_path / "large").stat().st_size <= 1 << 30
+
+
+def test_a_provider_that_never_ends_is_named_with_its_line(tmp_path: Path) -> None:
+    async def act(watched: Watched) -> None:
+        await watched.ended()
+        assert "train.py:26: expected progress within 3 s" in watched.error
+        assert watched.session.state.error["problems"][0]["line"] == 26
+
+    _run(_entry(tmp_path, "while True: pass"), act, patience_s=3.0)
+
+
+def test_what_a_project_forks_and_detaches_ends_with_it(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+    body = (
+        "import os, time, signal\n"
+        "for sig in (signal.SIGTERM, signal.SIGHUP): signal.signal(sig, signal.SIG_IGN)\n"
+        "for depth in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        if os.fork() == 0:\n"
+        f"            open({str(numbers)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+        "            time.sleep(1000)\n"
+        "        os._exit(0)\n"
+        f"while not os.path.exists({str(numbers)!r}) or open({str(numbers)!r}).read().count('\\n') < 3: time.sleep(0.05)"
+    )
+
+    async def act(watched: Watched) -> None:
+        await watched.ended()
+        pids = {int(line) for line in numbers.read_text().split()}
+        assert len(pids) == 3
+        (tmp_path / "train.py").write_text(NET)  # a save ends the process that forked them
+        watched.session.look()
+        await watched.ended()
+        assert watched.session.state.status == "ready", watched.error
+        await watched.until(lambda: not alive(pids), 5.0)
+
+    _run(_entry(tmp_path, body), act)
+
+
+def test_prints_without_end_are_read_and_forgotten(tmp_path: Path) -> None:
+    async def act(watched: Watched) -> None:
+        await watched.ended()
+        error = watched.session.state.error
+        assert "expected progress within 3 s" in error["text"]
+        assert len(error["output"]) <= 200
+        assert max(map(len, error["output"])) <= 2000
+
+    _run(_entry(tmp_path, "while True: print('x' * 5000, end='')"), act, patience_s=3.0)
+
+
+def test_two_saves_give_one_result_of_the_second(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NET)
+
+    async def act(watched: Watched) -> None:
+        await watched.ended()
+        watched.told.clear()
+        _entry(tmp_path, "import time; time.sleep(1000)")
+        watched.session.look()
+        await watched.until(lambda: watched.session._worker is not None)
+        first = watched.session._worker
+        assert first is not None
+        (tmp_path / "train.py").write_text(edited(NET, "batch_size=16", "batch_size=48"))
+        began = time.monotonic()
+        watched.session.look()
+        await watched.until(lambda: not alive({first.pid}))
+        took = time.monotonic() - began
+        await watched.ended()
+        found = [x for x in watched.told if x["type"] == "result" and x["stage"] == "profile"]
+        assert [x["data"]["profile"]["batch"] for x in found] == [48]
+        assert took < 5.0  # of a machine that may be busy; the benchmark says how long
+
+    _run(tmp_path / "train.py", act)
+
+
+def test_a_worker_that_ends_before_it_is_asked_says_so(tmp_path: Path) -> None:
+    async def act() -> None:
+        processes = WorkerProcesses()
+        try:
+            worker = await processes.fork()
+            os.kill(worker.pid, signal.SIGKILL)
+            with pytest.raises(WorkerEnded, match="signal 9"):
+                await worker.send({"id": 1})
+                await worker.receive()
+            await processes.kill(worker)
+            again = await processes.fork()
+            assert again.pid != worker.pid
+        finally:
+            await processes.close()
+
+    asyncio.run(act())
+
+
+def test_the_process_that_forks_may_be_killed(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(NET)
+
+    async def act(watched: Watched) -> None:
+        await watched.ended()
+        server = watched.processes._process
+        assert server is not None
+        os.kill(server.pid, signal.SIGKILL)
+        (tmp_path / "train.py").write_text(edited(NET, "batch_size=16", "batch_size=8"))
+        watched.session.look()
+        await watched.ended()
+        if watched.session.state.status == "failed":  # it was asked before its end was noticed
+            assert "expected" in watched.error
+            watched.session.profile()
+            await watched.ended()
+        assert watched.session.state.status == "ready", watched.error
+
+    _run(tmp_path / "train.py", act)
+
+
+_SERVER = """
+import asyncio, sys
+from roller.server.project import Project
+from roller.server.session import Session
+from roller.server.worker_process import WorkerProcesses
+
+async def main():
+    session = Session(Project(sys.argv[1]), WorkerProcesses())
+    await session.start()
+    await asyncio.sleep(1000)
+
+asyncio.run(main())
+"""
+
+
+def test_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers"
+    body = (
+        f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    open({str(numbers)!r}, 'w').write(str(os.getpid()))\n"
+        "    time.sleep(1000)\ntime.sleep(1000)"
+    )
+    entry = _entry(tmp_path, body)
+    server = subprocess.Popen([sys.executable, "-c", _SERVER, str(entry)], cwd=_ROOT)
+    try:
+        wait_until(lambda: numbers.exists() and numbers.read_text(), 120.0)
+        below = descendants_of(server.pid)
+        assert len(below) >= 3  # it forks, one profiles, and what the project forked
+    finally:
+        server.kill()
+        server.wait()
+    wait_until(lambda: not alive(below), 10.0)
