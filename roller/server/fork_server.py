@@ -19,6 +19,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,8 @@ _PRELOADED = (
 _CHILD_SUBREAPER, _PARENT_DEATH_SIGNAL = 36, 1
 #: Bytes that a file of a profiled project may grow to, before its writer gets an error.
 LARGEST_FILE_BYTES = 1 << 30
+#: Seconds after which this process ends, whatever is left.
+_END_S = 5.0
 
 
 class ForkServer:
@@ -68,10 +71,7 @@ class ForkServer:
         except OSError:
             data, descriptors = b"", []
         if not data:
-            for pid in tuple(self._forked):
-                self._kill(pid)
-            self._kill_orphans()
-            os._exit(0)
+            self._end()
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             request = json.loads(line)
@@ -79,6 +79,19 @@ class ForkServer:
                 self._fork(request["fork"], descriptors)
             elif request["kill"] in self._forked:
                 self._kill(request["kill"])
+
+    def _end(self) -> NoReturn:
+        """Kill all that was forked, and what that forked: it becomes a child of this process as its parents end."""
+        for pid in tuple(self._forked):
+            self._kill(pid)
+        end = time.monotonic() + _END_S
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < end:
+                self._forked.clear()
+                self._kill_orphans()
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.005)
+        os._exit(0)
 
     def _fork(self, number: int, descriptors: list[int]) -> None:
         pid = os.fork()
@@ -120,7 +133,9 @@ class ForkServer:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                if pid in self._forked:
+                if pid not in self._forked:
+                    self._kill_orphans()  # what an orphan forked is one now
+                else:
                     self._forked.discard(pid)
                     with contextlib.suppress(OSError):
                         os.killpg(pid, signal.SIGKILL)  # what it forked and left

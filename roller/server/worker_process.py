@@ -38,14 +38,15 @@ class Worker:
         Its number.
     reader, writer
         Its conversation.
-    output
-        What it prints.
+    output, pipe
+        What it prints, and where that comes from.
     """
 
     def __init__(
-        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamReader
-    ) -> None:
-        self.pid = pid
+        self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: asyncio.StreamReader,
+        pipe: asyncio.BaseTransport,
+    ) -> None:  # fmt: skip
+        self.pid, self._pipe = pid, pipe
         self._reader, self._writer = reader, writer
         self._size: int | None = None
         self._lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
@@ -122,10 +123,13 @@ class Worker:
         if not self._status.done():
             self._status.set_result(status)
 
-    def close(self) -> None:
-        """Close the conversation."""
-        self._writer.close()
+    async def close(self) -> None:
+        """Close the conversation, and stop reading what the process, or what it left, prints."""
         self._draining.cancel()
+        self._pipe.close()
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
 
     async def _drain(self, output: asyncio.StreamReader) -> None:
         rest = b""
@@ -158,6 +162,7 @@ class WorkerProcesses:
         #: Processes that ended before they were known here.
         self._early: dict[int, int] = {}
         self._count = 0
+        self._killing: set[asyncio.Future[None]] = set()
 
     async def fork(self) -> Worker:
         """Return a new process.
@@ -167,31 +172,48 @@ class WorkerProcesses:
         RollerError
             None can be started.
         """
+        forking = asyncio.ensure_future(self._fork_in_turn())
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            forking.add_done_callback(self._discard)  # nobody waits for it any more
+            raise
+
+    async def _fork_in_turn(self) -> Worker:
         async with self._lock:
             await self._start()
             assert self._socket is not None and self._ready is not None
             await self._ready
             return await self._fork(self._socket)
 
+    def _discard(self, forking: asyncio.Future[Worker]) -> None:
+        if not forking.cancelled() and forking.exception() is None:
+            killing = asyncio.ensure_future(self.kill(forking.result()))
+            self._killing.add(killing)
+            killing.add_done_callback(self._killing.discard)
+
     async def kill(self, worker: Worker) -> None:
         """Kill a process, and what it started; return when it is gone."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.sendall(json.dumps({"kill": worker.pid}).encode() + b"\n")
-                await asyncio.wait_for(asyncio.shield(worker._status), 10.0)
-        worker.close()
+        try:
+            if self._socket is not None:
+                with contextlib.suppress(OSError, asyncio.TimeoutError):
+                    self._socket.sendall(json.dumps({"kill": worker.pid}).encode() + b"\n")
+                    await asyncio.wait_for(asyncio.shield(worker._status), 10.0)
+        finally:
+            await worker.close()
 
     async def close(self) -> None:
         """End all processes."""
         process, self._process = self._process, None
+        workers = tuple(self._workers.values())
         if self._reading is not None:
             self._reading.cancel()
+            await asyncio.wait([self._reading])
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-        for worker in self._workers.values():
-            worker.close()
-        self._workers.clear()
+        for worker in workers:
+            await worker.close()
         if process is not None:
             try:
                 await asyncio.wait_for(process.wait(), 5.0)
@@ -200,8 +222,10 @@ class WorkerProcesses:
                 await process.wait()
 
     async def _start(self) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._reading is not None and not self._reading.done():
             return
+        if self._socket is not None:
+            self._socket.close()
         if not hasattr(os, "fork") or not hasattr(socket, "send_fds"):
             raise RollerError(
                 "serve: expected Linux or macOS, got a system that cannot fork. Use roller profile there."
@@ -230,17 +254,25 @@ class WorkerProcesses:
     async def _read(self, ours: socket.socket, ready: asyncio.Future[None]) -> None:
         """Take what the forking process says, until it is gone."""
         loop, buffer = asyncio.get_running_loop(), b""
-        with contextlib.suppress(OSError):
-            while data := await loop.sock_recv(ours, 1 << 16):
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    self._take(json.loads(line), ready)
+        try:
+            with contextlib.suppress(OSError):
+                while data := await loop.sock_recv(ours, 1 << 16):
+                    *lines, buffer = (buffer + data).split(b"\n")
+                    for line in lines:
+                        self._take(json.loads(line), ready)
+        finally:
+            self._tell_the_end(ready)
+
+    def _tell_the_end(self, ready: asyncio.Future[None]) -> None:
+        """Tell all who wait that the forking process is gone."""
         gone = RollerError("serve: expected the process that forks, got its end. Try again.")
         if not ready.done():
             ready.set_exception(gone)
+            ready.exception()  # there may be nobody who waits for it
         for waiting in self._forks.values():
             if not waiting.done():
                 waiting.set_exception(gone)
+        self._forks.clear()
         for worker in self._workers.values():
             worker.ended(-signal.SIGKILL)
         self._workers.clear()
@@ -272,11 +304,16 @@ class WorkerProcesses:
         finally:
             theirs.close()
             os.close(printed)
-        pid = await waiting
+        try:
+            pid = await waiting
+        except BaseException:
+            ours.close()
+            os.close(output)
+            raise
         reader, writer = await asyncio.open_connection(sock=ours)
         lines = asyncio.StreamReader()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(output, "rb", 0))
-        worker = Worker(pid, reader, writer, lines)
+        pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(output, "rb", 0))
+        worker = Worker(pid, reader, writer, lines, pipe)
         if pid in self._early:
             worker.ended(self._early.pop(pid))
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Two blocks and a head; comments of tests name its lines.
-NET = '''import torch
+NET = """import torch
 from torch import nn
 
 
@@ -44,10 +44,10 @@ def iteration_provider(model):
         optimizer.step()
 
     return step
-'''
+"""
 
 #: Convolutions, in a project's module of its own.
-CONVOLUTIONS = '''import torch
+CONVOLUTIONS = """import torch
 from torch import nn
 
 
@@ -80,7 +80,7 @@ def iteration_provider(model):
         optimizer.step()
 
     return step
-'''
+"""
 
 
 def edited(source: str, old: str, new: str) -> str:

@@ -123,7 +123,9 @@ async def test_edits_move_figures_or_mark_them_stale(editor: Editor) -> None:
     assert {hint.position.line + 1 for hint in await editor.inlays("train.py") if "stale" in hint.label} == {12}
     assert "Stale" in await editor.hover("train.py", 12)
     assert "Stale" not in await editor.hover("train.py", 22)
-    editor.type("train.py", NET.replace("        return self.b(torch.relu(self.a(x)))\n", "        pass\n        pass\n"))
+    editor.type(
+        "train.py", NET.replace("        return self.b(torch.relu(self.a(x)))\n", "        pass\n        pass\n")
+    )
     assert 12 not in {hint.position.line + 1 for hint in await editor.inlays("train.py")}
     # Form feeds and separators of Unicode end no line, for Python or the editor.
     odd = edited(NET, "class Net", 'TEXT = "\x0c\u2028"\n\n\nclass Net')
@@ -146,7 +148,7 @@ async def test_saves_profile_again_and_live_can_be_off(editor: Editor) -> None:
     second = await editor.snapshot("train.py")
     assert second["revision"] == first["revision"] + 1
     assert second["results"]["profile"]["data"]["profile"]["batch"] == 32
-    assert (await editor.command("roller.setLive", editor.uri("train.py"), False)).live is False
+    assert (await editor.command("roller.setLive", editor.uri("train.py"), False))["live"] is False
     editor.type("train.py", NET)
     editor.save("train.py")
     third = await editor.snapshot("train.py")
@@ -194,6 +196,7 @@ async def test_out_of_memory_is_said_at_its_line_before_anything_runs(editor: Ed
     editor.write("train.py", big)
     editor.open("train.py")
     found = await editor.profile("train.py")
+    assert found["error"] is None, found["error"]
     fit = found["results"]["fit"]["data"]
     (said,) = [one for one in editor.diagnostics("train.py") if one.code == "out-of-memory"]
     assert said.severity == types.DiagnosticSeverity.Error
@@ -202,7 +205,7 @@ async def test_out_of_memory_is_said_at_its_line_before_anything_runs(editor: Ed
     assert f"largest batch that fits as it is: {fit['largest']}." in said.message
     assert [x["change"] for x in fit["remedies"]] == ["checkpoint=yes", "amp=bf16"][-len(fit["remedies"]) :]
     answer = await editor.command("roller.setBatch", editor.uri("train.py"), fit["largest"])
-    assert (answer.before, answer.batch) == (100_000_000, fit["largest"])
+    assert (answer["before"], answer["batch"]) == (100_000_000, fit["largest"])
     editor.type("train.py", edited(NET, "batch_size=16", f"batch_size={fit['largest']}"))
     editor.save("train.py")
     assert (await editor.snapshot("train.py"))["results"]["profile"]["data"]["fits"] is True
@@ -288,8 +291,9 @@ async def test_the_page_and_the_editor_share_a_session(editor: Editor) -> None:
     editor.write("train.py", NET)
     editor.open("train.py")
     first = await editor.profile("train.py")
-    address = (await editor.command("roller.showPage", editor.uri("train.py"))).address
-    assert (await editor.command("roller.showPage", editor.uri("train.py"), "127.0.0.1:1")).address == address
+    address = (await editor.command("roller.showPage", editor.uri("train.py")))["address"]
+    again = await editor.command("roller.showPage", editor.uri("train.py"), "127.0.0.1:1")
+    assert again == {"address": address}
     host, _, token = address.removeprefix("http://").partition("/?token=")
     async with websockets.connect(
         f"ws://{host}/socket?token={token}", origin=f"http://{host}", max_size=None, proxy=None

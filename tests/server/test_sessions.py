@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from roller.server.profile_request import StepOptions  # noqa: E402 - after what skips
-from roller.server.project import Project  # noqa: E402
-from roller.server.session import Session  # noqa: E402
-from roller.server.worker_process import WorkerEnded, WorkerProcesses  # noqa: E402
-from tests.server.entries import NET, edited  # noqa: E402
-from tests.server.processes import alive, descendants_of, wait_until  # noqa: E402
+from roller.server.profile_request import StepOptions
+from roller.server.project import Project
+from roller.server.session import Session
+from roller.server.worker_process import WorkerEnded, WorkerProcesses
+from tests.server.entries import NET, edited
+from tests.server.processes import alive, descendants_of, wait_until
 
 pytestmark = [
     pytest.mark.slow,  # each starts a process that imports PyTorch
@@ -86,7 +86,7 @@ def test_what_a_projects_code_may_do(tmp_path: Path) -> None:
     bodies = {
         "import os; os._exit(3)": "its end with status 3",
         "print('last words', flush=True); import os; os._exit(0)": "last words",
-        "import sys; sys.exit(5)": "SystemExit: 5",
+        "import sys; sys.exit(5)": "got SystemExit at train.py:27: 5",
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": "its end by signal 9",
         "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)": "its end by signal 11",
         "raise BaseException('odd')": "odd",
@@ -144,20 +144,21 @@ def test_what_a_project_forks_and_detaches_ends_with_it(tmp_path: Path) -> None:
         f"            open({str(numbers)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
         "            time.sleep(1000)\n"
         "        os._exit(0)\n"
-        f"while not os.path.exists({str(numbers)!r}) or open({str(numbers)!r}).read().count('\\n') < 3: time.sleep(0.05)"
+        f"open({str(numbers)!r}, 'a').close()\n"
+        f"while open({str(numbers)!r}).read().count('\\n') < 3: time.sleep(0.05)"
     )
 
     async def act(watched: Watched) -> None:
         await watched.ended()
         pids = {int(line) for line in numbers.read_text().split()}
-        assert len(pids) == 3
+        assert len(pids) >= 3  # a provider may run more than once
         (tmp_path / "train.py").write_text(NET)  # a save ends the process that forked them
         watched.session.look()
         await watched.ended()
         assert watched.session.state.status == "ready", watched.error
         await watched.until(lambda: not alive(pids), 5.0)
 
-    _run(_entry(tmp_path, body), act)
+    _run(_entry(tmp_path, body + "\nraise ValueError('enough')"), act)
 
 
 def test_prints_without_end_are_read_and_forgotten(tmp_path: Path) -> None:
@@ -251,7 +252,8 @@ asyncio.run(main())
 def test_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers"
     body = (
-        f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    open({str(numbers)!r}, 'w').write(str(os.getpid()))\n"
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n"
+        f"    open({str(numbers)!r}, 'w').write(str(os.getpid()))\n"
         "    time.sleep(1000)\ntime.sleep(1000)"
     )
     entry = _entry(tmp_path, body)

@@ -81,7 +81,8 @@ async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> di
         raise RollerError(f"{shown(path)}: expected a module, or a line as file:line, got none of the profile.")
     children = found.figures.children(path)
     answer = {
-        "name": path[-1], "path": path, "wall_s": math.fsum(n.wall_s for n in nodes), "label": found.figures.profile.source,
+        "name": path[-1], "path": path, "wall_s": math.fsum(n.wall_s for n in nodes),
+        "label": found.figures.profile.source,
         "held_bytes": sum(n.total_held_bytes for n in nodes), "children": children, "stale": found.is_stale,
     }  # fmt: skip
     if says:

@@ -62,6 +62,8 @@ class EditorState:
 
     def configure(self, data: Any) -> None:
         """Take settings; what is wrong with them is told, and again where a profile is asked for."""
+        if data is None:
+            return
         try:
             self.settings, self._wrong_settings = self.settings.updated(data), ""
         except SettingsError as error:
