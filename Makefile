@@ -15,7 +15,7 @@ EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell una
 WORKERS ?= 2
 
 .PHONY: demo env browser lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
-  typecheck check-all clean dist
+  typecheck check-all clean dist vscode
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 # uv is six times as fast; pip where uv is unavailable or cannot reach the index.
@@ -50,6 +50,10 @@ torch: $(STAMP)
 # What the tests of reports in a browser need; Chromium and Node come from the system.
 browser:
 	cd tests/browser && npm ci --ignore-scripts --no-audit --no-fund
+
+# The extension for VS Code, bundled and packed in editors/vscode/dist, with its tests against a stub of the editor.
+vscode:
+	cd editors/vscode && npm ci --ignore-scripts --no-audit --no-fund && npm run package && npm test
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)

@@ -192,8 +192,9 @@ async def test_what_is_wrong_is_said_at_its_line(editor: Editor) -> None:
 
 @pytest.mark.asyncio
 async def test_out_of_memory_is_said_at_its_line_before_anything_runs(editor: Editor) -> None:
-    big = edited(NET, "batch_size=16", "batch_size=100_000_000")
-    editor.write("train.py", big)
+    wide = "self.head(self.blocks(x.repeat_interleave(4096, 0))).unflatten(0, (-1, 4096)).mean(1)"
+    net = edited(NET, "self.head(self.blocks(x))", wide)
+    editor.write("train.py", edited(net, "batch_size=16", "batch_size=100_000"))
     editor.open("train.py")
     found = await editor.profile("train.py")
     assert found["error"] is None, found["error"]
@@ -205,8 +206,8 @@ async def test_out_of_memory_is_said_at_its_line_before_anything_runs(editor: Ed
     assert f"largest batch that fits as it is: {fit['largest']}." in said.message
     assert [x["change"] for x in fit["remedies"]] == ["checkpoint=yes", "amp=bf16"][-len(fit["remedies"]) :]
     answer = await editor.command("roller.setBatch", editor.uri("train.py"), fit["largest"])
-    assert (answer["before"], answer["batch"]) == (100_000_000, fit["largest"])
-    editor.type("train.py", edited(NET, "batch_size=16", f"batch_size={fit['largest']}"))
+    assert (answer["before"], answer["batch"]) == (100_000, fit["largest"])
+    editor.type("train.py", edited(net, "batch_size=16", f"batch_size={fit['largest']}"))
     editor.save("train.py")
     assert (await editor.snapshot("train.py"))["results"]["profile"]["data"]["fits"] is True
     await editor.until(lambda: "out-of-memory" not in editor.codes("train.py"))
