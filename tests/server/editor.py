@@ -63,7 +63,7 @@ class Editor:
 
     async def state(self, name: str) -> Any:
         """Return the session's state as it is."""
-        return _plain(await self.client.protocol.send_request_async("roller/profile", {"uri": self.uri(name)}))
+        return _plain(await self.client.protocol.send_request_async("roller/status", {"uri": self.uri(name)}))
 
     async def profile(self, name: str) -> Any:
         await self.command("roller.profile", self.uri(name))

@@ -133,6 +133,15 @@ def _register_requests(server: RollerLanguageServer) -> None:
         except RollerError as error:
             raise commands.RefusedError(str(error)) from None
 
+    @server.feature("roller/status")
+    def status(ls: RollerLanguageServer, params: Any) -> dict[str, Any]:
+        try:
+            found = ls.editor.session_of(commands.text_of(params, "uri"))
+        except RollerError as error:
+            raise commands.RefusedError(str(error)) from None
+        state = found.session.state
+        return {"status": state.status, "revision": state.revision, "progress": state.progress, "stale": found.is_stale}
+
     @server.feature("roller/line")
     def line(ls: RollerLanguageServer, params: Any) -> dict[str, Any] | None:
         found = ls.editor.document(commands.text_of(params, "uri"))
