@@ -30,7 +30,9 @@ PAGES = tuple(
 )
 #: Languages whose blocks are run; those of data are parsed, and `text` is what a command prints.
 RUN = ("python", "sh")
-LANGUAGES = (*RUN, "yaml", "json", "toml", "text")
+#: Settings of editors, in their own languages.
+EDITORS = ("lua", "elisp")
+LANGUAGES = (*RUN, "yaml", "json", "toml", "text", *EDITORS)
 
 _TITLE = re.compile(r'title="([^"]*)"')
 _HTML_LINK = re.compile(r'(?:href|src|srcset)="([^"]+)"')

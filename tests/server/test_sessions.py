@@ -214,6 +214,29 @@ def test_a_worker_that_ends_before_it_is_asked_says_so(tmp_path: Path) -> None:
     asyncio.run(act())
 
 
+def test_a_fork_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
+    async def act() -> None:
+        processes = WorkerProcesses()
+        try:
+            for pause in (0.0, 0.001, 0.01, 0.5):
+                forking = asyncio.ensure_future(processes.fork())
+                await asyncio.sleep(pause)
+                forking.cancel()
+                await asyncio.wait([forking])
+            kept = await processes.fork()
+            server = processes._process
+            assert server is not None
+            for _ in range(500):
+                if descendants_of(server.pid) == {kept.pid}:
+                    return
+                await asyncio.sleep(0.02)
+            raise AssertionError(f"left over: {descendants_of(server.pid)}")
+        finally:
+            await processes.close()
+
+    asyncio.run(act())
+
+
 def test_the_process_that_forks_may_be_killed(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(NET)
 
