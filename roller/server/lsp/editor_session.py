@@ -80,6 +80,7 @@ class EditorSession:
         self._options_shown: tuple[Any, ...] = ()
         self._messages: asyncio.Queue[tuple[Mapping[str, Any], StepOptions]] = asyncio.Queue()
         self._stop = self.session.listen(lambda said: self._messages.put_nowait((said, self.session.options)))
+        self._takes = False
         self._following = asyncio.ensure_future(self._follow())
 
     async def start(self) -> None:
@@ -116,6 +117,11 @@ class EditorSession:
         return self._placed[key]
 
     @property
+    def is_settled(self) -> bool:
+        """Whether no profile runs, and all that was told of the last one is shown."""
+        return self.session.state.status != "running" and self._messages.empty() and not self._takes
+
+    @property
     def is_stale(self) -> bool:
         """Whether files or options changed since the profile that is shown."""
         figures, session = self.figures, self.session
@@ -132,6 +138,7 @@ class EditorSession:
         loop = asyncio.get_running_loop()
         while True:
             message, options = await self._messages.get()
+            self._takes = True
             if message["type"] == "result" and message["stage"] != "profile":
                 self._results[message["stage"]] = message["data"]
             elif message["type"] == "result":
@@ -143,6 +150,7 @@ class EditorSession:
                     self._results, self._options_shown = {}, _what_decides(options)
             elif message["type"] == "state" and message["error"] is not None:
                 self.error_texts = self._texts_of(message["error"])
+            self._takes = False
             self._changed(self, message)
 
     def _texts_of(self, error: Mapping[str, Any]) -> Mapping[str, str]:

@@ -187,7 +187,7 @@ class EditorState:
         shown = self.session_of(uri)
         if waits:
             async with self._changed:
-                await self._changed.wait_for(lambda: shown.session.state.status != "running" or shown.is_closed)
+                await self._changed.wait_for(lambda: shown.is_settled or shown.is_closed)
         return {**shown.session.snapshot(), "entry": shown.project.entry_name, "stale": shown.is_stale}
 
     def saved(self, uri: str) -> None:
@@ -240,8 +240,7 @@ class EditorState:
             self._publish_all(shown)
         if kind == "state" or (kind == "result" and message["stage"] == "profile"):
             self._refresh()
-        if kind == "state":
-            self._spawn(self._notify_waiting())
+        self._spawn(self._notify_waiting())
 
     async def _notify_waiting(self) -> None:
         async with self._changed:

@@ -55,6 +55,12 @@ class ProfileFigures:
         Of the project's files.
     texts
         Name -> text of the files that it is of.
+    lines, kernels
+        Lines by file and number, and the kernel that takes most of the time of each, where one is known.
+    calls, classes
+        What the modules take that a line calls, and the instances of a class, by file and line.
+    steps
+        Line of the step by file.
     """
 
     profile: StepProfile
@@ -62,6 +68,7 @@ class ProfileFigures:
     revision: int
     texts: Mapping[str, str]
     lines: Mapping[str, Mapping[int, Line]] = field(default_factory=dict)
+    kernels: Mapping[str, tuple[str, float]] = field(default_factory=dict)
     calls: Mapping[tuple[str, int], tuple[Part, ...]] = field(default_factory=dict)
     classes: Mapping[tuple[str, int], Part] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
@@ -71,12 +78,16 @@ class ProfileFigures:
         """Return the figures of the data of a session's stage ``"profile"``; ``entry`` is the entry file's name."""
         profile = from_data(data["profile"])
         lines: dict[str, dict[int, Line]] = {}
+        kernels = {}
         for line in profile.lines:
             lines.setdefault(line.file, {})[line.line] = line
+            kernel = _costliest_kernel(line)
+            if kernel is not None:
+                kernels[line.name] = kernel
         classes = {name: classes_in(text) for name, text in texts.items()}
         return cls(
-            profile, data, revision, texts, lines, _calls(profile.root), _parts_of_classes(profile.root, classes),
-            {entry: step_line(texts.get(entry, ""))},
+            profile, data, revision, texts, lines, kernels, _calls(profile.root),
+            _parts_of_classes(profile.root, classes), {entry: step_line(texts.get(entry, ""))},
         )  # fmt: skip
 
     @cached_property
@@ -112,7 +123,7 @@ class ProfileFigures:
         return sorted(rows, key=lambda row: (-row["wall_s"], -row["held_bytes"]))
 
 
-def costliest_kernel(line: Line) -> tuple[str, float] | None:
+def _costliest_kernel(line: Line) -> tuple[str, float] | None:
     """Return the kernel that takes most of a line's time, and its time; ``None`` where none is known."""
     took: dict[str, float] = {}
     for instance in line.instances:

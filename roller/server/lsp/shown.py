@@ -10,7 +10,7 @@ from lsprotocol import types
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.revision import source_lines
 from roller.server.lsp.editor_session import EditorSession, Placement
-from roller.server.lsp.figures import Part, ProfileFigures, costliest_kernel, sums_of
+from roller.server.lsp.figures import Part, ProfileFigures, sums_of
 from roller.server.lsp.positions import Encoding, PlacedLine, range_of_line, units_of
 from roller.server.lsp.words import device_text, interval_text, plain, share_text, size_text, time_text
 
@@ -126,7 +126,7 @@ def inlays(
 
 def line_data(figures: ProfileFigures, line: Line) -> dict[str, Any]:
     """Return the figures of a line as they are, without rounding."""
-    kernel = costliest_kernel(line)
+    kernel = figures.kernels.get(line.name)
     return {
         "file": line.file, "line": line.line, "wall_s": line.wall_s, "held_bytes": line.total_held_bytes,
         "registered_bytes": line.registered_bytes, "bound_s": sums_of(line, "bound_s"),
@@ -165,7 +165,7 @@ def _hover_text(figures: ProfileFigures, line: Line, is_stale: bool) -> str:
         said.append(f"**{_figures_text(figures, line)}**")
         phases = [f"{name} {time_text(part.wall_s)}" for name, part in line.seconds.items() if part.wall_s]
         said += [", ".join(phases)] if phases else []
-        said += _kernel_texts(line)
+        said += _kernel_texts(figures, line)
         held = {kind: size for kind, size in line.held_bytes.items() if size}
         if held:
             largest = sorted(held.items(), key=lambda item: -item[1])
@@ -181,7 +181,7 @@ def _hover_text(figures: ProfileFigures, line: Line, is_stale: bool) -> str:
     return "\n\n".join(said)
 
 
-def _kernel_texts(line: Line) -> Iterator[str]:
+def _kernel_texts(figures: ProfileFigures, line: Line) -> Iterator[str]:
     bounds, pipes = sums_of(line, "bound_s"), sums_of(line, "pipe_s")
     device_s = sum(instance.node.device_s for instance in line.instances)
     said = []
@@ -193,7 +193,7 @@ def _kernel_texts(line: Line) -> Iterator[str]:
         said.append(f"{share_text(pipes[pipe], device_s)} of the peak of {pipe}")
     if said:
         yield "; ".join(said)
-    kernel = costliest_kernel(line)
+    kernel = figures.kernels.get(line.name)
     if kernel is not None:
         yield f"Longest kernel: {plain(kernel[0])}, {time_text(kernel[1])}"
 
