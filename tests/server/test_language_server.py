@@ -145,7 +145,7 @@ async def test_saves_profile_again_and_live_can_be_off(editor: Editor) -> None:
     editor.type("train.py", edited(NET, "batch_size=16", "batch_size=32"))
     editor.save("train.py")
     second = await editor.snapshot("train.py")
-    assert second["revision"] == first["revision"] + 1
+    assert second["revision"] > first["revision"]  # a file may be seen while it is written
     assert second["results"]["profile"]["data"]["profile"]["batch"] == 32
     assert (await editor.command("roller.setLive", editor.uri("train.py"), False))["live"] is False
     editor.type("train.py", NET)
