@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from typing import Any
 
 import pytest
@@ -162,3 +163,13 @@ def test_names_of_a_project_cannot_end_their_code() -> None:
 def test_times_and_sizes_have_units(value: float) -> None:
     assert time_text(value).split()[-1] in ("s", "ms", "µs")
     assert size_text(value).split()[-1] in ("B", "KiB", "MiB", "GiB")
+
+
+def test_without_the_extra_it_says_what_to_install(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.startswith(("roller.server.lsp", "pygls"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pygls", None)
+    code, said, error = cli("lsp")
+    assert (code, said) == (1, "")
+    assert "lsp: expected the package pygls" in error
+    assert "pip install 'roller[lsp,serve,insight]'" in error
