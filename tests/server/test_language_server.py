@@ -206,6 +206,11 @@ async def test_out_of_memory_is_said_at_its_line_before_anything_runs(editor: Ed
     assert [x["change"] for x in fit["remedies"]] == ["checkpoint=yes", "amp=bf16"][-len(fit["remedies"]) :]
     answer = await editor.command("roller.setBatch", editor.uri("train.py"), fit["largest"])
     assert (answer["before"], answer["batch"]) == (100_000, fit["largest"])
+    (change,) = editor.edits[-1].document_changes
+    (edit,) = change.edits
+    assert (change.text_document.version, edit.new_text) == (editor.versions["train.py"], str(fit["largest"]))
+    line = editor.texts["train.py"].split("\n")[edit.range.start.line].encode("utf-16-le")  # behind what is no ASCII
+    assert line[2 * edit.range.start.character : 2 * edit.range.end.character].decode("utf-16-le") == "100_000"
     editor.type("train.py", edited(net, "batch_size=16", f"batch_size={fit['largest']}"))
     editor.save("train.py")
     assert (await editor.snapshot("train.py"))["results"]["profile"]["data"]["fits"] is True
