@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from roller.insight.trace.pytorch import dynamic_output_operators, host_tensors, known_values
+from roller.insight.trace.pytorch.meta_results import MetaResults
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -48,6 +49,7 @@ class Values:
         self.warnings: dict[str, None] = {}
         self._where = where
         self.hosted = hosted
+        self._results = MetaResults()
         self._rules: Mapping[Any, Callable[..., Any]] = {
             _aten._local_scalar_dense.default: self._item,
             _aten._to_copy.default: self._copy,
@@ -97,7 +99,7 @@ class Values:
 
     def _run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return func(*args, **kwargs)
+            return self._results.run(func, args, kwargs)
         except RuntimeError as error:
             if not dynamic_output_operators.is_data_dependent_error(error):
                 raise

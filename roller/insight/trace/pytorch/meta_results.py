@@ -1,0 +1,156 @@
+"""Results of operators on meta tensors, computed once for arguments of the same layout.
+
+Many kernels for meta tensors are Python of PyTorch and take most of a trace's time, while a step calls the same
+operators on the same shapes layer after layer. Only results that follow from layouts are kept: of ATen's operators on
+strided meta tensors, which return new tensors or the arguments that they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any
+
+import torch
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+#: Arguments that are part of a key as they are, beside their type: 2 and 2.0 promote to different dtypes.
+_VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+_UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
+
+
+class _NoKeyError(Exception):
+    """An argument is of a kind whose part in the result is not known."""
+
+
+class MetaResults:
+    """Runs operators on meta tensors; those with known results are not run again.
+
+    Examples
+    --------
+    >>> results = MetaResults()
+    >>> x = torch.empty(2, 3, device="meta")
+    >>> for _ in range(2):
+    ...     made = results.run(torch.ops.aten.sum.dim_IntList, (x, [0]), {})
+    >>> made.shape, results.known
+    (torch.Size([3]), 1)
+    """
+
+    def __init__(self) -> None:
+        self._results: dict[Hashable, Any] = {}
+        self._kinds: dict[Any, _Kind] = {}
+
+    @property
+    def known(self) -> int:
+        """Number of results that are known."""
+        return len(self._results)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return ``func(*args, **kwargs)``."""
+        kind = self._kinds.get(func)
+        if kind is None:
+            kind = self._kinds[func] = _kind_of(func)
+        # Another mode wants to see what the operator calls.
+        if kind is _Kind.UNFIT or torch._C._len_torch_dispatch_stack():
+            return func(*args, **kwargs)
+        tensors: list[torch.Tensor] = []
+        try:
+            key = _key_of_call(args, kwargs, tensors, kind)
+        except _NoKeyError:
+            return func(*args, **kwargs)
+        made = self._results.get((func, key))
+        if made is not None:
+            return _repeat(made, tensors)
+        result = func(*args, **kwargs)
+        recipe = _recipe(result, tensors)
+        if recipe is None or key != _key_of_call(args, kwargs, [], kind):  # it changed the layout of an argument
+            self._kinds[func] = _Kind.UNFIT
+        else:
+            self._results[func, key] = recipe
+        return result
+
+
+class _Kind(Enum):
+    UNFIT, READS, WRITES = range(3)
+
+
+def _kind_of(func: Any) -> _Kind:
+    if func.namespace != "aten" or _UNFIT & set(func.tags):
+        return _Kind.UNFIT
+    return _Kind.WRITES if func._schema.is_mutable else _Kind.READS
+
+
+def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kind) -> Hashable:
+    key = (_key(args, tensors), *[(name, _key(value, tensors)) for name, value in kwargs.items()])
+    if kind is _Kind.READS:
+        return key
+    # Where an operator writes, it matters which arguments are one tensor; overlaps may be refused.
+    numbers: dict[int, int] = {}
+    same = tuple(numbers.setdefault(id(tensor), n) for n, tensor in enumerate(tensors))
+    if len({tensors[n].untyped_storage()._cdata for n in numbers.values()}) != len(numbers):
+        raise _NoKeyError
+    return (key, same)
+
+
+def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
+    """Return what decides a result; ``tensors`` gets those that it names."""
+    if isinstance(value, torch.Tensor):
+        if (
+            type(value) not in _PLAIN or not value.is_meta or value.layout is not torch.strided
+            or not value.dim()  # may be a number in disguise, which promotes dtypes in another way
+            or value.dtype.is_complex
+        ):  # fmt: skip
+            raise _NoKeyError
+        tensors.append(value)
+        return (value.shape, value.stride(), value.storage_offset(), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return (type(value), *[_key(one, tensors) for one in value])
+    if not isinstance(value, _VALUES):
+        raise _NoKeyError
+    return (type(value), value)
+
+
+def _recipe(result: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return how to make a result again, ``None`` where that is not known."""
+    if result is None:
+        return (None,)
+    if isinstance(result, torch.Tensor):
+        return _recipe_of_tensor(result, tensors, set())
+    if type(result) not in (list, tuple):
+        return None
+    storages: set[int] = set()
+    parts = []
+    for one in result:
+        part = (None,) if one is None else None
+        if isinstance(one, torch.Tensor):
+            part = _recipe_of_tensor(one, tensors, storages)
+        if part is None:
+            return None
+        parts.append(part)
+    return (type(result), parts)
+
+
+def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], storages: set[int]) -> Any:
+    for number, tensor in enumerate(tensors):
+        if made is tensor:
+            return (number,)
+    storage = made.untyped_storage()
+    taken = {tensor.untyped_storage()._cdata for tensor in tensors} | storages
+    storages.add(storage._cdata)
+    if (
+        type(made) is not torch.Tensor or not made.is_meta or made.layout is not torch.strided
+        or made.storage_offset() or storage._cdata in taken or made.dtype.is_complex
+    ):  # fmt: skip
+        return None
+    again = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
+    if again.untyped_storage().nbytes() != storage.nbytes():
+        return None
+    return (made.shape, made.stride(), made.dtype)
+
+
+def _repeat(recipe: Any, tensors: list[torch.Tensor]) -> Any:
+    if len(recipe) == 1:
+        return None if recipe[0] is None else tensors[recipe[0]]
+    if len(recipe) == 3:
+        return torch.empty_strided(recipe[0], recipe[1], dtype=recipe[2], device="meta")
+    return recipe[0](_repeat(part, tensors) for part in recipe[1])
