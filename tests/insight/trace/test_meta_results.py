@@ -118,6 +118,16 @@ def test_numbers_promote_by_their_type():
     assert dtypes == [torch.int32, torch.float32, torch.int32, torch.int32]
 
 
+def test_sparse_results_are_made_each_time():
+    results, indices = MetaResults(), _meta(1, 3, dtype=torch.int64)
+    options = {"dtype": torch.float32, "layout": torch.sparse_coo, "device": torch.device("meta")}
+    for _ in range(2):
+        args = (1, 1, [10, 4], indices, _meta(3, 4))
+        made = results.run(_aten._sparse_coo_tensor_with_dims_and_tensors.default, args, options)
+        assert made.layout is torch.sparse_coo
+    assert results.known == 0
+
+
 def test_errors_are_raised_each_time():
     results = MetaResults()
     for _ in range(2):

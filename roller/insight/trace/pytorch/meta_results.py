@@ -134,14 +134,15 @@ def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], storages:
     for number, tensor in enumerate(tensors):
         if made is tensor:
             return (number,)
-    storage = made.untyped_storage()
-    taken = {tensor.untyped_storage()._cdata for tensor in tensors} | storages
-    storages.add(storage._cdata)
     if (
         type(made) is not torch.Tensor or not made.is_meta or made.layout is not torch.strided
-        or made.storage_offset() or storage._cdata in taken or made.dtype.is_complex
+        or made.storage_offset() or made.dtype.is_complex
     ):  # fmt: skip
         return None
+    storage = made.untyped_storage()
+    if storage._cdata in storages or any(storage._cdata == tensor.untyped_storage()._cdata for tensor in tensors):
+        return None
+    storages.add(storage._cdata)
     again = torch.empty_strided(made.shape, made.stride(), dtype=made.dtype, device="meta")
     if again.untyped_storage().nbytes() != storage.nbytes():
         return None
