@@ -44,6 +44,8 @@ class TracedStep(Trace):
     ) -> TracedStep:
         """Return the same step traced at another batch, for another device, in another precision or with checkpointing.
 
+        What is not given is as in this step, which may itself be the result of this method.
+
         Parameters
         ----------
         batch

@@ -171,3 +171,28 @@ def test_bad_changes_are_one_clear_error():
     ):  # fmt: skip
         with pytest.raises(roller.RollerError, match=match):
             step.at(**change)
+
+
+def test_options_that_are_not_given_are_those_of_the_step():
+    """``at`` of a step in another precision keeps it, and so do the forecasts, the memory and the graph of that step."""
+    first = roller.trace(lambda: torch.nn.Linear(512, 512), torch.zeros(64, 512), optimizer="adam")
+    half = first.at(amp="fp16")
+    assert half.at(batch=32).options["amp"] == "fp16" and half.at().options["batch"] == 64
+    assert half.at(batch=32).at(amp="fp32").options["batch"] == 32
+    assert half.forecast("a100").iteration_s == first.forecast("a100", amp="fp16").iteration_s
+    assert half.forecast("a100").iteration_s != first.forecast("a100").iteration_s
+    assert half.memory("a100").total_bytes == first.memory("a100", amp="fp16").total_bytes
+    small = first.at(batch=8)
+    assert small.forecast("a100").batch == 8 and first.forecast("a100").batch == 64
+    assert small.at() is first.at(batch=8)  # traced once
+
+
+def test_profile_and_curve_are_of_the_steps_own_precision():
+    from roller.insight.step_profile.profiling import profile
+
+    first = roller.trace(lambda: torch.nn.Linear(512, 512), torch.zeros(64, 512), optimizer="adam")
+    asked, given = profile(first, "a100", amp="fp16"), profile(first.at(amp="fp16"), "a100")
+    assert given.amp == asked.amp == "fp16" and given.iteration_s == asked.iteration_s
+    assert given.batch_curve() == asked.batch_curve()
+    for point in given.batch_curve().computed[:3]:
+        assert point.iteration_s == first.forecast("a100", batch=point.batch, amp="fp16").iteration_s

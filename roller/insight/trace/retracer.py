@@ -25,7 +25,7 @@ class Retracer(Generic[T]):
     first
         Options of the first trace, which are the defaults of later ones.
     wrap
-        Function from a trace and this object to the result.
+        Function from a trace, and a retracer whose defaults are the options of that trace, to the result.
     """
 
     def __init__(
@@ -54,11 +54,17 @@ class Retracer(Generic[T]):
         found = next((kept for known, kept in self._kept.items() if known[0] == key and capability in known[1]), None)
         if found is None:
             made = self._make(whole)
-            found = self._wrap(made, self)
+            found = self._wrap(made, self._from(whole))
             self._kept[key, frozenset([capability, *_alike(made, capability)])] = found
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return found
+
+    def _from(self, options: TraceOptions) -> Retracer[T]:
+        """Return a retracer of the same traces, for which these options are the defaults."""
+        again = Retracer(self._make, options, self._wrap)
+        again._kept = self._kept
+        return again
 
     def _complete_options(self, options: TraceOptions) -> TraceOptions:
         first = self._first
