@@ -13,6 +13,7 @@ from roller.insight.whatif.first_launches import without_module_loading
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
+from roller.insight.whatif.repeated_blocks import repeated_blocks
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (
     AMP,
@@ -22,12 +23,13 @@ from roller.insight.whatif.whatifs import (
     FusePointwise,
     LoaderWorkers,
     OtherNetwork,
+    Recompute,
     RestructuredNorm,
     ZeroTime,
 )
 
 #: Number of the best changes that are tried in pairs, and most predictions of a search.
-PAIRED, MOST_ASKED = 4, 18
+PAIRED, MOST_ASKED = 4, 19
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,8 @@ def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
     if phases >= {"forward", "backward"}:
         yield AMP()
         yield RestructuredNorm()
+        if blocks := repeated_blocks(graph):
+            yield Recompute(blocks)
     if "optimizer" in phases:
         # of the possible optimizers, the one that moves most bytes is assumed
         likely = max(possible_optimizers(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))
