@@ -13,7 +13,7 @@ from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.pads import PaddedWeights
-from roller.insight.whatif.memory_change import NOT_MODELLED, MemoryEffect, MemoryOf, memory_effect
+from roller.insight.whatif.memory_change import UNKNOWN, MemoryEffect, MemoryOf
 from roller.insight.whatif.predict import Answer, what_if
 from roller.insight.whatif.search import Found, search
 
@@ -42,12 +42,12 @@ class Hint:
         Why there is no prediction; ``""`` if there is one. All other fields are then empty.
     assumptions
         Assumptions of the change, a sentence each.
+    is_in_place
+        Whether the step has the change already, so that nothing changes.
     origin
         ``"what-if"``, or ``"lint"`` for a padded size.
-    memory_delta_bytes
-        Memory of the process at its peak with the change, minus that without; ``None`` where it is not known.
-    memory_note
-        Why it is not known; ``""`` where it is.
+    memory
+        What the change does to the memory of the process at its peak, as far as that is known.
     price_before, price_after
         Price of a million samples, or of a million steps of unknown samples, with an hour's price of a device; else
         ``None``.
@@ -65,9 +65,9 @@ class Hint:
     rests_on: Provenance | str = ""
     not_asked: str = ""
     assumptions: tuple[str, ...] = ()
+    is_in_place: bool = False
     origin: Literal["what-if", "lint"] = "what-if"
-    memory_delta_bytes: int | None = None
-    memory_note: str = ""
+    memory: MemoryEffect = UNKNOWN
     price_before: float | None = None
     price_after: float | None = None
 
@@ -93,8 +93,9 @@ class Hint:
             "change": self.change, "kind": "predicted", "iteration_s": self.iteration_s, "lower_s": self.lower_s,
             "upper_s": self.upper_s, "delta_s": self.delta_s, "line": self.line, "line_delta_s": self.line_delta_s,
             "upper_bound": self.is_bound, "hardly_anything": self.is_hardly_anything, "rests_on": self.rests_on,
-            "not_asked": self.not_asked, "assumptions": list(self.assumptions), "origin": self.origin,
-            "memory_delta_bytes": self.memory_delta_bytes, "memory_note": self.memory_note,
+            "not_asked": self.not_asked, "assumptions": list(self.assumptions),
+            "in_place": self.is_in_place, "origin": self.origin,
+            "memory_delta_bytes": self.memory.delta_bytes, "memory_note": self.memory.reason,
             "price_before": self.price_before, "price_after": self.price_after,
         }  # fmt: skip
 
@@ -128,18 +129,15 @@ def hints(
     known = None if memory_of is None else cache(memory_of)
     found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
     padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]
-    return (*found, *(replace(one, memory_note=NOT_MODELLED) for one in sorted(padded, key=lambda h: h.delta_s)))
+    return (*found, *sorted(padded, key=lambda hint: hint.delta_s))
 
 
 def _hint(found: Found, graph: StepGraph, memory_of: MemoryOf | None) -> Hint:
     answer = found.answer
     if answer is None:
         return Hint(found.name, is_bound=found.is_bound, not_asked=found.reason)
-    effect = memory_effect(graph, found.changes, memory_of) if answer.is_changed else MemoryEffect(0)
-    return replace(
-        _hint_of_answer(found.name, answer), is_bound=found.is_bound, memory_delta_bytes=effect.delta_bytes,
-        memory_note=effect.reason,
-    )  # fmt: skip
+    memory = found.memory_effect(graph, memory_of)
+    return replace(_hint_of_answer(found.name, answer), is_bound=found.is_bound, memory=memory)
 
 
 def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"] = "what-if") -> Hint:
@@ -147,7 +145,8 @@ def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"
     return Hint(
         name, answer.iteration_us / 1e6, answer.lower_us / 1e6, answer.upper_us / 1e6,
         (answer.iteration_us - answer.baseline_us) / 1e6, line, changed_s, False, answer.is_hardly_anything,
-        answer.rests_on, assumptions=answer.assumptions, origin=origin,
+        answer.rests_on, assumptions=answer.assumptions,
+        is_in_place=bool(answer.in_place) and not answer.is_changed, origin=origin,
     )  # fmt: skip
 
 

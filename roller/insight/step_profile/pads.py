@@ -117,7 +117,7 @@ def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
 
 
 def _weights_by_storage(trace: Trace) -> dict[int, str]:
-    """Return the names of parameters by the storages that have their shape: their own, gradients', and casts of both."""
+    """Return the names of parameters by the storages of their shape: their own, gradients', and casts of both."""
     names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
     alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
     for source, result in alone:

@@ -298,9 +298,9 @@ class StepProfile:
         graph = self.make_graph()
         pads = () if self.find_pads is None else self.find_pads(graph)
         found = hints(graph, memory_of=self.memory_of, pads=pads)
-        return (
-            found if per_hour is None or not self.fits else tuple(x.with_price(per_hour, self.samples) for x in found)
-        )
+        if per_hour is None or not self.fits:
+            return found
+        return tuple(hint.with_price(per_hour, self.samples) for hint in found)
 
     def _repr_html_(self) -> str:
         """Return the page of ``roller report`` for a notebook."""

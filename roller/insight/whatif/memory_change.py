@@ -66,6 +66,15 @@ class MemoryEffect(NamedTuple):
     delta_bytes: int | None
     reason: str = ""
 
+    @property
+    def says_more(self) -> bool:
+        """Whether there is a reason beyond that it is not modelled."""
+        return self.reason not in ("", NOT_MODELLED)
+
+
+#: Of a change whose memory nothing tells.
+UNKNOWN = MemoryEffect(None, NOT_MODELLED)
+
 
 def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: MemoryOf | None) -> MemoryEffect:
     """Return what changes do to the memory of a step.
@@ -83,7 +92,7 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
     for change in changes:
         part = MemoryChange() if change.in_place(graph) else change.memory_change()
         if part is None:
-            return MemoryEffect(None, NOT_MODELLED)
+            return UNKNOWN
         whole = whole.followed_by(part)
     if whole.keeps_tensors:
         return MemoryEffect(0)

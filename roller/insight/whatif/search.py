@@ -10,6 +10,7 @@ from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.whatif.memory_change import MemoryEffect, MemoryOf, memory_effect
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
@@ -57,6 +58,12 @@ class Found:
     def name(self) -> str:
         """The changes, by name."""
         return " + ".join(map(str, self.changes))
+
+    def memory_effect(self, graph: StepGraph, memory_of: MemoryOf | None) -> MemoryEffect:
+        """Return what the changes do to the memory of the step, see :func:`memory_effect`; nothing if none is made."""
+        if self.answer is not None and not self.answer.is_changed:
+            return MemoryEffect(0)
+        return memory_effect(graph, self.changes, memory_of)
 
 
 def search(

@@ -1,0 +1,86 @@
+"""The hints that ``roller profile`` prints: what changes would bring, in time, memory and money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from roller.cli.memory_delta import memory_delta_text
+from roller.cli.sweep import price_text
+from roller.errors import printable
+
+if TYPE_CHECKING:
+    from roller.cli.screen import Screen
+    from roller.insight.rate_card import RateCard
+    from roller.insight.step_profile.hints import Hint
+    from roller.insight.step_profile.step_profile import StepProfile
+
+
+def read_prices(path: Path | None) -> RateCard | None:
+    """Return the rate card of ``--prices``."""
+    from roller.insight.rate_card import read_rate_card
+
+    return None if path is None else read_rate_card(path)
+
+
+def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
+    """Return the hints of a profile, with prices where the card has the device."""
+    return profile.hints(None if prices is None else prices.per_hour(profile.device))
+
+
+def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], prices: RateCard | None) -> None:
+    """Print hints, those that nothing is known of below."""
+    of = "samples" if profile.samples else "steps"
+    priced = any(hint.price_after is not None for hint in hints)
+    columns = ["hint", "a step", "change", "memory"]
+    columns += [f"{prices.currency} a million {of}"] if priced and prices is not None else []
+    table = Table(*columns, "at", "rests on", box=None)
+    for column in table.columns[1:-2]:
+        column.justify = "right"
+    answered = [hint for hint in hints if not hint.not_asked]
+    for hint in answered:
+        table.add_row(
+            ("at most: " if hint.is_bound else "") + printable(hint.change), f"{1e3 * hint.iteration_s:.3f} ms",
+            _gain(hint), memory_delta_text(hint.memory.delta_bytes), *([_prices(hint)] if priced else []),
+            printable(hint.line), "" if hint.is_in_place else hint.rests_on,
+        )  # fmt: skip
+    if answered:
+        screen.say(f"What would change it: all below is predicted, of {1e3 * _unchanged_s(answered[0]):.3f} ms a step.")
+    screen.print(table)
+    for sentence in (*_memory_reasons(answered), *_of_prices(profile, prices)):
+        screen.say(printable(sentence))
+    for hint in hints:
+        if hint.not_asked:
+            screen.say(printable(f"{hint.change}: not asked: {hint.not_asked}"))
+
+
+def _memory_reasons(hints: list[Hint]) -> list[str]:
+    """Return why the memory of changes is not known, where there is more to say than that."""
+    effects = [(hint.change, hint.memory) for hint in hints]
+    return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.says_more]
+
+
+def _unchanged_s(hint: Hint) -> float:
+    return hint.iteration_s - hint.delta_s
+
+
+def _gain(hint: Hint) -> str:
+    if hint.is_in_place:
+        return "already in place"
+    delta = f"{1e3 * hint.delta_s:+.3f} ms"
+    return f"{delta}, hardly anything" if hint.is_hardly_anything else delta
+
+
+def _prices(hint: Hint) -> str:
+    if hint.price_before is None or hint.price_after is None:
+        return ""
+    return f"{price_text(hint.price_before)} -> {price_text(hint.price_after)}"
+
+
+def _of_prices(profile: StepProfile, prices: RateCard | None) -> tuple[str, ...]:
+    if prices is None:
+        return ()
+    unfit = () if profile.fits else ("The step does not fit: no price is given.",)
+    return (*prices.notes([profile.device]), *unfit)
