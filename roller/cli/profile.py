@@ -194,19 +194,13 @@ class _Parts:
 
     def to_data(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data; below ``profile`` if there is more."""
-        from roller.insight.step_profile import parts_json
+        from roller.insight.step_profile.parts_json import beside_profile
         from roller.insight.step_profile.profile_json import to_data
 
-        if self.hints is None and self.difference is None:
-            return to_data(self.profile)
-        found: dict[str, Any] = {"profile": to_data(self.profile)}
-        if self.difference is not None:
-            found["difference"] = parts_json.difference_data(self.difference)
-        if self.hints is not None:
-            found["hints"] = parts_json.hints_data(self.profile, self.hints)
-            rate = None if self.prices is None else self.prices.devices.get(self.profile.device)
-            found["price"] = parts_json.price_data(self.prices.currency if self.prices else "", rate)
-        return found
+        profile, card = to_data(self.profile), self.prices
+        rate = None if card is None else card.devices.get(self.profile.device)
+        more = beside_profile(self.profile, self.hints, self.difference, card.currency if card else "", rate)
+        return {"profile": profile, **more} if more else profile
 
 
 def _parts_of(

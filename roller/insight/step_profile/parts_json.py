@@ -39,17 +39,50 @@ def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
+def beside_profile(
+    profile: StepProfile,
+    hints: Sequence[Hint] | None,
+    found: ProfileDifference | None,
+    currency: str = "",
+    rate: _Rate | None = None,
+) -> dict[str, Any]:
+    """Return what stands beside a profile as JSON-ready data: ``hints`` with their ``price``, and ``difference``.
+
+    Parameters
+    ----------
+    profile
+        The profile.
+    hints, found
+        Its hints, and its difference to another one; ``None`` where they were not asked for.
+    currency, rate
+        Of the prices of hints.
+    """
+    data: dict[str, Any] = {}
+    if found is not None:
+        data["difference"] = difference_data(found)
+    if hints is not None:
+        data |= {"hints": hints_data(profile, hints), "price": price_data(currency, rate)}
+    return data
+
+
 def difference_data(found: ProfileDifference) -> dict[str, Any]:
     """Return a difference as JSON-ready data: both profiles in short, the step, and every line that differs."""
     return {
-        "before": _in_short(found.before), "after": _in_short(found.after), "delta_s": found.delta_s,
-        "delta_bytes": found.delta_bytes, "lines": [_line_data(line) for line in differing_lines(found)],
+        "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
+        "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,
+        "lines": [_line_data(line) for line in differing_lines(found)],
     }  # fmt: skip
 
 
 def differing_lines(found: ProfileDifference) -> list[LineDifference]:
     """Return the lines of a difference in which anything differs, in its order."""
     return [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
+
+
+def _kind_of(found: ProfileDifference) -> str:
+    """Return where differences come from: the less certain one of both sources."""
+    sources = (found.before.source, found.after.source)
+    return next(source for source in ("predicted", "recorded", "measured") if source in sources)
 
 
 def _line_data(line: LineDifference) -> dict[str, Any]:
