@@ -82,5 +82,5 @@ def _prices(hint: Hint) -> str:
 def _of_prices(profile: StepProfile, prices: RateCard | None) -> tuple[str, ...]:
     if prices is None:
         return ()
-    unfit = () if profile.fits else ("The step does not fit: no price is given.",)
-    return (*prices.notes([profile.device]), *unfit)
+    unfit = "" if profile.fits else "The step does not fit: no cost is given."
+    return (*filter(None, [prices.missing(profile.device), unfit]), *prices.old_prices([profile.device]))

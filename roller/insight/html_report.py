@@ -89,11 +89,10 @@ def _beside(
 ) -> dict[str, Any]:
     rate = None if prices is None else prices.devices.get(found.device)
     told = found.hints(None if rate is None else rate.per_hour) if hints else None
-    notes = prices.notes([found.device]) if prices is not None else ()
-    return {
-        **beside_profile(found, told, compared, "" if prices is None else prices.currency, rate),
-        "price_notes": list(notes),
-    }
+    parts = beside_profile(found, told, compared, "" if prices is None else prices.currency, rate)
+    if prices is not None and rate is None:
+        parts["price_note"] = prices.missing(found.device)
+    return parts
 
 
 def kind_of_report(path: Path) -> ReportKind:

@@ -39,20 +39,20 @@ class RateCard:
         found = self.devices.get(device)
         return None if found is None else found.per_hour
 
-    def notes(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
-        """Return a sentence for each of some devices whose price is missing or old."""
-        found = []
-        for name in dict.fromkeys(names):
-            rate = self.devices.get(name)
-            if rate is None:
-                known = ", ".join(sorted(self.devices)) or "no device"
-                found.append(f"The prices say nothing of {name or 'an unnamed device'}, but of {known}.")
-            elif rate.is_old(today):
-                found.append(
-                    f"The price of {name} is of {rate.date} ({rate.source}), more than {OLD_DAYS} days ago: ask for a "
-                    f"new one."
-                )
-        return tuple(found)
+    def missing(self, name: str) -> str:
+        """Return a sentence if the card lacks a device; else ``""``."""
+        if name in self.devices:
+            return ""
+        known = ", ".join(sorted(self.devices)) or "no device"
+        return f"The prices say nothing of {name or 'an unnamed device'}, but of {known}: no cost is given."
+
+    def old_prices(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
+        """Return a sentence for each of some devices whose price is old."""
+        return tuple(
+            f"The price of {name} is of {rate.date} ({rate.source}), more than {OLD_DAYS} days ago: ask for a new one."
+            for name in dict.fromkeys(names)
+            if (rate := self.devices.get(name)) is not None and rate.is_old(today)
+        )
 
 
 def read_rate_card(path: str | Path) -> RateCard:

@@ -1,6 +1,6 @@
 // The difference to another profile: both steps, and the lines that differ.
 
-const MOST_LINES = 60;
+const MOST_DIFFERING = 60;
 
 /** The section of a difference; `pick(kind, name)` goes to a part of the tree. */
 function differenceSection(data, pick) {
@@ -14,10 +14,10 @@ function differenceSection(data, pick) {
       el("li", {}, "Difference: ", signed(data.difference.delta_s, "s", kind), ", ", signed(data.difference.delta_bytes, "bytes", kind))),
     el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Difference by line" }, el("table.changes", {},
       el("thead", {}, el("tr", {}, titles.map((title, place) => el(place ? "th" : "th.t", { scope: "col" }, title)))),
-      el("tbody", {}, lines.slice(0, MOST_LINES).map((row) => el("tr", {}, el("td.t", {}, row.name ? lineLink(data, row.name, pick) : "(in no line)"),
+      el("tbody", {}, lines.slice(0, MOST_DIFFERING).map((row) => el("tr", {}, el("td.t", {}, row.name ? lineLink(data, row.name, pick) : "(in no line)"),
         el("td", {}, number(row.before_s, "s", before.source)), el("td", {}, number(row.after_s, "s", after.source)),
         el("td", {}, signed(row.delta_s, "s", kind)), el("td", {}, signed(row.delta_bytes, "bytes", kind)), el("td", {}, made(row))))))),
-    lines.length > MOST_LINES ? el("p.hint", {}, `${lines.length - MOST_LINES} more lines differ.`) : null);
+    lines.length > MOST_DIFFERING ? el("p.hint", {}, `${lines.length - MOST_DIFFERING} more lines differ.`) : null);
   found.querySelector("h2").append(" ", chip(kind));
   return found;
 }

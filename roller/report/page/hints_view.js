@@ -13,8 +13,7 @@ function hintsSection(data, pick) {
   const made = section("What would change it", "The largest gain first. A line's name goes to its part of the tree.",
     el("div.scroll.whole", { tabindex: "0", role: "region", "aria-label": "What would change it" }, el("table.changes", {},
       el("thead", {}, el("tr", {}, titles.map((title, place) => el(place === 0 || place >= titles.length - 2 ? "th.t" : "th", { scope: "col" }, title)))), kinds.map(body))),
-    priced && data.price ? el("p.hint", {}, "At ", number(data.price.per_hour, `${currency}/h`, "recorded"), ` an hour (${data.price.source}, ${data.price.date}${data.price.is_old ? ", more than 180 days old" : ""}).`) : null,
-    (data.price_notes || []).map((note) => el("p.hint", {}, note)),
+    priced && data.price ? el("p.hint", {}, "At ", number(data.price.per_hour, currency, "recorded"), ` an hour (${data.price.source}, ${data.price.date}${data.price.is_old ? ", more than 180 days old" : ""}).`) : data.price_note ? el("p.hint", {}, data.price_note) : null,
     reasons.length || others.length ? el("ul.plain", {}, reasons.map((hint) => el("li", {}, `${hint.change}: memory: ${hint.memory_note}`)), others.map((hint) => el("li", {}, `${hint.change}: not asked: ${hint.not_asked}`))) : null,
     assumed.length ? el("details", {}, el("summary", {}, "Assumptions"), el("ul", {}, assumed.map((sentence) => el("li", {}, sentence)))) : null);
   made.querySelector("h2").append(" ", chip("predicted"));
