@@ -170,7 +170,9 @@ def test_memory_and_time_of_hints_are_those_of_a_forecast_with_the_change(entry)
     recompute = found[f"Recompute(blocks={again.checkpoint})"]
     assert found["AMP()"].memory.delta_bytes == amp.memory.total_bytes - before.memory.total_bytes
     assert recompute.memory.delta_bytes == again.memory.total_bytes - before.memory.total_bytes < 0
-    assert recompute.iteration_s == pytest.approx(again.iteration_s, rel=0.02) and recompute.delta_s > 0
+    # a block ends with an activation whose result backward does not read: PyTorch leaves it out, the what-if does not
+    last_s = sum(price.seconds for operator, price in before.operators if operator.name == "aten.gelu.default")
+    assert recompute.iteration_s - again.iteration_s == pytest.approx(last_s, rel=0.02) and recompute.delta_s > 0
 
 
 def test_the_verb_prints_time_memory_and_money(cli, entry, tmp_path, monkeypatch):

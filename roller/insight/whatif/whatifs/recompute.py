@@ -23,6 +23,7 @@ class Recompute(WhatIf):
 
     blocks: tuple[str, ...]
     traced_with = (("blocks", "checkpoint"),)
+    assumptions = ("All of a block runs again; PyTorch ends it with the last tensor that its backward reads.",)
 
     def memory_change(self) -> MemoryChange | None:
         """Return the checkpointed step; not of patterns, which layers and modules read differently."""
