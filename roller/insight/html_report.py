@@ -11,7 +11,7 @@ from roller.core.files import open_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.rate_card import RateCard
-from roller.insight.step_profile.difference import ProfileDifference, difference
+from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
@@ -78,18 +78,19 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     found = profile(path, device, batch=batch, curve=curve, measure=measure)
-    parts = _beside(found, hints, prices, None if before is None else difference(before, found, moved_lines))
+    parts = hints_beside(found, prices) if hints else {}
+    if before is not None:
+        parts |= beside_profile(found, None, difference(before, found, moved_lines))
     return page_of_profile(
         found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None, parts=parts
     )
 
 
-def _beside(
-    found: StepProfile, hints: bool, prices: RateCard | None, compared: ProfileDifference | None
-) -> dict[str, Any]:
+def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
+    """Return the hints of a profile as the page shows them: ``hints``, ``price``, and a note where there is none."""
     rate = None if prices is None else prices.devices.get(found.device)
-    told = found.hints(None if rate is None else rate.per_hour) if hints else None
-    parts = beside_profile(found, told, compared, "" if prices is None else prices.currency, rate)
+    told = found.hints(None if rate is None else rate.per_hour)
+    parts = beside_profile(found, told, None, "" if prices is None else prices.currency, rate)
     if prices is not None and rate is None:
         parts["price_note"] = prices.missing(found.device)
     return parts

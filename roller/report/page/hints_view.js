@@ -40,7 +40,9 @@ function signed(value, unit, label, interval) {
 
 /** A button that looks like a link, to a line of the tree; plain words where the tree has no such line. */
 function lineLink(data, line, pick) {
-  const shown = line ? withoutFolder(data.names, line) : "";
-  if (!line || !data.names.includes(line)) return shown;
+  const { names, nodes } = data;
+  data.linked ??= new Set(Array.from(nodes.name, (name, node) => (names[nodes.kind[node]] === "line" ? names[name] : "")));
+  const shown = line ? withoutFolder(names, line) : "";
+  if (!line || !data.linked.has(line)) return shown;
   return el("button.link", { type: "button", title: line, onclick: () => pick("line", line) }, shown);
 }
