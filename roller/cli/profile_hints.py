@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from roller.cli.memory_delta import memory_delta_text
+from roller.cli.change_text import LONGEST_NAME, memory_delta_text
 from roller.cli.sweep import price_text
+from roller.core.display import cut
 from roller.errors import printable
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
     answered = [hint for hint in hints if not hint.not_asked]
     for hint in answered:
         table.add_row(
-            ("at most: " if hint.is_bound else "") + printable(hint.change), f"{1e3 * hint.iteration_s:.3f} ms",
-            _gain(hint), memory_delta_text(hint.memory.delta_bytes), *([_prices(hint)] if priced else []),
+            ("at most: " if hint.is_bound else "") + cut(printable(hint.change), LONGEST_NAME),
+            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_delta_text(hint.memory.delta_bytes), *([_prices(hint)] if priced else []),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
         )  # fmt: skip
     if answered:

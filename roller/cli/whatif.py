@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from roller.cli.change_text import LONGEST_NAME, memory_delta_text
 from roller.cli.common import JsonOption, console, print_json
-from roller.cli.memory_delta import memory_delta_text
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
+from roller.core.display import cut
 
 if TYPE_CHECKING:
     from roller.insight.step.graph import StepGraph
@@ -178,21 +179,25 @@ def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_j
         return
     screen = console()
     answered = [x for x in found if x.answer is not None]
-    table = Table("change", "a step", "from", "to", "gain", "memory", "rests on", box=None)
+    of_memory = ["memory"] if memory_of is not None else []
+    table = Table("change", "a step", "from", "to", "gain", *of_memory, "rests on", box=None)
     for x in answered:
         a = x.answer
         assert a is not None
         gain = "hardly anything" if a.is_hardly_anything else f"{100 * a.gain:+.1f} %"
         is_there = bool(a.in_place) and not a.is_changed
         times = (_ms(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
-        table.add_row(("at most: " if x.is_bound else "") + x.name, *times, "already in place" if is_there else gain,
-                      memory_delta_text(effects[x.name].delta_bytes), "" if is_there else a.rests_on)  # fmt: skip
+        table.add_row(
+            ("at most: " if x.is_bound else "") + cut(x.name, LONGEST_NAME), *times,
+            "already in place" if is_there else gain,
+            *(memory_delta_text(effects[x.name].delta_bytes) for _ in of_memory), "" if is_there else a.rests_on,
+        )  # fmt: skip
     if answered and answered[0].answer is not None:
         screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")
     screen.print(table)
     if any(x.answer is not None and x.answer.rests_on == "assumed" for x in answered):
         screen.say("assumed: some times of it rest on a factor or a number that the profile does not hold; --do tells.")
-    for name, effect in effects.items():
+    for name, effect in effects.items() if of_memory else ():
         if effect.says_more:
             screen.say(f"{name}: memory: {effect.reason}")
     for sentence in answered[0].answer.notes if answered and answered[0].answer is not None else ():

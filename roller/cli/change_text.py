@@ -1,7 +1,9 @@
-"""How a change of memory is printed."""
+"""How changes of a step, and what they do to its memory, are printed."""
 
 from __future__ import annotations
 
+#: Characters of a change in a table; --json has all of it.
+LONGEST_NAME = 52
 _MIB = 1 << 20
 
 
