@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 #: Characters of a change in a table; --json has all of it.
-LONGEST_NAME = 52
+LONGEST_NAME = 44
 _MIB = 1 << 20
 
 

@@ -33,22 +33,24 @@ def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
 
 def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], prices: RateCard | None) -> None:
     """Print hints, those that nothing is known of below."""
-    of = "samples" if profile.samples else "steps"
-    priced = any(hint.price_after is not None for hint in hints)
-    columns = ["hint", "a step", "change", "memory"]
-    columns += [f"{prices.currency} a million {of}"] if priced and prices is not None else []
-    table = Table(*columns, "at", "rests on", box=None)
+    answered = [hint for hint in hints if not hint.not_asked]
+    priced = prices is not None and any(hint.price_after is not None for hint in answered)
+    money = [prices.currency] if prices is not None and priced else []
+    table = Table("hint", "a step", "change", "memory", *money, "at", "rests on", box=None)
     for column in table.columns[1:-2]:
         column.justify = "right"
-    answered = [hint for hint in hints if not hint.not_asked]
     for hint in answered:
         table.add_row(
             ("at most: " if hint.is_bound else "") + cut(printable(hint.change), LONGEST_NAME),
-            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_delta_text(hint.memory.delta_bytes), *([_prices(hint)] if priced else []),
+            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_delta_text(hint.memory.delta_bytes),
+            *("" if hint.price_after is None else price_text(hint.price_after) for _ in money),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
         )  # fmt: skip
     if answered:
-        screen.say(f"What would change it: all below is predicted, of {1e3 * _unchanged_s(answered[0]):.3f} ms a step.")
+        now = f"{1e3 * (answered[0].iteration_s - answered[0].delta_s):.3f} ms a step"
+        of = "samples" if profile.samples else "steps"
+        cost = [f" and {price_text(answered[0].price_before or 0.0)} {currency} a million {of}" for currency in money]
+        screen.say(f"What would change it: all below is predicted, of {now}{''.join(cost)}.")
     screen.print(table)
     for sentence in (*_memory_reasons(answered), *_of_prices(profile, prices)):
         screen.say(printable(sentence))
@@ -63,21 +65,11 @@ def _memory_reasons(hints: list[Hint]) -> list[str]:
     return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.says_more]
 
 
-def _unchanged_s(hint: Hint) -> float:
-    return hint.iteration_s - hint.delta_s
-
-
 def _gain(hint: Hint) -> str:
     if hint.is_in_place:
         return "already in place"
     delta = f"{1e3 * hint.delta_s:+.3f} ms"
     return f"{delta}, hardly anything" if hint.is_hardly_anything else delta
-
-
-def _prices(hint: Hint) -> str:
-    if hint.price_before is None or hint.price_after is None:
-        return ""
-    return f"{price_text(hint.price_before)} -> {price_text(hint.price_after)}"
 
 
 def _of_prices(profile: StepProfile, prices: RateCard | None) -> tuple[str, ...]:
