@@ -20,7 +20,7 @@ from roller.core.display import cut
 
 if TYPE_CHECKING:
     from roller.insight.step.graph import StepGraph
-    from roller.insight.whatif.memory_change import MemoryEffect, MemoryOf
+    from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf
     from roller.insight.whatif.predict import Answer
     from roller.insight.whatif.search import Found
     from roller.insight.whatif.what_if import WhatIf

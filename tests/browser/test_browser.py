@@ -25,7 +25,7 @@ from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.insight.whatif.memory_change import MemoryEffect
+from roller.insight.whatif.memory_effect import MemoryEffect
 from roller.report.benchmark_report import page_of_benchmark
 from roller.report.html_report import html_page
 from roller.report.kernel_report import page_of_kernel

@@ -13,7 +13,7 @@ from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
 from roller.insight.step_profile.pads import PaddedWeights
-from roller.insight.whatif.memory_change import UNKNOWN, MemoryEffect, MemoryOf
+from roller.insight.whatif.memory_effect import UNKNOWN, MemoryEffect, MemoryOf
 from roller.insight.whatif.predict import Answer, what_if
 from roller.insight.whatif.search import Found, search
 

@@ -10,7 +10,7 @@ from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif.first_launches import without_module_loading
-from roller.insight.whatif.memory_change import MemoryEffect, MemoryOf, memory_effect
+from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf, memory_effect
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead

@@ -10,7 +10,8 @@ from roller.errors import RollerError
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import TaskContext
-from roller.insight.whatif.memory_change import MemoryChange, MemoryEffect, memory_effect
+from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.memory_effect import MemoryEffect, memory_effect
 from roller.insight.whatif.repeated_blocks import repeated_blocks
 from roller.insight.whatif.search import search
 from roller.insight.whatif.whatifs import (
