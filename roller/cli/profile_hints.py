@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from roller.cli.change_text import LONGEST_NAME, memory_delta_text
+from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.sweep import price_text
 from roller.core.display import cut
 from roller.errors import printable
@@ -42,7 +42,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
     for hint in answered:
         table.add_row(
             ("at most: " if hint.is_bound else "") + cut(printable(hint.change), LONGEST_NAME),
-            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_delta_text(hint.memory.delta_bytes),
+            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_text(hint.memory),
             *("" if hint.price_after is None else price_text(hint.price_after) for _ in money),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
         )  # fmt: skip

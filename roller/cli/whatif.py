@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from roller.cli.change_text import LONGEST_NAME, memory_delta_text
+from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.common import JsonOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
@@ -190,7 +190,7 @@ def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_j
         table.add_row(
             ("at most: " if x.is_bound else "") + cut(x.name, LONGEST_NAME), *times,
             "already in place" if is_there else gain,
-            *(memory_delta_text(effects[x.name].delta_bytes) for _ in of_memory), "" if is_there else a.rests_on,
+            *(memory_text(effects[x.name]) for _ in of_memory), "" if is_there else a.rests_on,
         )  # fmt: skip
     if answered and answered[0].answer is not None:
         screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from roller.core.display import bytes_text
 from roller.errors import RollerError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import StepGraph
@@ -30,6 +31,11 @@ class MemoryEffect(NamedTuple):
 
     delta_bytes: int | None
     reason: str = ""
+
+    @property
+    def in_short(self) -> str:
+        """What stands in place of a number: ``"not modelled"``, or whether the step fits; ``""`` if there is one."""
+        return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property
     def says_more(self) -> bool:
@@ -70,5 +76,5 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
     if before.fits and after.fits:
         return MemoryEffect(after.total_bytes - before.total_bytes)
     if after.fits:
-        return MemoryEffect(None, f"the step then fits, in {after.total_bytes} bytes")
-    return MemoryEffect(None, f"the step {'still' if not before.fits else 'then'} does not fit")
+        return MemoryEffect(None, f"then fits, in {bytes_text(after.total_bytes)}")
+    return MemoryEffect(None, f"{'still' if not before.fits else 'then'} does not fit")

@@ -24,7 +24,7 @@ function hintRow(data, hint, priced, pick) {
   const before = hint.iteration_s - hint.delta_s;
   const gain = hint.in_place ? el("span.faint", {}, "already in place")
     : [signed(hint.delta_s, "s", "predicted", [hint.lower_s - before, hint.upper_s - before]), hint.hardly_anything ? el("span.faint", {}, " hardly anything") : null];
-  const memory = hint.memory_delta_bytes === null ? el("span.faint", {}, "not modelled") : signed(hint.memory_delta_bytes, "bytes", "predicted");
+  const memory = hint.memory_delta_bytes === null ? el("span.faint", {}, hint.memory_note.startsWith("not modelled") ? "not modelled" : hint.memory_note) : signed(hint.memory_delta_bytes, "bytes", "predicted");
   const price = hint.price_after === null ? "" : [number(hint.price_before, "", "predicted"), " → ", number(hint.price_after, "", "predicted")];
   return el("tr", {}, el("td.t", {}, hint.upper_bound ? el("span.faint", {}, "at most: ") : null, hint.change),
     el("td", {}, number(hint.iteration_s, "s", "predicted", [hint.lower_s, hint.upper_s])), el("td", {}, gain), el("td", {}, memory),

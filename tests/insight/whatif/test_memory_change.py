@@ -80,6 +80,7 @@ def test_what_is_not_known_is_said_and_never_zero():
     assert memory_effect(graph, [AMP(), CudaGraph()], memory_of).delta_bytes is None
     alone = memory_effect(graph, [AMP()], None)
     assert alone == MemoryEffect(None, "not modelled: the step cannot be traced again") and alone.says_more
+    assert alone.in_short == "not modelled" and MemoryEffect(0).in_short == ""
 
     def fails(change):
         raise RollerError("trace: amp: expected fp32 on a CPU, got 'bf16'. Leave it out.")
@@ -90,15 +91,16 @@ def test_what_is_not_known_is_said_and_never_zero():
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (True, False, "the step then does not fit"), (False, False, "the step still does not fit"),
-        (False, True, "the step then fits, in 600 bytes"),
+        (True, False, "then does not fit"), (False, False, "still does not fit"),
+        (False, True, "then fits, in 600 B"),
     ],
 )  # fmt: skip
 def test_memory_before_a_failure_is_no_difference(before, after, reason):
     def of(change):
         return memory(1000, before) if change.keeps_tensors else memory(600, after)
 
-    assert memory_effect(training(), [AMP()], of) == MemoryEffect(None, reason)
+    found = memory_effect(training(), [AMP()], of)
+    assert found == MemoryEffect(None, reason) and found.in_short == reason.partition(",")[0]
 
 
 def test_what_is_in_place_changes_nothing():
