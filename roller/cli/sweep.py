@@ -98,6 +98,8 @@ def sweep_command(
     unpriced = sorted({row.device for row in rows if known is not None and known.per_hour(row.device) is None})
     if unpriced:
         screen.say(f"{prices} says nothing of {', '.join(unpriced)}: not on the front.")
+    for note in known.old_prices(row.device for row in rows) if known is not None else ():
+        screen.say(note)
     for row in rows:
         if row.said:
             screen.say(f"{row.device}, {row.amp}: {row.said}")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from roller.artifact import KernelArtifact
 from roller.core.files import open_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.rate_card import RateCard
+from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.line_texts import line_texts
+from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import page_of_model
@@ -35,6 +40,10 @@ def html_report(
     measure: bool = False,
     anonymous: bool = False,
     explain_s: float = 30.0,
+    hints: bool = False,
+    prices: RateCard | None = None,
+    before: StepProfile | None = None,
+    moved_lines: Mapping[str, str] | None = None,
 ) -> str:
     """Return a report as one self-contained HTML file of at most 1.5 MB.
 
@@ -50,6 +59,10 @@ def html_report(
         Whether sources, the text of lines and paths are left out.
     explain_s
         Of a compiled model: seconds in which kernels are explained.
+    hints, prices
+        Of an entry file or a recording: whether to say what changes would bring, and the hourly rates of devices.
+    before, moved_lines
+        Of a step: a profile to compare it with, and its lines that were moved since, by their former names.
 
     Raises
     ------
@@ -65,7 +78,22 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     found = profile(path, device, batch=batch, curve=curve, measure=measure)
-    return page_of_profile(found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None)
+    parts = hints_beside(found, prices) if hints else {}
+    if before is not None:
+        parts |= beside_profile(found, None, difference(before, found, moved_lines))
+    return page_of_profile(
+        found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None, parts=parts
+    )
+
+
+def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
+    """Return the hints of a profile as the page shows them: ``hints``, ``price``, and a note where there is none."""
+    rate = None if prices is None else prices.devices.get(found.device)
+    told = found.hints(None if rate is None else rate.per_hour)
+    parts = beside_profile(found, told, None, "" if prices is None else prices.currency, rate)
+    if prices is not None and rate is None:
+        parts["price_note"] = prices.missing(found.device)
+    return parts
 
 
 def kind_of_report(path: Path) -> ReportKind:

@@ -56,7 +56,13 @@ class _Shown(Protocol):
     def curve(self) -> BatchCurve | None: ...
 
 
-def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf | None = None) -> str:
+def page_of_profile(
+    profile: _Shown,
+    *,
+    anonymous: bool = False,
+    text_of: TextOf | None = None,
+    parts: Mapping[str, Any] | None = None,
+) -> str:
     """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
 
     Parameters
@@ -67,6 +73,8 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
         Whether names of files, paths and the text of lines are left out.
     text_of
         Gives the text of a line, which stands beside it.
+    parts
+        What stands beside the profile: :func:`roller.insight.step_profile.parts_json.beside_profile`.
 
     Notes
     -----
@@ -74,7 +82,7 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
     """
     most, count = _MOST_NODES, 0
     while True:
-        data = data_of_profile(profile, None if anonymous else text_of, most)
+        data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
             data = without_paths({**data, "name": "step" if profile.source != "recorded" else "recording"})
         try:

@@ -21,6 +21,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batc
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
+from roller.insight.step_profile.pads import padded_weights
 from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
@@ -147,6 +148,8 @@ def profile(
     made = replace(
         found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
         make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
+        memory_of=lambda change: chosen.memory_with(change, spec, devices=devices),
+        find_pads=lambda graph: padded_weights(graph, chosen, policy),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 

@@ -15,6 +15,8 @@ from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.hints import Hint, hints
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
+from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]
@@ -124,6 +126,10 @@ class StepProfile:
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
     #: Builds the graph of the step, for what-ifs.
     make_graph: Callable[[], StepGraph] | None = field(default=None, repr=False, compare=False)
+    #: Traces the step again, for the memory of what-ifs.
+    memory_of: MemoryOf | None = field(default=None, repr=False, compare=False)
+    #: Finds sizes of the step's weights that could be padded, in its graph.
+    find_pads: Callable[[StepGraph], tuple[PaddedWeights, ...]] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the profile in a sentence."""
@@ -269,8 +275,13 @@ class StepProfile:
         assert self.make_curve is not None
         return self.make_curve()
 
-    def hints(self) -> tuple[Hint, ...]:
-        """Return what the what-ifs that apply to the step would bring, the largest gain first.
+    def hints(self, per_hour: float | None = None) -> tuple[Hint, ...]:
+        """Return what the what-ifs that apply to the step would bring, the largest gain first, and behind them pads.
+
+        Parameters
+        ----------
+        per_hour
+            Price of an hour of one device, for the prices of hints; none are given for a step that does not fit.
 
         Raises
         ------
@@ -284,7 +295,12 @@ class StepProfile:
                 f"profile: hints: expected a step that is traced or recorded, on one device, got a {self.source} "
                 f"profile without its graph. Profile the entry file or the recording."
             )
-        return hints(self.make_graph())
+        graph = self.make_graph()
+        pads = () if self.find_pads is None else self.find_pads(graph)
+        found = hints(graph, memory_of=self.memory_of, pads=pads)
+        if per_hour is None or not self.fits:
+            return found
+        return tuple(hint.with_price(per_hour, self.samples) for hint in found)
 
     def _repr_html_(self) -> str:
         """Return the page of ``roller report`` for a notebook."""

@@ -60,7 +60,7 @@ function showProfile(main, data) {
   const byName = (kinds, name) => (node) => kinds.includes(kindOf(node)) && names[nodes.name[node]] === name;
   const pipes = pipeSection(data, label, (name) => tree.mark(name === null ? null : byName(["kernel"], name)));
   if (pipes) main.append(pipes);
-  main.append(tablesSection(data, label, {
+  const ways = {
     hover: (kind, name) => tree.mark(name === null ? null : matcher(data, kind, name)),
     pick(kind, name) {
       const test = matcher(data, kind, name);
@@ -70,7 +70,10 @@ function showProfile(main, data) {
       if (best >= 0 && !valueOf(best)) measureBy(state.metric === "time" ? "memory" : "time");
       if (best >= 0) tree.show(best), tree.element.scrollIntoView({ block: "nearest" });
     },
-  }));
+  };
+  if (data.hints) main.append(hintsSection(data, ways.pick));
+  if (data.difference) main.append(differenceSection(data, ways.pick));
+  main.append(tablesSection(data, label, ways));
   if (data.notes.length) main.append(section("Notes", "", el("ul", {}, data.notes.map((note) => el("li", {}, note)))));
   const versions = Object.entries(data.versions);
   if (versions.length) main.append(el("p.hint.versions", {}, versions.map(([name, value], place) => `${place ? ", " : "Made with "}${name} ${value.slice(0, 12)}`).join(""), "."));

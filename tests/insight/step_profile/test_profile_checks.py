@@ -61,11 +61,23 @@ def test_sarif_needs_a_budget(cli, tmp_path):
     assert code == 2 and "--sarif: expected a --budget" in err and not (tmp_path / "found.sarif").exists()
 
 
-@pytest.mark.parametrize("option", [["--hints"], ["--against", "device:t4"]])
-def test_json_holds_no_hints_or_differences(cli, tmp_path, option):
+def test_json_holds_a_difference_beside_the_profile(cli, tmp_path, recorded):
     save_profile(sample(), tmp_path / "p.json")
-    code, out, err = cli("profile", tmp_path / "p.json", "--json", *option)
-    assert code == 2 and "--json: expected no --against or --hints" in err and not out
+    code, out, _ = cli("profile", recorded, "--against", tmp_path / "p.json", "--json")
+    (found,) = json.loads(out)
+    (alone,) = json.loads(cli("profile", recorded, "--json")[1])
+    assert code == 0 and list(found) == ["profile", "difference"] and found["profile"] == alone
+    told = found["difference"]
+    assert told["kind"] == "predicted" and told["delta_s"] == pytest.approx(-0.349)
+    assert (told["before"]["name"], told["after"]["source"]) == ("train.py", "recorded")
+    assert sum(line["delta_s"] for line in told["lines"]) == pytest.approx(told["delta_s"])
+    assert all(line["delta_bytes"] == line["after_bytes"] - line["before_bytes"] for line in told["lines"])
+
+
+def test_prices_are_those_of_hints(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, err = cli("profile", tmp_path / "p.json", "--prices", tmp_path / "prices.yaml")
+    assert code == 2 and "--prices: expected --hints beside it" in err
 
 
 def test_another_file_is_profiled_in_the_same_way(cli, project):
