@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from roller.core.cyclic import held_back
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operator_price import Price
@@ -113,6 +114,11 @@ class Forecast:
         return self._simulated_graph[1]
 
     @property
+    def kind(self) -> Literal["predicted", "calibrated"]:
+        """``"calibrated"`` where rates of the device were measured on it by ``roller probe``, else ``"predicted"``."""
+        return "calibrated" if is_calibrated(self.step.spec) else "predicted"
+
+    @property
     def bound(self) -> str:
         """What bounds a step: ``"launches"``, ``"links"`` if the wait for them is notable, or ``"device"``."""
         if self.bound_by_launches:
@@ -150,7 +156,7 @@ class Forecast:
         return sorted((row for row in self.breakdown(key) if row.kernels), key=lambda row: -row.compute_us)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every time is predicted."""
+        """Return JSON-ready data; every time is of ``kind``."""
         memory = self.memory
         oom = None if memory.oom is None else {"wanted_bytes": memory.oom.wanted_bytes, "said": str(memory.oom)}
         return {
@@ -163,7 +169,7 @@ class Forecast:
             "checkpoint": list(self.checkpoint),
             "links_s": self.links_s,
             "exposed_s": self.exposed_s,
-            "kind": "predicted",
+            "kind": self.kind,
             "iteration_s": self.iteration_s,
             "lower_s": self.lower_s,
             "upper_s": self.upper_s,

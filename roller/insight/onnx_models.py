@@ -15,11 +15,16 @@ from roller.perf.unit_notes import unit_notes
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time."""
+    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time.
+
+    One expected error below and above are ``lower`` and ``upper``.
+    """
 
     name: str
     runs: int
     seconds: float
+    lower: float
+    upper: float
     share: float
     resource: str
 
@@ -121,7 +126,7 @@ def _kernel_shares(
     found: dict[str, KernelPrice], names: dict[str, str], uses: Counter[str], whole: float
 ) -> list[KernelShare]:
     rows = [
-        KernelShare(names[k], uses[k], p.seconds, p.seconds / whole if whole else 0.0, p.resource)
+        KernelShare(names[k], uses[k], p.seconds, p.lower, p.upper, p.seconds / whole if whole else 0.0, p.resource)
         for k, p in found.items()
     ]
     return sorted(rows, key=lambda x: -x.seconds)

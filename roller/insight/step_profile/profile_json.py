@@ -12,7 +12,7 @@ from typing import Any, get_args
 from roller.core.files import read_file, whole_file
 from roller.errors import ArtifactError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
-from roller.insight.step_profile.node import Node, NodeKind, Seconds
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, with_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
 #: Name and version of the format that is written; every version from 1 on can be read.
@@ -42,6 +42,7 @@ def to_data(profile: StepProfile) -> dict[str, Any]:
         "throughput_per_s": profile.throughput,
         "versions": dict(profile.versions),
         "is_stable": profile.is_stable,
+        "is_calibrated": profile.is_calibrated,
         "categories": dict(profile.categories),
         "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
         "curve": None if profile.curve is None else _curve_data(profile.curve),
@@ -56,6 +57,8 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
     for name in ("held_bytes", "requested_bytes", "bound_s", "pipe_s"):
         if getattr(node, name):
             row[name] = dict(getattr(node, name))
+    if node.error is not None:
+        row["error"] = list(node.error)
     if node.registered:
         row["registered"] = list(node.registered)
     return row
@@ -105,6 +108,7 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         root=_read_tree(data["nodes"]),
         versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
+        is_calibrated=data.get("is_calibrated", False) is True,
         categories=_numbers(data.get("categories", {}), float),
         memory_curve=tuple(_read_point(row) for row in data.get("memory_curve", ())),
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
@@ -176,11 +180,21 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             _numbers(row.get("held_bytes", {}), int), _numbers(row.get("requested_bytes", {}), int),
             _numbers(row.get("bound_s", {}), float), _numbers(row.get("pipe_s", {}), float),
             tuple(_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
+            _read_error(row.get("error")),
         )  # fmt: skip
         if parent == -1:
-            return node
+            return with_intervals(node)
         children[parent].append(node)
     raise ValueError("no nodes")
+
+
+def _read_error(value: Any) -> tuple[float, float] | None:
+    if value is None:  # of files that lack it, too
+        return None
+    lower, upper = (_number(x, float) for x in value)
+    if not 0.0 <= lower <= 1.0 <= upper:
+        raise ValueError(f"the error {value!r}")
+    return lower, upper
 
 
 def _line_name(value: Any) -> str:

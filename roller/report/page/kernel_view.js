@@ -24,7 +24,7 @@ function kernelHead(data) {
   const interval = data.interval_s;
   return el("section.hero", {}, el("p.expression", {}, el("code", {}, data.expression)), el("div.cards", {},
     predicted === null ? null : card(["One call ", chip("predicted")], number(predicted, "s", "predicted", interval), interval && interval[1] > interval[0] ? [number(interval[0], "s", "predicted"), " to ", number(interval[1], "s", "predicted")] : "no interval is known"),
-    data.measured_s === null ? card("Measured", "–", "this device was not run") : card(["One call ", chip("measured")], number(data.measured_s, "s", "measured"), predicted === null ? "" : [number(data.measured_s / predicted, "", "measured"), " times the prediction"]),
+    data.measured_s === null ? card("Measured", "–", "this device was not run") : card(["One call ", chip("measured")], number(data.measured_s, "s", "measured"), predicted === null ? "" : [number(data.measured_s / predicted, "", "measured", "derived"), " times the prediction"]),
     card("Bound by", data.bottleneck || "–", data.language)),
     el("p.expression", {}, "Program ", el("code", {}, data.program)), data.doubt ? el("p.hint", {}, data.doubt) : null);
 }
