@@ -16,6 +16,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_phases
 from roller.insight.step_profile.page_intervals import interval_columns, phase_ends, throughput_interval
+from roller.insight.step_profile.page_memory import memory_columns
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
 
@@ -127,7 +128,7 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
         "notes": notes,
-        "memory_curve": _memory_columns(profile),
+        "memory_curve": memory_columns(profile, names.of),
         "curve": _curve_data(profile),
         "nodes": _node_columns(root, names),
         "tables": _tables(profile, names, text_of, most),
@@ -281,20 +282,6 @@ def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
         inner = node.name if node.kind == "operator" else operator
         todo += [(child, inner, within) for child in node.children]
     return found
-
-
-def _memory_columns(profile: _Shown) -> dict[str, Any] | None:
-    points = profile.memory_curve
-    if not points:
-        return None
-    kinds = dict.fromkeys(kind for point in points for kind in point.kinds)
-    return {
-        "unit": "s" if profile.source == "recorded" else "operator",
-        "at": np.array([p.at for p in points], np.float64),
-        "allocated_bytes": np.array([p.allocated_bytes for p in points], np.float64),
-        "reserved_bytes": np.array([p.reserved_bytes for p in points], np.float64),
-        "kinds": {kind: np.array([p.kinds.get(kind, 0) for p in points], np.float64) for kind in kinds},
-    }
 
 
 def _curve_data(profile: _Shown) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from roller.core.display import seconds_text
@@ -34,12 +35,16 @@ class MemoryPoint(NamedTuple):
         Of the allocator.
     kinds
         Bytes requested by kind of storage, where kinds are known.
+    holders
+        The largest holders of memory at this moment, where they are known: kind, with module and line of what
+        allocated it -> bytes requested. Largest first.
     """
 
     at: float
     allocated_bytes: int
     reserved_bytes: int
     kinds: Mapping[str, int]
+    holders: Mapping[str, int] = MappingProxyType({})
 
 
 class Split(NamedTuple):

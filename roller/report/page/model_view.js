@@ -15,9 +15,9 @@ function showModel(main, data) {
   };
   const timed = steps.map((_, at) => at).filter((at) => steps[at].predicted_s !== null || steps[at].measured_s !== null);
   if (timed.length) main.append(section("Steps by time", "Predicted above measured, to one scale; choose a step to see its kernel below.", stepBars(timed.map((at) => ({ ...steps[at], at })), show)));
-  const column = (title, name, unit, label) => ({ title, unit, label, numeric: true, width: "7rem", value: (row) => steps[row][name] });
+  const column = (title, name, unit, label) => ({ title, unit, label, numeric: true, width: "5.5rem", value: (row) => steps[row][name] });
   main.append(section("Steps", "In their order. Enter or a click shows the kernel below.", table([
-    { title: "step", width: "minmax(9rem, 2fr)", value: (row) => steps[row].label },
+    { title: "step", width: "minmax(7rem, 2fr)", value: (row) => steps[row].label },
     { title: "kind", width: "5rem", wide: true, value: (row) => steps[row].kind },
     { ...column("predicted", "predicted_s", "s", "predicted"), interval: (row) => steps[row].interval_s }, column("measured", "measured_s", "s", "measured"),
     { title: "bound", width: "6rem", wide: true, value: (row) => steps[row].bottleneck },

@@ -50,7 +50,7 @@ function showProfile(main, data) {
   if (memory)
     main.append(section("Memory", "", el("p", {}, "At the total's peak: ", number(data.total_bytes, "bytes", label, spread(data.total_bytes, data.total_error_bytes)),
       data.capacity_bytes ? [" of ", number(data.capacity_bytes, "bytes", "recorded", "exact"), " of the device"] : ""), memory.element,
-      data.memory_curve ? el("h3", {}, "Over the step") : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes) : null));
+      data.memory_curve ? el("h3", {}, "Over the step") : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes, names) : null));
   const categories = Object.entries(data.categories).filter(([, value]) => value > 0);
   if (categories.length) {
     const whole = categories.reduce((sum, [, value]) => sum + value, 0);
@@ -260,7 +260,7 @@ function profileTable(data, heading, columns, label, hover, pick) {
   const shown = [
     { title: heading.replace(/s$/, ""), width: "minmax(9rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
     numeric("time", columns.wall_s, "s", { interval: (row) => intervalIn(columns, "wall", row) }),
-    columns.intervals ? { title: "interval", width: "10rem", wide: true, value: (row) => range(intervalIn(columns, "wall", row), "s"), key: (row) => columns.intervals.wall_upper_s[row] } : null,
+    columns.intervals ? { title: "interval", width: "10rem", wide: true, value: (row) => (columns.wall_s[row] ? range(intervalIn(columns, "wall", row), "s") : "–"), key: (row) => columns.intervals.wall_upper_s[row] } : null,
     { ...numeric("share", null, "share", { width: "4.5rem", wide: true }), value: (row) => columns.wall_s[row] / (iteration_s || 1) },
     any(columns.device_s) ? numeric("device", columns.device_s, "s", { wide: true, interval: (row) => intervalIn(columns, "device", row) }) : null,
     any(columns.held_bytes) ? numeric("memory", columns.held_bytes, "bytes") : null,

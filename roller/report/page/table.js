@@ -19,7 +19,7 @@ function table(columns, options) {
   const status = el("span.count", { role: "status" });
   const search = el("input", { type: "search", placeholder: "Search", "aria-label": `Search ${options.label}` });
   const head = el("div.row.head", { role: "row" }, columns.map((column, place) =>
-    el(`div.cell${column.wide ? ".wide" : ""}${column.numeric ? ".num" : ""}`, { role: "columnheader", "aria-sort": "none" },
+    el(`div.cell${column.wide ? ".wide" : ""}${column.numeric || column.key ? ".num" : ""}`, { role: "columnheader", "aria-sort": "none" },
       el("button", { type: "button", onclick: () => sort(place) }, column.title))));
   const body = el("div.rows", { role: "rowgroup" });
   const fill = el("div.fill", { "aria-hidden": "true" });
@@ -66,7 +66,7 @@ function table(columns, options) {
 
   function makeRow() {
     const made = el("div.row", { role: "row", id: `${id}-${pool.length}` }, columns.map((column) =>
-      el(`div.cell${column.wide ? ".wide" : ""}${column.numeric ? ".num" : ""}`, { role: "gridcell" }, column.numeric ? el("span.n") : "")));
+      el(`div.cell${column.wide ? ".wide" : ""}${column.numeric || column.key ? ".num" : ""}`, { role: "gridcell" }, column.numeric ? el("span.n") : "")));
     pool.push(made);
     body.append(made);
   }

@@ -22,7 +22,8 @@ def small_profile() -> StepProfile:
                 took = draw.random() * 1e-3
                 leaf = (*path, Key("kernel", f"kernel_{operator}"))
                 bound = "compute" if operator % 2 else "dram"
-                tree.add_time(leaf, phase, Seconds(took, took / 3, 1e-6), bound=bound, pipes=[("fma", took / 7)])
+                tree.add_time(leaf, phase, Seconds(took, took / 3, 1e-6), bound=bound, pipes=[("fma", took / 7)],
+                              error=(0.75, 1.5) if operator else None)  # fmt: skip
             tree.add_bytes(path, "activation", held=draw.randrange(1 << 30))
         tree.add_bytes((module,), "parameter", name=f"blocks.{block}.weight", held=1 << 22,
                        registered=("net/model.py:3",))  # fmt: skip
