@@ -105,7 +105,7 @@ function memoryCurve(curve, label, capacity, names) {
     const { end, name, bytes: sizes } = curve.holders;
     const from = at ? end[at - 1] : 0;
     holders.replaceChildren(...Array.from(name.subarray(from, end[at]), (one, place) =>
-      el("li", {}, el("span.key", { title: names[one] }, names[one]), number(sizes[from + place], "bytes", label))));
+      el("li", {}, el("span.key", { title: names[one] }, names[one].split(" ").map((word) => withoutFolder(names, word)).join(" ")), number(sizes[from + place], "bytes", label))));
   }
 
   function keep(now) {
