@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from roller.core.cyclic import held_back
+from roller.core.display import html_table, seconds_text
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
@@ -96,6 +97,16 @@ class Forecast:
     amp: str | None = None
     checkpoint: tuple[str, ...] = ()
     samples: float = 0.0
+
+    def _repr_html_(self) -> str:
+        """Return the operators by name for a notebook, below the step with its interval."""
+        rows = (
+            (x.name, x.kernels, seconds_text(x.compute_us / 1e6), f"{x.share:.1%}", x.resource)
+            for x in self.by_operator()
+        )
+        spread = f"{seconds_text(self.lower_s)} to {seconds_text(self.upper_s)}"
+        title = f"{self.kind} on {self.device}: {seconds_text(self.iteration_s)} a step ({spread})"
+        return html_table(title, ("operator", "kernels", self.kind, "share", "bound by"), rows)
 
     @cached_property
     def _simulated_graph(self) -> tuple[StepGraph, Timeline]:

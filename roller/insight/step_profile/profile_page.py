@@ -86,7 +86,8 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
     while True:
         data = data_of_profile(profile, None if anonymous else text_of, most)
         if anonymous:
-            data = without_paths({**data, "name": "step" if profile.source != "recorded" else "recording"})
+            name = "recording" if profile.source == "recorded" else "step"
+            data = without_paths({**data, "name": name}, _files(profile.root))
         try:
             return html_page(f"{data['name']}, {profile.label}: profile of a training step", data)
         except ArtifactError:
@@ -94,6 +95,12 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
             most = min(most, count) // 2
             if most < _LEAST_NODES:
                 raise
+
+
+def _files(root: Node) -> set[str]:
+    """Return the files of a tree's lines, whatever their names look like."""
+    lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
+    return {line.rpartition(":")[0] for line in lines}
 
 
 def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
@@ -128,10 +135,10 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
         "notes": notes,
-        "memory_curve": memory_columns(profile, names.of),
         "curve": _curve_data(profile),
         "nodes": _node_columns(root, names),
         "tables": _tables(profile, names, text_of, most),
+        "memory_curve": memory_columns(profile, names.of),
         "names": list(names.known),
     }
 

@@ -42,6 +42,8 @@ DEVICE = "a100"
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
+#: Suffixes of files that may hold one of these.
+SUFFIXES = tuple(_SUFFIXES)
 #: Digits of a digest.
 _DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
