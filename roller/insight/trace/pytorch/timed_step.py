@@ -58,6 +58,11 @@ class Measurement:
     process_peak_bytes: int
     machine: str
 
+    @property
+    def operator_s(self) -> tuple[float, ...]:
+        """Median seconds of every operator."""
+        return tuple(operator.median_s for operator in self.operators)
+
 
 class MeasuredSession(Session):
     """State of a measurement: a trace of real tensors."""
