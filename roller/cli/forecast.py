@@ -89,7 +89,7 @@ def forecast_command(
         print_json([x.to_dict() for x in found])
         return
     screen = console()
-    screen.say(f"{file.name}: predicted, at the clock that lasts")
+    screen.say(f"{file.name}: {', '.join(dict.fromkeys(x.kind for x in found))}, at the clock that lasts")
     screen.print(_table(found))
     for x in found if top else ():
         screen.print(_parts(x, top))

@@ -15,11 +15,12 @@ from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
-from roller.insight.step_profile.profiling import kind_of_file, profile
+from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
-from roller.report.benchmark_report import page_of_benchmark
+from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import page_of_model
+from roller.runtime.container import MODEL_BUNDLE, SAVED
 
 #: What a report can be of.
 ReportKind = Literal["entry", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
@@ -105,6 +106,11 @@ def kind_of_report(path: Path) -> ReportKind:
         There is no such file.
     """
     if path.is_dir():
+        if not any((path / kind.manifest).is_file() for kind in (MODEL_BUNDLE, SAVED)):
+            raise RollerError(
+                f"{path}: expected {UNDERSTOOD}, got a folder without {SAVED.manifest} or {MODEL_BUNDLE.manifest}. "
+                f"Name one."
+            )
         return "compiled model"
     try:
         with open_file(path) as file:
@@ -113,6 +119,8 @@ def kind_of_report(path: Path) -> ReportKind:
         raise RollerError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
+    if not path.name.lower().endswith(SUFFIXES):
+        raise RollerError(f"{path}: expected {UNDERSTOOD}, got another file. Name one.")
     kind = kind_of_file(path)
     if kind == "script":  # somebody's program runs after a question only
         raise RollerError(

@@ -44,9 +44,11 @@ def test_kinds_are_told_by_content(tmp_path, profile_file):
     (tmp_path / "entry.py").write_text("".join(f"def {name}(): ...\n" for name in providers))
     with gzip.open(tmp_path / "r.json.gz", "wb") as file:
         file.write(b"{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.json").write_text("{}")
     kinds = {
         "profile.json": "profile", "k.json": "kernel", "recording.json": "recording", "list.json": "recording",
-        "bench.json": "benchmark", "entry.py": "entry", "r.json.gz": "recording", ".": "compiled model",
+        "bench.json": "benchmark", "entry.py": "entry", "r.json.gz": "recording", "model": "compiled model",
     }  # fmt: skip
     assert {name: kind_of_report(tmp_path / name) for name in kinds} == kinds
 
@@ -56,9 +58,18 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         html_report(tmp_path / "nothing.json")
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(RollerError, match=r"model\.json"):
-        html_report(tmp_path)
+@pytest.mark.parametrize("name", ["a.txt", "b.json", "c.json", "d.png", "folder"])
+def test_what_is_not_understood_is_refused_with_a_list_of_what_is(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    contents = {"a.txt": "hello", "b.json": '{"a": 1}', "c.json": "not json", "d.png": "\x89PNG"}
+    if name in contents:
+        (tmp_path / name).write_text(contents[name], encoding="utf-8")
+    with pytest.raises(RollerError) as error:
+        html_report(tmp_path / name)
+    said = str(error.value)
+    assert said.count("expected") == 1 and name in said
+    for kind in ("entry file", "ONNX model", "recording", "saved profile", "kernel", "benchmark", "compiled model"):
+        assert kind in said
 
 
 @pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",), ("--hints",)])
@@ -116,3 +127,10 @@ def test_a_program_without_providers_is_not_run(cli, tmp_path):
     code, _, err = cli("report", script, "--out", tmp_path / "r.html")
     assert code == 1 and "expected an entry file, got a program without providers" in err
     assert not (tmp_path / "r.html").exists()
+
+
+def test_an_anonymous_benchmark_does_not_tell_its_name(tmp_path):
+    path = tmp_path / "secret_results.json"
+    path.write_text('{"run": {"cwd": "/home/jane/x"}, "rows": [{"a": 1}]}')
+    page = html_report(path, anonymous=True)
+    assert "secret" not in page and "secret" not in str(data_of(page)) and "jane" not in str(data_of(page))

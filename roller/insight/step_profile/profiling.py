@@ -12,6 +12,7 @@ from typing import Literal
 from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
@@ -42,6 +43,8 @@ DEVICE = "a100"
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
+#: Suffixes of files that may hold one of these.
+SUFFIXES = tuple(_SUFFIXES)
 #: Digits of a digest.
 _DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
@@ -268,7 +271,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
         _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
-        versions=_versions(spec),
+        versions=_versions(spec), is_calibrated=is_calibrated(spec),
     )  # fmt: skip
 
 

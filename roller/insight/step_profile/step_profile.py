@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from roller.core.display import seconds_text
@@ -20,6 +21,7 @@ from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]
+Label = Literal["predicted", "calibrated", "measured", "recorded"]
 Metric = Literal["time", "memory"]
 _MIB = 1 << 20
 
@@ -35,12 +37,16 @@ class MemoryPoint(NamedTuple):
         Of the allocator.
     kinds
         Bytes requested by kind of storage, where kinds are known.
+    holders
+        The largest holders of memory at this moment, where they are known: kind, with module and line of what
+        allocated it -> bytes requested. Largest first.
     """
 
     at: float
     allocated_bytes: int
     reserved_bytes: int
     kinds: Mapping[str, int]
+    holders: Mapping[str, int] = MappingProxyType({})
 
 
 class Split(NamedTuple):
@@ -94,6 +100,8 @@ class StepProfile:
         Sentences: declared defaults, parts that are left out.
     is_stable
         Whether nothing disturbed the measurement; if not, only the interval is known.
+    is_calibrated
+        Whether times are predicted with rates that were measured on the device itself.
     versions
         What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
         specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
@@ -122,6 +130,7 @@ class StepProfile:
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     is_stable: bool = True
+    is_calibrated: bool = False
     #: Computes the curve of the batch, where the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
     #: Builds the graph of the step, for what-ifs.
@@ -140,7 +149,7 @@ class StepProfile:
         count = f"{self.devices}x" if self.devices > 1 else ""
         of = f" of {self.capacity_bytes / _MIB:.0f}" if self.capacity_bytes else ""
         parts = [
-            f"{self.name}: {self.source} on {count}{self.device or 'an unnamed device'}",
+            f"{self.name}: {self.label} on {count}{self.device or 'an unnamed device'}",
             f"batch {self.batch}{' per device' * (self.devices > 1)}" * bool(self.batch),
             self.amp * (self.amp != "fp32"),
             f"{seconds_text(self.iteration_s)} {self._unit}{apart}",
@@ -149,6 +158,11 @@ class StepProfile:
             f"bound by the {self.bound}" * bool(self.bound),
         ]
         return ", ".join(filter(None, parts)) + "."
+
+    @property
+    def label(self) -> Label:
+        """What the numbers are: ``source``, or ``"calibrated"`` where rates were measured on the device itself."""
+        return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
     def _unit(self) -> str:
