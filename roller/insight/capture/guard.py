@@ -23,10 +23,10 @@ _CHANGES = {
     "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
     "shutil.move": (0, 1),
 }  # fmt: skip
-#: Beginnings of events that reach other machines or start programs.
+#: Beginnings of events that reach other machines or processes, or start programs.
 _OUTSIDE = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
-    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
+    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
 )  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: Functions of ``os`` that ask for what is at a path.

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
+#: Bytes of standard error in which its last line is.
+_LAST_BYTES = 2000
 
 
 class Worker:
@@ -68,7 +70,7 @@ class Worker:
                 with self._sending:
                     send_progress(stage, done, total)
 
-            tracer.sign = sign
+            tracer.sign, tracer.last_words = sign, _last_words
 
             folder = os.environ[FOLDER]
             Guard(folder, self._note).install()
@@ -128,6 +130,17 @@ class Worker:
             if os.getpid() == self._own:
                 send(self._answers, header, blobs)
             os._exit(0)  # past every except, finally and atexit of the script
+
+
+def _last_words() -> str:
+    """Return the last line on standard error, which is a file here; ``""`` where it is none, or empty."""
+    try:
+        sys.stderr.flush()
+        size = os.fstat(2).st_size
+        text = os.pread(2, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def main(script: str) -> None:

@@ -15,3 +15,9 @@ def project_of(path: Path) -> Path:
         if any((one / name).exists() for name in _PROJECT_FILES):
             return one
     return folder
+
+
+def path_in_project(path: Path) -> str:
+    """Return the path of a file as stacks name it: relative to its project."""
+    whole = path.resolve()
+    return whole.relative_to(project_of(whole.parent)).as_posix()

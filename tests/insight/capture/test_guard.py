@@ -1,5 +1,6 @@
 """What a script would write stays in the process's own folder; what reaches outside of it is refused."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -65,7 +66,8 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
             lambda: os.symlink("old.txt", "link"), lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY),
             lambda: os.truncate("old.txt", 0), lambda: socket.create_connection(("127.0.0.1", 9)),
             lambda: socket.getaddrinfo("example.com", 80), lambda: subprocess.run(["true"]),
-            lambda: os.system("true"), os.fork, multiprocessing.get_context("spawn").Process(target=print).start,
+            lambda: os.system("true"), lambda: os.kill(os.getppid(), 0), os.fork,
+            multiprocessing.get_context("spawn").Process(target=print).start,
         ):
             try: attempt(); print("not refused")
             except PermissionError as error: print(str(error).split(":")[0])
@@ -73,7 +75,7 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
     assert said == [
         "os.remove old.txt", "os.rename old.txt", "os.symlink link", "open new.txt for writing",
         "os.truncate old.txt", "socket.getaddrinfo 127.0.0.1", "socket.getaddrinfo example.com",
-        "subprocess.Popen true", "os.system true", "os.fork ", "a process of multiprocessing",
+        "subprocess.Popen true", "os.system true", f"os.kill {os.getpid()}", "os.fork ", "a process of multiprocessing",
     ]  # fmt: skip
 
 

@@ -85,6 +85,8 @@ class ScriptTracer:
         self._script, self._options, self._finish = script, options, finish
         #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
         self.sign: Callable[[], None] = lambda: None
+        #: Returns what the script wrote last to standard error.
+        self.last_words: Callable[[], str] = str
         self.seen = Seen()
         self.fetches = Fetches(options.batch, self._begin_batch)
         self.session = ScriptSession(
@@ -117,7 +119,8 @@ class ScriptTracer:
         cause = error.__context__
         if isinstance(cause, SystemExit):
             if cause.code not in (None, 0):
-                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}") from None
+                said = f", after {shown(words)}," if (words := self.last_words()) else ""
+                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}{said}") from None
         elif not self.session.has_updated or cause is None:
             raise error
         else:
