@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from roller.errors import RollerError
-from roller.insight.capture.fence import fence_in
-from roller.insight.capture.guard import Guard
+from roller.insight.capture.fence import leave_network, limit_writes
+from roller.insight.capture.guard import Guard, Refused
 from roller.insight.capture.patience import Patience
 from roller.insight.project_worker import device_rules, progress_sender, take_pipes
 from roller.insight.trace.options import TraceOptions
@@ -30,8 +31,18 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
+#: What a script was kept from that a note names.
+_MOST_NAMED = 4
 #: Bytes of standard error in which its last line is.
 _LAST_BYTES = 2000
+
+
+def kept_from_note(things: Sequence[str]) -> list[str]:
+    """Return the note on what a script was kept from, if anything."""
+    if not things:
+        return []
+    more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
+    return [f"script: it was kept from this: {'; '.join(things[:_MOST_NAMED])}{more}."]
 
 
 class Worker:
@@ -74,12 +85,12 @@ class Worker:
 
             folder = os.environ[FOLDER]
             Guard(folder, self._note).install()
-            fence_in(folder)
+            limit_writes(folder)
             patience.start()
             with listening(listener):
                 trace = tracer.run()
         except RollerError as error:
-            self._answer({"refused": str(error)})
+            self._answer({"refused": self._refusal(error)})
         except BaseException as error:  # noqa: BLE001 - the other end says it
             self._answer({"failed": "".join(traceback.format_exception_only(error)).strip()})
         self._finish(trace)
@@ -117,6 +128,17 @@ class Worker:
         """Note what the script was kept from, once, unless the tracer's own libraries asked for it."""
         self._kept_from.setdefault(what + self._line())
 
+    def _refusal(self, error: RollerError) -> str:
+        """Return why there is no trace, with what the script was kept from: that may be the cause."""
+        refused = error.__context__
+        if isinstance(refused, Refused):
+            return (
+                f"{self._script}: expected a script that changes and reaches nothing before it trains, got "
+                f"{list(self._kept_from)[-1]}. Pass the arguments without which it does not behind --, or let it go "
+                f"on after a PermissionError."
+            )
+        return " ".join([str(error), *kept_from_note(list(self._kept_from))])
+
     def _line(self) -> str:
         assert self._tracer is not None
         stack = self._tracer.session.origins.stacks.here()
@@ -145,6 +167,7 @@ def _last_words() -> str:
 
 def main(script: str) -> None:
     """Answer one request."""
+    leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
     Worker(script, answers, request).run()

@@ -23,7 +23,7 @@ from torch.utils import swap_tensors
 
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
-from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_torch_function
+from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_modes, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.script_loaders import Fetches
 from roller.insight.trace.pytorch.script_session import ScriptSession, never_trains
@@ -178,6 +178,7 @@ class ScriptTracer:
         origins.before_update = before_update
         handle = register_optimizer_step_post_hook(after_update)
         enter, scale, move = torch.autocast.__enter__, torch.amp.GradScaler.scale, torch.nn.Module.to
+        load = torch.load
 
         def note_autocast(context: Any) -> Any:
             if context._enabled and context.device == _TRACED_DEVICE:
@@ -191,13 +192,17 @@ class ScriptTracer:
         def move_to(module: Any, *args: Any, **kwargs: Any) -> Any:  # its parser knows no GPU by number here
             return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
 
+        def load_on_host(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            with without_modes(), without_torch_function():  # values of a file, as of data
+                return load(file, "cpu", *args, **kwargs)
+
         with ExitStack() as stack:
             stack.callback(handle.remove)
             stack.callback(register_module_parameter_registration_hook(lambda *_: self.sign()).remove)
             stack.enter_context(self.fetches.watching())
             for home, name, value in (
                 (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),
-                (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None),
+                (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None), (torch, "load", load_on_host),
                 (torch.distributed, "init_process_group", self._refuse_group), (torch, "Generator", _HostGenerator),
             ):  # fmt: skip
                 if hasattr(home, name):  # a build of PyTorch may have no torch.distributed
