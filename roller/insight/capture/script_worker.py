@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -56,10 +56,18 @@ class Worker:
         Where the answer goes.
     request
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
+    body
+        Runs code of this process in place of the script, which is then a name alone.
+    file_name
+        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
     """
 
-    def __init__(self, script: str, answers: int, request: dict[str, Any]) -> None:
+    def __init__(
+        self, script: str, answers: int, request: dict[str, Any], body: Callable[[], Any] | None = None,
+        file_name: Callable[[str], str] | None = None,
+    ) -> None:  # fmt: skip
         self._script, self._answers, self._request = script, answers, request
+        self._body, self._file_name = body, file_name
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
         self._tracer: ScriptTracer | None = None
@@ -100,8 +108,11 @@ class Worker:
 
         given = self._request
         options = TraceOptions(given["batch"], device_rules(given["device"]))
-        script = Script(Path(self._script), tuple(given["arguments"]))
-        return ScriptTracer(script, options, given["calls"], self._finish)
+        script = Script(Path(self._script), tuple(given["arguments"]), self._body)
+        tracer = ScriptTracer(script, options, given["calls"], self._finish)
+        if self._file_name is not None:
+            tracer.session.origins.stacks.cell_of = self._file_name
+        return tracer
 
     def _patience(self) -> Patience:
         from roller.insight.trace.pytorch.script_session import never_trains
@@ -165,12 +176,12 @@ def _last_words() -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def main(script: str) -> None:
-    """Answer one request."""
+def main(script: str, body: Callable[[], Any] | None = None, file_name: Callable[[str], str] | None = None) -> None:
+    """Answer one request; arguments as of :class:`Worker`."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
-    Worker(script, answers, request).run()
+    Worker(script, answers, request, body, file_name).run()
 
 
 if __name__ == "__main__":

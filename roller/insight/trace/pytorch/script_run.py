@@ -6,6 +6,7 @@ complete, the process has to end within the script, whose ``except`` and ``final
 
 from __future__ import annotations
 
+import gc
 import runpy
 import sys
 import warnings
@@ -42,10 +43,11 @@ _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy",
 
 @dataclass(frozen=True)
 class Script:
-    """A training script and its arguments."""
+    """A training script and its arguments; or what runs code of this process in its place."""
 
     path: Path
     arguments: tuple[str, ...] = ()
+    body: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -93,6 +95,8 @@ class ScriptTracer:
             Target(capability), folder=script.path.absolute().parent, fetches=self.fetches, count=calls,
             when_complete=self._complete,
         )  # fmt: skip
+        if script.body is not None:  # it may use what was made before
+            self.session.origins.made.update(o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer))
 
     def run(self) -> Trace:
         """Run the script to its end; the trace is that of the steps there were.
@@ -130,6 +134,9 @@ class ScriptTracer:
 
     @driver
     def _run_script(self) -> None:
+        if self._script.body is not None:
+            self._script.body()
+            return
         path = self._script.path
         sys.argv, sys.path[0] = [str(path), *self._script.arguments], str(path.absolute().parent)
         runpy.run_path(str(path), run_name="__main__")
