@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import ast
+import re
+import sys
 from collections.abc import Callable
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 from roller.cli.training import devices_of
@@ -71,23 +74,45 @@ def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
     if len(specs) != 1:
         raise ModelError(f"--device: expected one device, got {len(specs)}. Name one in each cell.")
     spec, count = specs[0]
-    body, name = _body_of_cell(shell, cell)
+    code, name = _code_of_cell(shell, cell)
 
-    def cell_of(file: str) -> str:
-        found = shell.compile.format_code_name(file)
-        return found[1] if found else ""
-
-    step = trace_cell(body, name, cell_of, batch=asked.batch, device=spec, calls=asked.calls, patience_s=asked.patience)
+    step = trace_cell(
+        code,
+        shell.user_ns,
+        name,
+        partial(_cell_of, shell),
+        batch=asked.batch,
+        device=spec,
+        calls=asked.calls,
+        patience_s=asked.patience,
+    )
     return profile(step, spec, devices=count)
 
 
-def _body_of_cell(shell: Any, cell: str) -> tuple[Callable[[], Any], str]:
-    """Return what runs a cell in the shell's names, and the cell's name."""
-    source = "\n" + shell.transform_cell(cell)  # below the line of the magic: lines are counted as the notebook does
-    file = shell.compile.cache(source, shell.execution_count, raw_code=cell)
-    name = f"In[{shell.execution_count}]"
+def _cell_of(shell: Any, file: str) -> str:
+    """Return the cell of code, e.g. ``"In[3]"``, by its file name; ``""`` of other code."""
+    found = shell.compile.format_code_name(file)
+    return str(found[1]) if found else ""
+
+
+def _running_cell(shell: Any) -> str:
+    """Return the cell that runs: the shell's counter is that of the next one in some releases."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if name := _cell_of(shell, frame.f_code.co_filename):
+            return name
+        frame = frame.f_back
+    return f"In[{shell.execution_count}]"
+
+
+def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
+    """Return the code of a cell, and the cell's name."""
+    # Below the line of the magic, and blank ones, which IPython drops: lines are counted as the notebook does.
+    blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)
+    source = "\n" * (1 + blank) + shell.transform_cell(cell)
+    name = _running_cell(shell)
+    file = shell.compile.cache(source, int(re.sub(r"\D", "", name)), raw_code=cell)
     try:
-        code = compile(ast.parse(source, file), file, "exec")
+        return compile(source, file, "exec"), name
     except SyntaxError as error:
         raise ModelError(f"{name}:{error.lineno}: expected Python without await, got {error.msg}. Mend it.") from error
-    return lambda: exec(code, shell.user_ns), name

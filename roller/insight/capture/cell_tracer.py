@@ -15,9 +15,11 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from types import CodeType
 from typing import IO, Any, NoReturn, cast
 
 from roller.errors import ModelError
+from roller.hardware import DeviceSpec
 from roller.insight.capture import script_worker
 from roller.insight.capture.script_tracer import PATIENCE_S, ScriptTracer
 from roller.insight.trace.options import TraceOptions
@@ -32,8 +34,8 @@ class CellTracer(ScriptTracer):
 
     Parameters
     ----------
-    body
-        Runs the code.
+    code, names
+        What runs, and the names that it finds and sets.
     name
         Of the code, for messages, e.g. ``"In[3]"``.
     file_name
@@ -48,11 +50,11 @@ class CellTracer(ScriptTracer):
     """
 
     def __init__(
-        self, body: Callable[[], Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+        self, code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
         patience_s: float = PATIENCE_S, calls: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, patience_s=patience_s, calls=calls)
-        self._body, self._file_name = body, file_name
+        self._code, self._names, self._file_name = code, names, file_name
         _check_can_fork(name)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -67,12 +69,13 @@ class CellTracer(ScriptTracer):
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-        script_worker.main(str(self.entry), self._body, self._file_name)
+        script_worker.main(str(self.entry), lambda: exec(self._code, self._names), self._file_name)
 
 
 def trace_cell(
-    body: Callable[[], Any], name: str, file_name: Callable[[str], str] = lambda file: "", *, batch: int | None = None,
-    device: Any = None, patience_s: float = PATIENCE_S, calls: int | None = None,
+    code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+    batch: int | None = None, device: str | DeviceSpec | None = None, patience_s: float = PATIENCE_S,
+    calls: int | None = None,
 ) -> TracedStep:  # fmt: skip
     """Trace the steps that code in this process takes; arguments as of :class:`CellTracer`.
 
@@ -81,7 +84,7 @@ def trace_cell(
     ModelError
         The code cannot be traced.
     """
-    tracer = CellTracer(body, name, file_name, patience_s=patience_s, calls=calls)
+    tracer = CellTracer(code, names, name, file_name, patience_s=patience_s, calls=calls)
     return tracer.step(TraceOptions(batch, device))
 
 

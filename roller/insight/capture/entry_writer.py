@@ -46,7 +46,8 @@ def loss_of(output):
         return output.float().mean()
     if getattr(output, "loss", None) is not None:
         return output.loss
-    return sum(loss_of(part) for part in (output.values() if isinstance(output, dict) else output))
+    parts = output.values() if isinstance(output, dict) else output
+    return sum(loss_of(part) for part in parts if part is not None)
 
 
 def iteration_provider(model):

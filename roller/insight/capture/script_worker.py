@@ -130,8 +130,9 @@ class Worker:
     def _place(self, frame: FrameType | None) -> str:
         """Return the script's line that runs, for a message."""
         while frame is not None and self._tracer is not None:
-            if not self._tracer.session.origins.stacks.is_foreign(frame.f_code.co_filename):
-                return f", the last at {frame.f_code.co_filename}:{frame.f_lineno},"
+            stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
+            if not stacks.is_foreign(file):
+                return f", the last at {stacks.shown(file)}:{frame.f_lineno},"
             frame = frame.f_back
         return ""
 

@@ -123,6 +123,10 @@ class Stacks:
             return False
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
+    def shown(self, file: str) -> str:
+        """Return a file of code as a message names it."""
+        return self.cell_of(file) or file
+
     def whole(self, frame: Frame) -> str:
         """Return the path of a frame's file and its line, for a message."""
         return f"{self.project / frame.file}:{frame.line}"
