@@ -6,6 +6,7 @@ complete, the process has to end within the script, whose ``except`` and ``final
 
 from __future__ import annotations
 
+import ast
 import gc
 import runpy
 import sys
@@ -22,8 +23,10 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import swap_tensors
 
+from roller.core.files import read_text
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
+from roller.insight.trace.project_folder import module_of
 from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_modes, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.script_loaders import Fetches
@@ -139,7 +142,13 @@ class ScriptTracer:
             return
         path = self._script.path
         sys.argv, sys.path[0] = [str(path), *self._script.arguments], str(path.absolute().parent)
-        runpy.run_path(str(path), run_name="__main__")
+        levels = _levels_of_imports(path)
+        if not levels:
+            runpy.run_path(str(path), run_name="__main__")
+            return
+        root, module = module_of(path, levels)  # as python -m does
+        sys.path[0] = str(root)
+        runpy.run_module(module, run_name="__main__")
 
     def _begin_batch(self) -> None:
         self.sign()
@@ -216,6 +225,15 @@ class ScriptTracer:
                     stack.enter_context(patch.object(home, name, value))
             stack.enter_context(_Following(self.session))
             yield
+
+
+def _levels_of_imports(path: Path) -> int:
+    """Return the dots of the longest relative import of a file; 0 where it has none, or cannot be read."""
+    try:
+        nodes = ast.walk(ast.parse(read_text(path)))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # running it raises a better error
+        return 0
+    return max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
 
 
 class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
