@@ -69,6 +69,7 @@ def test_a_budget_that_is_kept_leaves_a_valid_file_without_results(cli, tmp_path
     assert (code, "expected" in err, problems_of(data), data["runs"][0]["results"]) == (0, False, [], [])
 
 
+@pytest.mark.slow
 def test_a_slower_device_of_the_same_name_is_said_to_be_the_cause(cli, project, tmp_path):
     pytest.importorskip("torch")
     budget, found = tmp_path / "budget.yaml", tmp_path / "found.sarif"
