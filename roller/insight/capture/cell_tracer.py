@@ -7,6 +7,7 @@ and data of this process stay as they are.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
@@ -66,6 +67,7 @@ class CellTracer(ScriptTracer):
     def _run_in_fork(self) -> None:
         os.environ.update(self._environment())
         tempfile.tempdir, sys.dont_write_bytecode = self._own_folder, True
+        logging.disable(logging.CRITICAL)  # a kernel logs each message that its fork does not send
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # a pool of threads does not outlive a fork
