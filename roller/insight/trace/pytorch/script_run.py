@@ -99,7 +99,7 @@ class ScriptTracer:
             when_complete=self._complete,
         )  # fmt: skip
         if script.body is not None:  # it may use what was made before
-            self.session.origins.made.update(o for o in gc.get_objects() if isinstance(o, torch.optim.Optimizer))
+            self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
         """Run the script to its end; the trace is that of the steps there were.
