@@ -12,8 +12,9 @@ from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.profile_checks import check_budget_file, print_difference
 from roller.cli.profile_hints import hints_of, print_hints, read_prices
-from roller.cli.profile_sources import Asked, ScriptRun, profile_before, profiles_of
+from roller.cli.profile_sources import Asked, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
+from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
@@ -48,14 +49,6 @@ FileArgument = Annotated[
 DevicesOption = Annotated[
     str,
     typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100; 2xa100 for two. By default a100."),
-]
-GivenArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
-PatienceOption = Annotated[
-    float,
-    typer.Option("--patience", metavar="SECONDS", help="Without a sign that a script will train: then it is given up."),
 ]
 AmpOption = Annotated[
     str,
