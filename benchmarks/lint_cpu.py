@@ -21,7 +21,7 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
-from roller.insight.lint import LEAST_GAIN, enlarge, joint_paddings, larger_multiples
+from roller.insight.cost.padding import LEAST_GAIN, enlarge, joint_paddings, larger_multiples
 from roller.ops import parse
 
 #: Operators whose sizes are multiples of nothing: wide ones, then those of few columns, for which padding is advised

@@ -36,6 +36,7 @@ _HOME = {
     "lint": "roller.insight.lint",
     "list_specs": "roller.hardware",
     "load": "roller.pipeline",
+    "load_ipython_extension": "roller.notebook",
     "load_model": "roller.model.saved",
     "load_profile": "roller.insight.step_profile.profile_json",
     "load_spec": "roller.hardware",

@@ -86,7 +86,7 @@ def compare_command(
     whose = "kernels of libraries" if policy == "library" else "constructed kernels"
     screen.say(f"{operators}: predicted, {whose}, at the clock that lasts")
     screen.print(_table(found))
-    for note in found.notes:
+    for note in (*found.notes, *(known.old_prices(found.devices) if known is not None else ())):
         screen.say(note)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.cli.progress import counted_steps
+from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     MIB,
@@ -33,7 +34,7 @@ from roller.cli.usage import UsageError
 from roller.hardware import DeviceSpec
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or an ONNX model.")
+    Path, typer.Argument(metavar="FILE", help="An entry file, a training script, or an ONNX model.")
 ]
 PolicyOption = Annotated[
     str | None,
@@ -52,11 +53,13 @@ class Asked:
     checkpoints: list[bool]
     policy: str | None
     shapes: dict[str, tuple[int, ...]]
-    calls: int | None = None
+    calls: int | None
+    script: ScriptRun
 
 
 def forecast_command(
     file: FileArgument,
+    given: GivenArgument = None,
     devices: DevicesOption = "a100",
     batches: BatchesOption = "",
     policy: PolicyOption = None,
@@ -65,19 +68,24 @@ def forecast_command(
     calls: CallsOption = None,
     shapes: ShapeOption = None,
     top: TopOption = 0,
+    yes: YesOption = False,
+    patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is asked.
 
-    An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`.
+    An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`. A training
+    script without them runs until its steps repeat, behind `--` its own arguments, as `roller profile` runs it.
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes), calls,
+        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience),
     )  # fmt: skip
     from roller.insight.trace.progress import listening
+    from roller.insight.trace.providers import is_script
 
+    asked.script.check(file, file.suffix != ".onnx" and is_script(file))
     forecasts = _of_models if file.suffix == ".onnx" else _of_steps
     total = len(asked.devices) * len(asked.batches) * len(asked.amps) * len(asked.checkpoints)
     found = []
@@ -89,7 +97,7 @@ def forecast_command(
         print_json([x.to_dict() for x in found])
         return
     screen = console()
-    screen.say(f"{file.name}: predicted, at the clock that lasts")
+    screen.say(f"{file.name}: {', '.join(dict.fromkeys(x.kind for x in found))}, at the clock that lasts")
     screen.print(_table(found))
     for x in found if top else ():
         screen.print(_parts(x, top))
@@ -98,12 +106,9 @@ def forecast_command(
 
 
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
-    from roller.insight.tracing import require_torch
-
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-    require_torch()
-    first = step_of(file, asked.calls)
+    first = step_of(file, asked.calls, asked.script)
     for batch in asked.batches:
         for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
             for spec, count in asked.devices:

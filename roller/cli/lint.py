@@ -11,7 +11,8 @@ from rich.table import Table
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
 from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.errors import counted
-from roller.insight.lint import LEAST_GAIN, LEAST_SHARE, Lint, lint
+from roller.insight.cost.padding import LEAST_GAIN, LEAST_SHARE
+from roller.insight.lint import Lint, lint
 
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help="An ONNX model.")]
 BatchOption = Annotated[

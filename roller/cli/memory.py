@@ -11,6 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     LARGEST,
@@ -51,6 +52,7 @@ SnapshotOption = Annotated[
 
 def memory_command(
     file: EntryArgument,
+    given: GivenArgument = None,
     devices: DevicesOption = "a100",
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
@@ -59,14 +61,17 @@ def memory_command(
     allocator: AllocatorOption = "",
     top: TopOption = 8,
     snapshot: SnapshotOption = None,
+    yes: YesOption = False,
+    patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Predict the memory of a training step (entry file, needs PyTorch): peak, who holds it, and what does not fit.
+    """Predict the memory of a training step (entry file or script; PyTorch): peak, who holds it, what does not fit.
 
     `--batch max` searches the largest batch that fits: it fits, and one more does not.
     """
     from roller.insight.memory.settings import AllocatorSettings
+    from roller.insight.trace.providers import is_script
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
@@ -78,7 +83,9 @@ def memory_command(
     if snapshot is not None and len(specs) * len(sizes) * len(ways) != 1:
         raise UsageError("--snapshot: expected one device, batch and way of training, got several. Name one of each.")
     check_outputs([file], {"--snapshot": snapshot})
-    step = step_of(file, calls)
+    script = ScriptRun(given or [], yes, patience)
+    script.check(file, is_script(file))
+    step = step_of(file, calls, script)
     rows: list[Row] = []
     failed: list[ModelError] = []
     with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done, prints_aside():

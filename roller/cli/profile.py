@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
-from roller.cli.profile_checks import check_budget_file, print_difference, print_hints
-from roller.cli.profile_sources import Asked, ScriptRun, profile_before, profiles_of
+from roller.cli.profile_checks import check_budget_file, print_difference
+from roller.cli.profile_hints import hints_of, print_hints, read_prices
+from roller.cli.profile_sources import Asked, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
+from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     BatchesOption,
@@ -25,6 +29,9 @@ from roller.cli.training import (
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
+    from roller.insight.rate_card import RateCard
+    from roller.insight.step_profile.difference import ProfileDifference
+    from roller.insight.step_profile.hints import Hint
     from roller.insight.step_profile.step_profile import StepProfile
 
 #: Device of a profile where none is named.
@@ -42,14 +49,6 @@ FileArgument = Annotated[
 DevicesOption = Annotated[
     str,
     typer.Option("--device", "-d", metavar="NAMES", help="E.g. h100,a100; 2xa100 for two. By default a100."),
-]
-GivenArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
-]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
-PatienceOption = Annotated[
-    float,
-    typer.Option("--patience", metavar="SECONDS", help="Without a sign that a script will train: then it is given up."),
 ]
 AmpOption = Annotated[
     str,
@@ -84,7 +83,9 @@ SarifOption = Annotated[
 WriteBudgetOption = Annotated[
     Path | None, typer.Option("--write-budget", metavar="FILE", help="Write a budget that this profile keeps.")
 ]
-HintsOption = Annotated[bool, typer.Option("--hints", help="What changes would bring, each at its line.")]
+HintsOption = Annotated[
+    bool, typer.Option("--hints", help="What changes would bring in time, memory and money (--prices), at its line.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
     Path | None, typer.Option("--trace", metavar="FILE", help="Write the timeline as trace events, for Perfetto.")
@@ -117,6 +118,7 @@ def profile_command(
     sarif: SarifOption = None,
     write_budget: WriteBudgetOption = None,
     hints: HintsOption = False,
+    prices: PricesOption = None,
     yes: YesOption = False,
     patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
@@ -148,11 +150,12 @@ def profile_command(
         raise UsageError(
             f"{', '.join(outputs)}, --budget, --against: expected one device and batch, got several. Name one of each."
         )
-    if as_json and (against or hints):
-        raise UsageError("--json: expected no --against or --hints, which it does not hold, got some. Leave them out.")
+    if prices is not None and not hints:
+        raise UsageError("--prices: expected --hints beside it, which have prices, got none. Add it.")
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
-    check_outputs([file, *([budget] if budget else [])], outputs)
+    check_outputs([file, *filter(None, [budget, prices])], outputs)
+    card = read_prices(prices)
     with prints_aside():
         found = profiles_of(file, asked, devices)
     if out is not None:
@@ -163,28 +166,53 @@ def profile_command(
         from roller.insight.step_profile.budget import write_budget as write
 
         write(found[0], write_budget)
+    with prints_aside():
+        parts = [_parts_of(file, profile, asked, devices, against, hints, card) for profile in found]
     if as_json:
-        from roller.insight.step_profile.profile_json import to_data
-
-        print_json([to_data(x) for x in found])
-    else:
-        _print(file, found, asked, devices, against, hints, depth, top, order)
+        print_json([part.to_data() for part in parts])
+    for part in parts if not as_json else ():
+        _print(part, depth, top, order, file)
     if budget is not None:
         check_budget_file(found[0], budget, sarif)
 
 
-def _print(
-    file: Path, found: list[StepProfile], asked: Asked, devices: str, against: str, hints: bool, depth: int, top: int,
-    order: str,
-) -> None:  # fmt: skip
-    screen = console()
+@dataclass(frozen=True)
+class _Parts:
+    """A profile, and what was asked beside it."""
+
+    profile: StepProfile
+    difference: ProfileDifference | None
+    hints: tuple[Hint, ...] | None
+    prices: RateCard | None
+
+    def to_data(self) -> dict[str, Any]:
+        """Return the profile as JSON-ready data; below ``profile`` if there is more."""
+        from roller.insight.step_profile.parts_json import beside_profile
+        from roller.insight.step_profile.profile_json import to_data
+
+        profile, card = to_data(self.profile), self.prices
+        rate = None if card is None else card.devices.get(self.profile.device)
+        more = beside_profile(self.profile, self.hints, self.difference, card.currency if card else "", rate)
+        return {"profile": profile, **more} if more else profile
+
+
+def _parts_of(
+    file: Path, profile: StepProfile, asked: Asked, devices: str, against: str, hints: bool, card: RateCard | None
+) -> _Parts:
+    compared = None
     if against:
         from roller.insight.step_profile.difference import difference
 
-        with prints_aside():
-            before, moved = profile_before(file, against, asked, devices)
-        print_difference(screen, difference(before, found[0], moved), top)
-    for profile in found if not against else ():
-        print_profile(screen, profile, depth, top, order, file)
-    for profile in found if hints else ():
-        print_hints(screen, profile)
+        before, moved = profile_before(file, against, asked, devices)
+        compared = difference(before, profile, moved)
+    return _Parts(profile, compared, hints_of(profile, card) if hints else None, card)
+
+
+def _print(parts: _Parts, depth: int, top: int, order: str, file: Path) -> None:
+    screen = console()
+    if parts.difference is not None:
+        print_difference(screen, parts.difference, top)
+    else:
+        print_profile(screen, parts.profile, depth, top, order, file)
+    if parts.hints is not None:
+        print_hints(screen, parts.profile, parts.hints, parts.prices)

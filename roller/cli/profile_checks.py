@@ -1,4 +1,4 @@
-"""What ``roller profile`` says beside the profile itself: differences, budgets and hints."""
+"""What ``roller profile`` says beside the profile itself: differences and budgets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ _MIB = 1 << 20
 
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
     """Print the total difference, and the lines that differ most."""
+    from roller.insight.step_profile.parts_json import differing_lines
+
     screen.say(f"Before: {printable(str(found.before))}")
     screen.say(f"After: {printable(str(found.after))}")
     screen.say(f"Difference: {_delta(found.delta_s)}, {found.delta_bytes / _MIB:+.1f} MiB.")
     table = Table("line", "time", "of its modules", "memory", "weights made here", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    shown = [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes][: 2 * top]
+    shown = differing_lines(found)[: 2 * top]
     for line in shown:
         table.add_row(
             printable(line.name) or "(in no line)", _delta(line.delta_s),
@@ -57,21 +59,3 @@ def check_budget_file(profile: StepProfile, path: Path, sarif_path: Path | None)
         typer.echo(f"roller: {printable(sentence)}", err=True)
     if found:
         raise typer.Exit(1)
-
-
-def print_hints(screen: Screen, profile: StepProfile) -> None:
-    """Print what the what-ifs that apply to a profile's step would bring, each at its line."""
-    found = profile.hints()
-    table = Table("hint", "a step", "change", "at", "rests on", box=None)
-    for hint in found:
-        if hint.not_asked:
-            continue
-        gain = "hardly anything" if hint.is_hardly_anything else _delta(hint.delta_s)
-        table.add_row(
-            ("at most: " if hint.is_bound else "") + printable(hint.change), f"{1e3 * hint.iteration_s:.3f} ms", gain,
-            printable(hint.line), hint.rests_on,
-        )  # fmt: skip
-    screen.print(table)
-    for hint in found:
-        if hint.not_asked:
-            screen.say(printable(f"{hint.change}: not asked: {hint.not_asked}"))

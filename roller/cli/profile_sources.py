@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from roller.cli.common import device_of
 from roller.cli.progress import counted_steps
-from roller.cli.training import write_memory_snapshot
+from roller.cli.script_run import ScriptRun
+from roller.cli.training import step_of, write_memory_snapshot
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
@@ -22,15 +20,6 @@ if TYPE_CHECKING:
 
 #: Prefixes of what a profile is compared with, other than a file.
 _REVISION, _OTHER_DEVICE = "git:", "device:"
-
-
-@dataclass(frozen=True)
-class ScriptRun:
-    """How a training script runs."""
-
-    arguments: list[str]
-    yes: bool
-    patience_s: float
 
 
 @dataclass(frozen=True)
@@ -71,8 +60,8 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
 
     kind = kind_of_file(file)
     is_traced = kind in ("entry", "script") and not asked.measure
-    if asked.script.arguments and kind != "script":
-        raise UsageError(f"{file.name}: expected no arguments for a file of this kind, got some. Leave them out.")
+    if kind != "script":
+        asked.script.check(file, is_script=False)
     several = any(count > 1 for _, count in asked.specs)
     if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
         raise UsageError(
@@ -85,8 +74,8 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
         where = "--measure, which runs on this processor" if asked.measure else f"a {kind}, which has its own"
         raise UsageError(f"--device: expected none beside {where}. Leave it out.")
     if kind == "script" and is_traced:
-        confirm_run(file, asked.script.yes)
-    return _of_step(file, kind, asked) if is_traced else _of_file(file, kind, asked, devices)
+        asked.script.check(file, is_script=True)
+    return _of_step(file, asked) if is_traced else _of_file(file, kind, asked, devices)
 
 
 def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tuple[StepProfile, Mapping[str, str]]:
@@ -104,9 +93,10 @@ def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tupl
     UsageError
         The step cannot be profiled there in the same way.
     """
-    alone = replace(asked, curve=False, trace=None, snapshot=None, script=replace(asked.script, yes=True))
-    if against.startswith(_REVISION):
+    alone = replace(asked, curve=False, trace=None, snapshot=None)
+    if against.startswith(_REVISION):  # the script as it was is another program, which may not run unasked
         return _at_revision(file, against.removeprefix(_REVISION), alone)
+    alone = replace(alone, script=replace(asked.script, yes=True))
     if against.startswith(_OTHER_DEVICE):
         name = against.removeprefix(_OTHER_DEVICE)
         specs = [(device_of(name, None), count) for _, count in asked.specs]
@@ -120,15 +110,19 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
     from roller.insight.trace.options import TraceOptions
 
     kind = kind_of_file(file)
-    if kind != "entry" or asked.measure:
+    if kind not in ("entry", "script") or asked.measure:
         got = "one that is measured" if asked.measure else f"a {kind}"
         raise UsageError(
-            f"--against: expected an entry file that is traced for git:{revision}, got {got}. Name a file."
+            f"--against: expected an entry file or a script that is traced for git:{revision}, got {got}. Name a file."
         )
-    (spec, count), size = asked.specs[0], asked.sizes[0]
+    (spec, count), size, script = asked.specs[0], asked.sizes[0], asked.script
     options = TraceOptions(size, spec, asked.amp, asked.checkpoint)
-    with checked_out(file, revision) as then, then.step(options, asked.calls) as step:
-        return profile(step, spec, devices=count), then.moved_lines()
+    with checked_out(file, revision) as then:
+        was_script = kind_of_file(then.entry) == "script"
+        if was_script:  # an entry file takes no arguments, but those are of the script that it has become
+            script.check(then.entry, is_script=True, name=f"{file.name} at {revision}")
+        with then.step(options, asked.calls, script.arguments if was_script else None, script.patience_s) as step:
+            return profile(step, spec, devices=count), then.moved_lines()
 
 
 def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
@@ -140,23 +134,6 @@ def _of_other_file(path: Path, asked: Asked, devices: str) -> StepProfile:
             f"--against: expected a profile of {path.name}, got the script. Profile it with --out, and name that."
         )
     return profile(path) if kind in ("profile", "recording") else profiles_of(path, asked, devices)[0]
-
-
-def confirm_run(script: Path, yes: bool) -> None:
-    """Ask whether somebody's program may run, unless it is said already.
-
-    Raises
-    ------
-    UsageError
-        There is nobody to ask, or the answer is no.
-    """
-    if yes:
-        return
-    what = f"{script.name} has no providers, so the script itself runs, up to its first steps"
-    if not sys.stdin.isatty():
-        raise UsageError(f"{what}: expected an answer whether it may, got no terminal to ask on. Pass --yes.")
-    if not typer.confirm(f"{what}; it trains, writes and reaches nothing. Run it?", err=True):
-        raise UsageError(f"{script.name}: expected yes, got no. Nothing ran.")
 
 
 def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProfile]:
@@ -179,15 +156,13 @@ def _of_file(file: Path, kind: str, asked: Asked, devices: str) -> list[StepProf
     return found
 
 
-def _of_step(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
+def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
     from roller.insight.step_profile.profiling import profile
     from roller.insight.trace.progress import listening
-    from roller.insight.tracing import require_torch
 
-    require_torch()
     found = []
     with counted_steps("profile", len(asked.specs) * len(asked.sizes)) as done, listening(done.within):
-        step = _traced(file, kind, asked)
+        step = _traced(file, asked)
         for spec, count in asked.specs:
             for size in asked.sizes:
                 found.append(profile(step, spec, batch=size, devices=count, curve=asked.curve))
@@ -199,17 +174,10 @@ def _of_step(file: Path, kind: str, asked: Asked) -> list[StepProfile]:
     return found
 
 
-def _traced(file: Path, kind: str, asked: Asked) -> TracedStep:
-    from roller.insight.capture.script_tracer import trace_script
-    from roller.insight.tracing import trace_entry
-
-    batch, device, script = asked.sizes[0], asked.specs[0][0], asked.script
-    if kind == "script":
-        step = trace_script(
-            file, script.arguments, batch=batch, device=device, calls=asked.calls, patience_s=script.patience_s
-        )
-        return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
-    return trace_entry(file, batch=batch, device=device, amp=asked.amp, checkpoint=asked.checkpoint, calls=asked.calls)
+def _traced(file: Path, asked: Asked) -> TracedStep:
+    (spec, _), batch = asked.specs[0], asked.sizes[0]
+    step = step_of(file, asked.calls, asked.script, batch=batch, device=spec)
+    return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
 
 
 def _write_trace(step: TracedStep, spec: DeviceSpec, count: int, path: Path) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from roller.cli.common import SetOption, console, device_of
 from roller.cli.outputs import check_outputs
+from roller.cli.profile import AgainstOption, HintsOption
+from roller.cli.profile_hints import read_prices
+from roller.cli.profile_sources import Asked, profile_before
 from roller.cli.progress import counted_steps
+from roller.cli.script_run import ScriptRun
+from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.core.files import whole_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from roller.hardware import DeviceSpec
+    from roller.insight.step_profile.step_profile import StepProfile
 
 #: Device of a step where none is named.
 _DEVICE = "a100"
@@ -54,6 +65,9 @@ def report_command(
     measure: MeasureOption = False,
     anonymous: AnonymousOption = False,
     explain_s: ExplainOption = 30.0,
+    against: AgainstOption = "",
+    hints: HintsOption = False,
+    prices: PricesOption = None,
     settings: SetOption = None,
 ) -> None:
     """Write one HTML file that shows a step, a recording, a kernel or a compiled model: no server, no request.
@@ -65,8 +79,14 @@ def report_command(
     from roller.insight.trace.progress import listening
 
     kind = kind_of_report(path)
-    given = {"--curve": curve, "--measure": measure, "--device": bool(device or settings), "--batch": batch is not None}
-    allowed = {"entry": set(given), "model": {"--device", "--batch"}}.get(kind, set())
+    given = {
+        "--curve": curve, "--measure": measure, "--device": bool(device or settings), "--batch": batch is not None,
+        "--hints": hints, "--against": bool(against),
+    }  # fmt: skip
+    allowed = {
+        "entry": set(given), "model": {"--device", "--batch", "--against"}, "recording": {"--hints", "--against"},
+        "profile": {"--against"},
+    }.get(kind, set())  # fmt: skip
     wrong = next((name for name, is_given in given.items() if is_given and name not in allowed), None)
     if wrong is not None:
         raise UsageError(
@@ -74,17 +94,35 @@ def report_command(
         )
     if measure and (device or settings):
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
-    check_outputs([] if path.is_dir() else [path], {"--out": out})
+    if prices is not None and not hints:
+        raise UsageError("--prices: expected --hints beside it, which have prices, got none. Add it.")
+    if hints and measure:
+        raise UsageError("--hints: expected a step that is traced or recorded, got one that is measured. Leave it out.")
+    check_outputs([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
+    card = read_prices(prices)
     spec = device_of(device or _DEVICE, settings) if device or settings else None
     with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
+        before, moved = _before(path, against, spec, batch, measure) if against else (None, None)
         page = html_report(
-            path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s
-        )
+            path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s,
+            hints=hints, prices=card, before=before, moved_lines=moved,
+        )  # fmt: skip
         done(path.name)
     with whole_file(out) as file:
         file.write(page.encode())
     size = len(page.encode())
     console().say(f"{out}: report of {_words(kind)}, {size:,} bytes. Open it in a browser; it needs no network.")
+
+
+def _before(
+    path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool
+) -> tuple[StepProfile, Mapping[str, str]]:
+    """Return the profile of ``--against``, made as the reported one is, and its lines that were moved since."""
+    made_on = [(spec or device_of(_DEVICE, None), 1)]
+    asked = Asked(
+        made_on, [batch], "fp32", False, None, False, measure, 60.0, None, None, ScriptRun([], False, 5.0)
+    )  # fmt: skip
+    return profile_before(path, against, asked, made_on[0][0].name if spec else "")
 
 
 def _words(kind: str) -> str:

@@ -11,6 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     AmpOption,
@@ -48,6 +49,7 @@ PictureOption = Annotated[
 
 def sweep_command(
     file: EntryArgument,
+    given: GivenArgument = None,
     devices: DevicesOption = "a100,h100",
     batches: BatchesOption = "",
     amp: AmpOption = "fp32",
@@ -57,16 +59,19 @@ def sweep_command(
     prices: PricesOption = None,
     csv: CsvOption = None,
     picture: PictureOption = None,
+    yes: YesOption = False,
+    patience: PatienceOption = 5.0,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compare devices, batches and ways of training one step (entry file, needs PyTorch): `*` marks what nothing beats.
+    """Compare devices, batches and ways of training a step (entry file or script; PyTorch): `*` is what nothing beats.
 
     Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
     """
     from roller.insight import sweep as sweeps
     from roller.insight.rate_card import read_rate_card
     from roller.insight.trace.progress import listening
+    from roller.insight.trace.providers import is_script
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
@@ -75,7 +80,9 @@ def sweep_command(
     check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:
         sweeps.check_picture_path(picture)
-    step = step_of(file, calls)
+    script = ScriptRun(given or [], yes, patience)
+    script.check(file, is_script(file))
+    step = step_of(file, calls, script)
     total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
     with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
         rows = sweeps.sweep(
@@ -98,6 +105,8 @@ def sweep_command(
     unpriced = sorted({row.device for row in rows if known is not None and known.per_hour(row.device) is None})
     if unpriced:
         screen.say(f"{prices} says nothing of {', '.join(unpriced)}: not on the front.")
+    for note in known.old_prices(row.device for row in rows) if known is not None else ():
+        screen.say(note)
     for row in rows:
         if row.said:
             screen.say(f"{row.device}, {row.amp}: {row.said}")

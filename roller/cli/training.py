@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roller.cli.common import device_of
+from roller.cli.script_run import ScriptRun
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.errors import did_you_mean, shown
@@ -47,7 +48,10 @@ CallsOption = Annotated[
         help="Calls of the step to trace; by default until all optimizers have stepped and shapes repeat.",
     ),
 ]  # fmt: skip
-EntryArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file in Python with provider functions.")]
+EntryArgument = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or a training script."),
+]
 
 
 def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSpec, int]]:
@@ -117,12 +121,32 @@ def checkpoints_of(text: str) -> list[bool]:
     return [word == "yes" for word in words_of("--checkpoint", text, ("no", "yes"))]
 
 
-def step_of(file: Path, calls: int | None = None) -> TracedStep:
-    """Return the step of an entry file, as the file has it: what each row changes is traced then."""
-    from roller.insight.tracing import trace_entry
+def step_of(
+    file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
+    device: DeviceSpec | None = None,
+) -> TracedStep:  # fmt: skip
+    """Return the step of an entry file or a training script, as the file has it: what each row changes is traced then.
 
+    Parameters
+    ----------
+    file, calls
+        The file, and the calls or training steps to trace.
+    script
+        How a training script runs, which has been asked for; where it is ``None``, a script is refused.
+    batch, device
+        Of the first trace.
+    """
+    from roller.insight.capture.script_tracer import trace_script
+    from roller.insight.trace.providers import is_script
+    from roller.insight.tracing import require_torch, trace_entry
+
+    require_torch()
     with prints_aside():
-        return trace_entry(file, calls=calls)
+        if script is not None and is_script(file):
+            return trace_script(
+                file, script.arguments, batch=batch, device=device, calls=calls, patience_s=script.patience_s
+            )
+        return trace_entry(file, batch=batch, device=device, calls=calls)
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
+from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.common import JsonOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
+from roller.core.display import cut
 
 if TYPE_CHECKING:
     from roller.insight.step.graph import StepGraph
+    from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf
     from roller.insight.whatif.predict import Answer
     from roller.insight.whatif.search import Found
     from roller.insight.whatif.what_if import WhatIf
@@ -81,9 +85,10 @@ def whatif_command(
     check_outputs(files or (), {"--perfetto": perfetto})
     if perfetto is not None and (search_all or len(asked) != 1):
         raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
-    graph = replace(_graph(files, device), measured_kernels_us=measured_us)
+    graph, memory_of = _graph(files, device)
+    graph = replace(graph, measured_kernels_us=measured_us)
     if search_all:
-        _tell_search(graph, force, as_json)
+        _tell_search(graph, memory_of, force, as_json)
         return
     from roller.insight.whatif.predict import what_if
 
@@ -98,8 +103,11 @@ def whatif_command(
     _tell(answers)
 
 
-def _graph(files: list[Path], device: str | None) -> StepGraph:
-    """Return the graph of profiles, or of an entry file's step on a device that is not here."""
+def _graph(files: list[Path], device: str | None) -> tuple[StepGraph, MemoryOf | None]:
+    """Return the graph of profiles, or of an entry file's step on a device that is not here, and what gives its memory.
+
+    A profile does not tell which tensors a change leaves.
+    """
     from roller.insight.step.replay import from_kineto
 
     if len(files) == 1 and files[0].suffix == ".py":
@@ -110,8 +118,9 @@ def _graph(files: list[Path], device: str | None) -> StepGraph:
                 f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
             )
         with prints_aside():
-            return step_of(files[0]).graph(device)
-    return from_kineto([str(f) for f in files], device=device)
+            step = step_of(files[0])
+            return step.graph(device), cache(lambda change: step.memory_with(change, device))
+    return from_kineto([str(f) for f in files], device=device), None
 
 
 def _tell(answers: dict[str, Answer]) -> None:
@@ -159,30 +168,38 @@ def _ms(us: float) -> str:
     return f"{us / 1e3:.3f} ms"
 
 
-def _tell_search(graph: StepGraph, force: bool, as_json: bool) -> None:
+def _tell_search(graph: StepGraph, memory_of: MemoryOf | None, force: bool, as_json: bool) -> None:
     from roller.insight.whatif.search import MOST_ASKED, search
 
     with counted_steps("what-ifs", MOST_ASKED) as done:
         found = search(graph, force=force, seen=lambda one: done(one.name))
+    effects = {x.name: x.memory_effect(graph, memory_of) for x in found if x.answer is not None}
     if as_json:
-        print_json([_row(x) for x in found])
+        print_json([_row(x, effects.get(x.name)) for x in found])
         return
     screen = console()
     answered = [x for x in found if x.answer is not None]
-    table = Table("change", "a step", "from", "to", "gain", "rests on", box=None)
+    of_memory = ["memory"] if memory_of is not None else []
+    table = Table("change", "a step", "from", "to", "gain", *of_memory, "rests on", box=None)
     for x in answered:
         a = x.answer
         assert a is not None
         gain = "hardly anything" if a.is_hardly_anything else f"{100 * a.gain:+.1f} %"
         is_there = bool(a.in_place) and not a.is_changed
         times = (_ms(us) for us in (a.iteration_us, a.lower_us, a.upper_us))
-        table.add_row(("at most: " if x.is_bound else "") + x.name, *times, "already in place" if is_there else gain,
-                      "" if is_there else a.rests_on)  # fmt: skip
+        table.add_row(
+            ("at most: " if x.is_bound else "") + cut(x.name, LONGEST_NAME), *times,
+            "already in place" if is_there else gain,
+            *(memory_text(effects[x.name]) for _ in of_memory), "" if is_there else a.rests_on,
+        )  # fmt: skip
     if answered and answered[0].answer is not None:
         screen.say(f"{graph.name}: {_ms(answered[0].answer.baseline_us)} a step; all times below are predicted")
     screen.print(table)
     if any(x.answer is not None and x.answer.rests_on == "assumed" for x in answered):
         screen.say("assumed: some times of it rest on a factor or a number that the profile does not hold; --do tells.")
+    for name, effect in effects.items() if of_memory else ():
+        if effect.says_more:
+            screen.say(f"{name}: memory: {effect.reason}")
     for sentence in answered[0].answer.notes if answered and answered[0].answer is not None else ():
         screen.say(sentence)
     if all(x.answer is None or x.is_bound or x.answer.gain <= 0 or x.answer.is_hardly_anything for x in found):
@@ -192,9 +209,11 @@ def _tell_search(graph: StepGraph, force: bool, as_json: bool) -> None:
             screen.say(f"{x.name}: not asked: {x.reason}")
 
 
-def _row(x: Found) -> dict[str, object]:
+def _row(x: Found, effect: MemoryEffect | None) -> dict[str, object]:
     row: dict[str, object] = {"changes": x.name, "upper_bound": x.is_bound, "not_asked": x.reason or None}
-    return row | ({} if x.answer is None else x.answer.to_dict())
+    if x.answer is None or effect is None:
+        return row
+    return row | x.answer.to_dict() | {"memory_delta_bytes": effect.delta_bytes, "memory_note": effect.reason}
 
 
 def _list() -> None:

@@ -21,11 +21,14 @@ class Written:
         ``(source, value)`` of every source, in the order in which they are preferred.
     note
         What its author says of it; ``""`` where nothing is.
+    spread
+        How far the repetitions of its measurement were apart, relative; ``None`` where it was not repeated.
     """
 
     path: str
     values: tuple[tuple[str, float], ...]
     note: str = ""
+    spread: float | None = None
 
 
 def written(data: Mapping[str, Any]) -> tuple[Written, ...]:
@@ -50,7 +53,8 @@ def _walk(path: str, data: object) -> Iterator[Written]:
         return
     values = tuple((s, data[s]) for s in SOURCES if isinstance(data.get(s), (int, float)))
     if values:
-        yield Written(path, values, str(data.get("note", "")))
+        spread = data.get("spread")
+        yield Written(path, values, str(data.get("note", "")), None if spread is None else float(spread))
         return
     for key, value in data.items():
         if key == "clock_hz" and isinstance(value, Mapping) and "boost" in value:

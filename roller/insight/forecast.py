@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from roller.core.cyclic import held_back
+from roller.core.display import html_table, seconds_text
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operator_price import Price
@@ -96,6 +98,16 @@ class Forecast:
     checkpoint: tuple[str, ...] = ()
     samples: float = 0.0
 
+    def _repr_html_(self) -> str:
+        """Return the operators by name for a notebook, below the step with its interval."""
+        rows = (
+            (x.name, x.kernels, seconds_text(x.compute_us / 1e6), f"{x.share:.1%}", x.resource)
+            for x in self.by_operator()
+        )
+        spread = f"{seconds_text(self.lower_s)} to {seconds_text(self.upper_s)}"
+        title = f"{self.kind} on {self.device}: {seconds_text(self.iteration_s)} a step ({spread})"
+        return html_table(title, ("operator", "kernels", self.kind, "share", "bound by"), rows)
+
     @cached_property
     def _simulated_graph(self) -> tuple[StepGraph, Timeline]:
         # Built on demand: a sweep keeps hundreds of forecasts, and few graphs of them are used.
@@ -111,6 +123,11 @@ class Forecast:
     def timeline(self) -> Timeline:
         """Simulated times of the tasks of ``graph``; the last one ends after ``iteration_s``."""
         return self._simulated_graph[1]
+
+    @property
+    def kind(self) -> Literal["predicted", "calibrated"]:
+        """``"calibrated"`` where rates of the device were measured on it by ``roller probe``, else ``"predicted"``."""
+        return "calibrated" if is_calibrated(self.step.spec) else "predicted"
 
     @property
     def bound(self) -> str:
@@ -150,7 +167,7 @@ class Forecast:
         return sorted((row for row in self.breakdown(key) if row.kernels), key=lambda row: -row.compute_us)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every time is predicted."""
+        """Return JSON-ready data; every time is of ``kind``."""
         memory = self.memory
         oom = None if memory.oom is None else {"wanted_bytes": memory.oom.wanted_bytes, "said": str(memory.oom)}
         return {
@@ -163,7 +180,7 @@ class Forecast:
             "checkpoint": list(self.checkpoint),
             "links_s": self.links_s,
             "exposed_s": self.exposed_s,
-            "kind": "predicted",
+            "kind": self.kind,
             "iteration_s": self.iteration_s,
             "lower_s": self.lower_s,
             "upper_s": self.upper_s,

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from roller.artifact import KernelArtifact
 from roller.core.files import open_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.rate_card import RateCard
+from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.line_texts import line_texts
+from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
-from roller.insight.step_profile.profiling import kind_of_file, profile
-from roller.report.benchmark_report import page_of_benchmark
+from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import page_of_model
+from roller.runtime.container import MODEL_BUNDLE, SAVED
 
 #: What a report can be of.
 ReportKind = Literal["entry", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
@@ -35,6 +41,10 @@ def html_report(
     measure: bool = False,
     anonymous: bool = False,
     explain_s: float = 30.0,
+    hints: bool = False,
+    prices: RateCard | None = None,
+    before: StepProfile | None = None,
+    moved_lines: Mapping[str, str] | None = None,
 ) -> str:
     """Return a report as one self-contained HTML file of at most 1.5 MB.
 
@@ -50,6 +60,10 @@ def html_report(
         Whether sources, the text of lines and paths are left out.
     explain_s
         Of a compiled model: seconds in which kernels are explained.
+    hints, prices
+        Of an entry file or a recording: whether to say what changes would bring, and the hourly rates of devices.
+    before, moved_lines
+        Of a step: a profile to compare it with, and its lines that were moved since, by their former names.
 
     Raises
     ------
@@ -65,7 +79,22 @@ def html_report(
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
     found = profile(path, device, batch=batch, curve=curve, measure=measure)
-    return page_of_profile(found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None)
+    parts = hints_beside(found, prices) if hints else {}
+    if before is not None:
+        parts |= beside_profile(found, None, difference(before, found, moved_lines))
+    return page_of_profile(
+        found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None, parts=parts
+    )
+
+
+def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
+    """Return the hints of a profile as the page shows them: ``hints``, ``price``, and a note where there is none."""
+    rate = None if prices is None else prices.devices.get(found.device)
+    told = found.hints(None if rate is None else rate.per_hour)
+    parts = beside_profile(found, told, None, "" if prices is None else prices.currency, rate)
+    if prices is not None and rate is None:
+        parts["price_note"] = prices.missing(found.device)
+    return parts
 
 
 def kind_of_report(path: Path) -> ReportKind:
@@ -77,6 +106,11 @@ def kind_of_report(path: Path) -> ReportKind:
         There is no such file.
     """
     if path.is_dir():
+        if not any((path / kind.manifest).is_file() for kind in (MODEL_BUNDLE, SAVED)):
+            raise RollerError(
+                f"{path}: expected {UNDERSTOOD}, got a folder without {SAVED.manifest} or {MODEL_BUNDLE.manifest}. "
+                f"Name one."
+            )
         return "compiled model"
     try:
         with open_file(path) as file:
@@ -85,6 +119,8 @@ def kind_of_report(path: Path) -> ReportKind:
         raise RollerError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
+    if not path.name.lower().endswith(SUFFIXES):
+        raise RollerError(f"{path}: expected {UNDERSTOOD}, got another file. Name one.")
     kind = kind_of_file(path)
     if kind == "script":  # somebody's program runs after a question only
         raise RollerError(

@@ -10,27 +10,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roller.errors import RollerError, counted
 from roller.expr import TensorExpr
-from roller.expr.resizing import Size, growing_sizes, resized
+from roller.expr.resizing import Size, growing_sizes
 from roller.hardware import DeviceSpec
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.operator_price import check_policy
+from roller.insight.cost.padding import (
+    LEAST_GAIN,
+    LEAST_SHARE,
+    enlarge,
+    joint_paddings,
+    larger_multiples,
+    least_padding,
+)
 
 if TYPE_CHECKING:
     from roller.graph.steps import Program, Run
-
-#: Multiples to which sizes are padded, those that are tried first, and the largest growth of a size.
-MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
-#: Least share of the model's time of an examined kernel, and least gain of an advice.
-LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
-#: Share of the saved time that a smaller padding must keep to be preferred.
-_KEPT = 0.9
 
 
 @dataclass(frozen=True)
@@ -239,7 +240,7 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
     prices.price_in_parallel(enlarge(expressions[key], c) for key, own in sizes.items() for c in joint_paddings(own))
     advice = []
     for key, own in sizes.items():
-        best = _least_padding(expressions[key], own, prices, least_gain)
+        best = least_padding(expressions[key], own, prices, least_gain)
         if not best:
             continue
         before, padded = found[key], enlarge(expressions[key], best)
@@ -256,59 +257,6 @@ def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, le
         )  # fmt: skip
     advice.sort(key=lambda a: -a.model_gain)
     return Lint(spec.name, name, whole, len(uses), sum(map(bool, sizes.values())), tuple(advice))
-
-
-def larger_multiples(extent: int) -> list[int]:
-    """Return the next multiples of :data:`MULTIPLES` above an extent, the nearest first, each once."""
-    found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
-    return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
-
-
-def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
-    """Return an expression with larger sizes."""
-    for size, extent in extents.items():
-        expr = resized(expr, size, extent)
-    return expr
-
-
-def _least_padding(
-    expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float
-) -> dict[Size, int]:  # fmt: skip
-    """Return the least padding of a kernel that keeps the largest gain; empty if none gains.
-
-    Sizes are padded together first, since a fragment needs all of its sides; then each is reduced as far as the gain
-    lasts.
-    """
-
-    def padded_seconds(extents: Mapping[Size, int]) -> float:
-        return prices.price_expression(enlarge(expr, extents)).seconds
-
-    now, best = padded_seconds({}), min(joint_paddings(sizes), key=padded_seconds, default={})
-    if now < least_gain * padded_seconds(best):
-        return {}
-    enough = now - _KEPT * (now - padded_seconds(best))
-    for size in sorted(best, key=lambda s: -best[s] / s.extent):
-        without = {s: e for s, e in best.items() if s != size}
-        nearer = [{**without, size: e} for e in larger_multiples(size.extent) if e < best[size]]
-        best = next((c for c in [without, *nearer] if padded_seconds(c) <= enough), best)
-    return best if now >= least_gain * padded_seconds(best) else {}
-
-
-def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
-    """Yield paddings of all sizes to the same multiple, each once."""
-    seen = set[tuple[int, ...]]()
-    for multiple in FIRST:
-        extents = {s: _padded_extent(s.extent, multiple) for s in sizes}
-        chosen = {s: e for s, e in extents.items() if e != s.extent}
-        if chosen and tuple(extents.values()) not in seen:
-            seen.add(tuple(extents.values()))
-            yield chosen
-
-
-def _padded_extent(extent: int, multiple: int) -> int:
-    """Return the largest allowed padding of an extent up to a multiple; the extent itself if there is none."""
-    allowed = [e for e in larger_multiples(extent) if e <= -(-extent // multiple) * multiple]
-    return max(allowed, default=extent)
 
 
 def _named_padding(size: Size, padded: int, expr: TensorExpr, run: Run, program: Program) -> Pad:

@@ -26,6 +26,9 @@ class MeasuredStep:
     operator_s
         Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone. Some
         microseconds of PyTorch's dispatch are in each.
+    operator_interval_s
+        The interval that contains the median of each with 95 % (the least and the greatest of fewer than six); both
+        ends are the median of one that was timed once.
     iteration_s, lower_s, upper_s
         Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
         the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work
@@ -45,6 +48,7 @@ class MeasuredStep:
 
     trace: Trace
     operator_s: tuple[float, ...]
+    operator_interval_s: tuple[tuple[float, float], ...]
     iteration_s: float
     lower_s: float
     upper_s: float
@@ -119,7 +123,9 @@ def measure_step(
     options = TraceOptions(batch, None, amp, checkpoint)
     with ProjectTracer(entry, python=python) as project:
         trace, told = project.measure(options, float(budget_s))
+    timed = told["operators"]
     return MeasuredStep(
-        trace, tuple(told["operator_s"]), told["median_s"], told["lower_s"], told["upper_s"], told["is_stable"],
-        tuple(told["samples_s"]), told["process_peak_bytes"], told["machine"], tuple(told["notes"]),
+        trace, tuple(median for median, _, _ in timed), tuple((lower, upper) for _, lower, upper in timed),
+        told["median_s"], told["lower_s"], told["upper_s"], told["is_stable"], tuple(told["samples_s"]),
+        told["process_peak_bytes"], told["machine"], tuple(told["notes"]),
     )  # fmt: skip

@@ -6,20 +6,27 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from roller.core.display import html_table, seconds_text
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.perf.unit_notes import unit_notes
 
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time."""
+    """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time.
+
+    One expected error below and above are ``lower`` and ``upper``.
+    """
 
     name: str
     runs: int
     seconds: float
+    lower: float
+    upper: float
     share: float
     resource: str
 
@@ -44,6 +51,8 @@ class ModelForecast:
         Every kernel, the most expensive first.
     notes
         Missing features of the device's matrix unit.
+    kind
+        ``"calibrated"`` where rates of the device were measured on it by ``roller probe``.
     """
 
     device: str
@@ -57,15 +66,26 @@ class ModelForecast:
     arena_bytes: int
     kernels: Sequence[KernelShare] = field(repr=False)
     notes: tuple[str, ...] = ()
+    kind: Literal["predicted", "calibrated"] = "predicted"
 
     @property
     def throughput(self) -> float:
         """Samples per second; 0 if the batch is unknown."""
         return self.batch / self.iteration_s if self.iteration_s else 0.0
 
+    def _repr_html_(self) -> str:
+        """Return the kernels for a notebook, below the inference with its interval."""
+        rows = (
+            (x.name, x.runs, seconds_text(x.seconds), f"{seconds_text(x.lower)} to {seconds_text(x.upper)}", x.resource)
+            for x in self.kernels
+        )
+        spread = f"{seconds_text(self.lower_s)} to {seconds_text(self.upper_s)}"
+        title = f"{self.model} on {self.device}, {self.kind}: {seconds_text(self.iteration_s)} ({spread})"
+        return html_table(title, ("kernel", "runs", self.kind, "interval", "bound by"), rows)
+
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every time is predicted."""
-        return {"kind": "predicted", **asdict(self), "throughput_per_s": self.throughput}
+        """Return JSON-ready data; every time is of ``kind``."""
+        return {**asdict(self), "throughput_per_s": self.throughput}
 
 
 def forecast_onnx(
@@ -114,6 +134,7 @@ def forecast_onnx(
         sum(a.nbytes for a in program.constants.values()), planned.arena_bytes,
         _kernel_shares(found, {k: program.kernels[k].expression.name for k in found}, uses, whole),
         unit_notes(prices.priced_expressions, spec, ours=policy == "roller"),
+        "calibrated" if is_calibrated(spec) else "predicted",
     )  # fmt: skip
 
 
@@ -121,7 +142,7 @@ def _kernel_shares(
     found: dict[str, KernelPrice], names: dict[str, str], uses: Counter[str], whole: float
 ) -> list[KernelShare]:
     rows = [
-        KernelShare(names[k], uses[k], p.seconds, p.seconds / whole if whole else 0.0, p.resource)
+        KernelShare(names[k], uses[k], p.seconds, p.lower, p.upper, p.seconds / whole if whole else 0.0, p.resource)
         for k, p in found.items()
     ]
     return sorted(rows, key=lambda x: -x.seconds)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date as date_type
 from pathlib import Path
 
 from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
+
+#: Days after which a price is old: those of rented devices change several times a year.
+OLD_DAYS = 180
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,10 @@ class HourlyRate:
     per_hour: float
     source: str
     date: str
+
+    def is_old(self, today: date_type | None = None) -> bool:
+        """Return whether the price is more than 180 days old."""
+        return ((today or date_type.today()) - date_type.fromisoformat(self.date)).days > OLD_DAYS
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,21 @@ class RateCard:
         """Return the price of an hour of a device; ``None`` if the card lacks it."""
         found = self.devices.get(device)
         return None if found is None else found.per_hour
+
+    def missing(self, name: str) -> str:
+        """Return a sentence if the card lacks a device; else ``""``."""
+        if name in self.devices:
+            return ""
+        known = ", ".join(sorted(self.devices)) or "no device"
+        return f"The prices say nothing of {name or 'an unnamed device'}, but of {known}: no cost is given."
+
+    def old_prices(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
+        """Return a sentence for each of some devices whose price is old."""
+        return tuple(
+            f"The price of {name} is of {rate.date} ({rate.source}), more than {OLD_DAYS} days ago: ask for a new one."
+            for name in dict.fromkeys(names)
+            if (rate := self.devices.get(name)) is not None and rate.is_old(today)
+        )
 
 
 def read_rate_card(path: str | Path) -> RateCard:
@@ -76,7 +98,7 @@ def read_rate_card(path: str | Path) -> RateCard:
         if isinstance(hour, bool) or not isinstance(hour, (int, float)) or not 0 < hour < 1e12:
             raise invalid_rate_card(f"devices.{name}.per_hour", "a number above 0", hour)
         when = row["date"]
-        if not isinstance(when, date):
+        if not isinstance(when, date_type):
             raise invalid_rate_card(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
         found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
     return RateCard(data["currency"], found)

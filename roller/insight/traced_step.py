@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
+from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast, forecast
-from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
+from roller.insight.memory.largest_batch import LargestBatch, fullest, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.from_trace import from_trace
 from roller.insight.step.graph import StepGraph
+from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
+from roller.insight.whatif.memory_change import MemoryChange
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,33 @@ class TracedStep(Trace):
         """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
         return memory_on_device(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
 
+    def memory_with(self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1) -> Memory:
+        """Return the memory of the fullest of the steps with a change of this one.
+
+        Parameters
+        ----------
+        change
+            Of this trace's options.
+        device, devices
+            As in :func:`roller.insight.forecast.forecast`, unless the change names others.
+
+        Raises
+        ------
+        ModelError
+            The step fails with the change.
+        RollerError
+            The changed batch has no whole number of samples, or is unknown.
+        """
+        device, count, changed = change.device or device, change.devices or devices, self
+        if replace(change, devices=None) != MemoryChange():
+            changed = self.at(
+                batch=_changed_batch(self, change.batch_factor), device=device,
+                amp=change.amp or self.options.get("amp") or "fp32",
+                checkpoint=self.options.get("checkpoint") or False if change.checkpoint is None else change.checkpoint,
+            )  # fmt: skip
+        held = add_bucket_storages(changed, buckets(changed)) if count > 1 else changed
+        return fullest(memory_on_device(trace, device) for trace in held.unlike())
+
     def max_batch(
         self,
         device: str | DeviceSpec,
@@ -120,3 +150,14 @@ class TracedStep(Trace):
     ) -> StepGraph:
         """Return the graph of the step on a device: see :func:`roller.insight.step.from_trace.from_trace`."""
         return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)
+
+
+def _changed_batch(step: Trace, factor: float) -> int | None:
+    """Return a batch times a factor; ``None`` of an unknown one that stays."""
+    own = int(step.options.get("batch") or 0)
+    batch = own * factor
+    if factor != 1.0 and (not batch or batch != int(batch)):
+        raise RollerError(
+            f"batch: expected a whole number of samples, got {factor:g} times {own}. Name another factor."
+        )
+    return int(batch) or None

@@ -3,34 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-#: A path of two parts or more, with its drive where it has one, or the name of a source file.
-_PATH = re.compile(
+_SUFFIXES = (
+    "py|pyx|pyi|pyc|ipynb|cpp|cc|cxx|cu|cuh|c|h|hpp|rs|ts|js|so|onnx|pb|pt|pth|ckpt|bin|safetensors|npy|npz|pkl|csv|json|"
+    "jsonl|gz|zip|tar|yaml|yml|toml|ini|cfg|txt|log|md|html|sh|parquet|arrow|h5|db"
+)
+#: A path of two parts or more, with its drive where it has one, one that begins with dots, or the name of a file.
+_PATH = (
     r"(?<![\w.])(?:[A-Za-z]:)?[\\/](?:[^\s\\/:*?\"'<>|,()]+[\\/])+(?:[^\s\\/:*?\"'<>|,()]*[^\s\\/:*?\"'<>|,().])?"
-    r"|[\w.~+@-]*(?:[\\/][\w.~+@-]*)*[\w~+@-]\.(?:py|pyx|pyi|ipynb|cpp|cc|cxx|cu|cuh|c|h|hpp|onnx|json|gz|yaml|yml)\b"
+    r"|(?<![\w.~])(?:\.{1,2}|~\w*)(?:[\\/][\w.~+@-]*[\w~+@-])+"
+    rf"|[\w.~+@-]*(?:[\\/][\w.~+@-]*)*[\w~+@-]\.(?:{_SUFFIXES})\b"
 )
 
 
-def without_paths(value: Any) -> Any:
+def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
     """Return a report's data with the paths in its texts replaced: each becomes ``file-1``, ``file-2``, ...
+
+    Parameters
+    ----------
+    value
+        JSON-ready data; arrays stay as they are.
+    files
+        Names of files that are known, as they are: they may hold blanks, or have no suffix.
 
     Examples
     --------
     >>> without_paths({"name": "/home/me/net/a.py:12", "notes": ["See net/b.py, /home/me/net/a.py."]})
     {'name': 'file-1:12', 'notes': ['See file-2, file-1.']}
+    >>> without_paths(["My Net/train:7"], ["My Net/train"])
+    ['file-1:7']
     """
     known: dict[str, str] = {}
+    exact = [rf"(?<!\w){re.escape(name)}(?!\w)" for name in sorted(set(files) - {""}, key=len, reverse=True)]
+    path = re.compile("|".join([*exact, _PATH]))
 
     def named(found: re.Match[str]) -> str:
         return known.setdefault(found[0], f"file-{len(known) + 1}")
 
     def plain(part: Any) -> Any:
         if isinstance(part, str):
-            return _PATH.sub(named, part)
+            return path.sub(named, part)
         if isinstance(part, Mapping):
-            return {_PATH.sub(named, str(name)): plain(inner) for name, inner in part.items()}
+            return {path.sub(named, str(name)): plain(inner) for name, inner in part.items()}
         if isinstance(part, (list, tuple)):
             return [plain(inner) for inner in part]
         return part

@@ -12,6 +12,11 @@ from roller.errors import ArtifactError
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
 
+#: What a report can be of, in words.
+UNDERSTOOD = (
+    "an entry file (.py), an ONNX model (.onnx), a recording of PyTorch's profiler (.json, .json.gz), a saved profile, "
+    "a kernel or a benchmark's results (.json), or the folder of a compiled model"
+)
 #: Words in the name of a column whose numbers a model gave; all others were measured, or are sizes.
 _PREDICTED = ("predicted", "roofline", "model_s", "expected")
 
@@ -34,14 +39,14 @@ def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
     try:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: expected JSON, got what cannot be read ({error}). Check the path.") from error
+        raise ArtifactError(f"{path}: expected {UNDERSTOOD}, got what is no JSON ({error}). Name one.") from error
     if not isinstance(found, Mapping) or not any(True for _ in _tables(found)):
         raise ArtifactError(
-            f"{path}: expected a profile, a recording, a kernel, or a benchmark's results, got JSON without a list of "
-            f"rows. See roller report --help for what it shows."
+            f"{path}: expected {UNDERSTOOD}, got JSON that is none of them and has no list of rows. Name one."
         )
-    data = benchmark_data(path.stem, found)
-    return html_page(f"{path.stem}: results", without_paths(data) if anonymous else data)
+    name = "benchmark" if anonymous else path.stem
+    data = benchmark_data(name, found)
+    return html_page(f"{name}: results", without_paths(data) if anonymous else data)
 
 
 def benchmark_data(name: str, found: Mapping[str, Any]) -> dict[str, Any]:

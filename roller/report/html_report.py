@@ -22,7 +22,8 @@ from roller.errors import ArtifactError
 MOST_BYTES = 1_500_000
 #: Scripts of the page in the order they are read; each defines what the next ones use.
 _SCRIPTS = (
-    "dom.js", "data.js", "icicle.js", "table.js", "charts.js", "profile_view.js", "tiles.js", "kernel_view.js",
+    "dom.js", "data.js", "icicle.js", "table.js", "charts.js", "hints_view.js", "difference_view.js",
+    "profile_view.js", "tiles.js", "kernel_view.js",
     "model_view.js", "page.js",
 )  # fmt: skip
 #: Characters that end a script, or a line of one, inside JSON; their escapes mean the same there.

@@ -83,7 +83,7 @@ def model_data(
     rows = list(_rows(steps, artifacts))
     return {
         "view": "model", "name": name, "device": device, "steps": rows, "kernels": kernels,
-        "predicted_s": _sum(rows, "predicted_s"), "measured_s": _sum(rows, "measured_s"),
+        "predicted_s": _sum(rows, "predicted_s"), "interval_s": _interval(rows), "measured_s": _sum(rows, "measured_s"),
         "notes": notes if left else [],
     }  # fmt: skip
 
@@ -92,6 +92,12 @@ def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
     """Return the sum over the steps that run a kernel; ``None`` if one of them has no such number."""
     values = [row[name] for row in rows if row["kind"] == "run"]
     return sum(values) if values and None not in values else None
+
+
+def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
+    """Return the sums of the ends of the steps' intervals, if the errors of all agree; ``None`` where one has none."""
+    ends = [row["interval_s"] for row in rows if row["kind"] == "run"]
+    return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]
 
 
 def _rows(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], lane: int | None = None) -> Iterator[Any]:

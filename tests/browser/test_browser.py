@@ -17,10 +17,15 @@ import pytest
 import roller
 from roller.artifact import KernelArtifact
 from roller.graph.steps import Copy, Run
+from roller.insight.rate_card import HourlyRate
+from roller.insight.step_profile.difference import LineDifference, difference
+from roller.insight.step_profile.hints import Hint
 from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.whatif.memory_effect import MemoryEffect
 from roller.report.benchmark_report import page_of_benchmark
 from roller.report.html_report import html_page
 from roller.report.kernel_report import page_of_kernel
@@ -94,12 +99,38 @@ def test_every_number_says_where_it_comes_from(drilled):
     numbers = found["numbers"]
     assert len(numbers) > 60 and {n["label"] for n in numbers} == {"predicted", "recorded"} <= LABELS
     assert all(float(n["value"]) == float(n["value"]) for n in numbers)
-    steps = [n for n in numbers if "lower" in n and n["unit"] == "s"]
-    assert {(float(n["value"]), float(n["lower"]), float(n["upper"])) for n in steps} == {
-        (profile.iteration_s, profile.lower_s, profile.upper_s)
-    }
+    steps = {(float(n["value"]), float(n["lower"]), float(n["upper"])) for n in numbers if n["interval"] == "known"}
+    assert (profile.iteration_s, profile.lower_s, profile.upper_s) in steps and len(steps) > 10
     totals = {float(n["value"]) for n in numbers if "lower" in n and n["unit"] == "bytes"}
     assert totals == {float(profile.total_bytes)}
+
+
+def test_hints_and_a_difference_stand_in_tables_and_lead_to_their_lines(tmp_path):
+    profile = small_profile()
+    line, made = "net/model.py:10", "net/model.py:3"  # that registers weights alone has no part of the tree
+    shared = {"iteration_s": 0.004, "lower_s": 0.003, "upper_s": 0.005, "delta_s": -0.002, "line": line}
+    hints = [
+        Hint("AMP()", **shared, memory=MemoryEffect(-(1 << 30)), rests_on="predicted"),
+        Hint("CudaGraph()", **{**shared, "delta_s": 1e-6}, is_hardly_anything=True, rests_on="assumed"),
+        Hint("LoaderWorkers()", not_asked="no loading"),
+        Hint("pad 999 -> 1000 (fc.weight)", **shared, origin="lint", rests_on="predicted"),
+    ]  # fmt: skip
+    rate = HourlyRate(2.5, "mine", "2020-01-31")
+    compared = difference(replace(small_profile(), source="recorded"), profile)
+    moved = replace(compared, lines=(LineDifference(line, 1.0, 3.0, 1024, 2048), LineDifference(made, 0, 0, 0, 0, 1)))
+    parts = beside_profile(profile, [h.with_price(2.5, 8) for h in hints], moved, "EUR", rate)
+    found = opened(page_of_profile(profile, parts=parts), tmp_path, "hints.js")
+    assert found["heads"] == ["What-ifs", "Padded sizes"]
+    rows = dict(zip([row[0] for row in found["rows"]], found["rows"], strict=True))
+    assert rows["AMP()"][1:4] == ["4 ms", "-2 ms", "-1 GiB"]
+    assert rows["CudaGraph()"][2:4] == ["+1 µs hardly anything", "not modelled"]
+    assert "LoaderWorkers(): not asked: no loading" in found["text"] and "more than 180 days old" in found["text"]
+    assert "EUR a million samples" in found["text"]
+    assert found["chosen"].endswith(line)
+    assert {n["label"] for n in found["numbers"]} == {"predicted", "recorded"}
+    first, second = (x.removeprefix("net/") for x in (line, made))
+    assert found["difference"] == [[first, "1 s", "3 s", "+2 s", "+1 KiB", ""], [second, *"0000", "+1 s, 0"]]
+    assert found["links"] == [line]
 
 
 def test_a_table_of_50_000_rows_scrolls(tmp_path):

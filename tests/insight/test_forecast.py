@@ -73,3 +73,10 @@ def test_the_verb_for_a_model(cli, tmp_path):
     assert rows[2]["iteration_s"] > rows[3]["iteration_s"] > 0 and rows[0]["kind"] == "predicted"
     assert "samples/s" in cli("forecast", str(tmp_path / "m.onnx"), "--batch", "8", "--top", "1")[1]
     assert "whole numbers of at least 1" in cli("forecast", str(tmp_path / "m.onnx"), "--batch", "0")[2]
+
+
+def test_a_notebook_shows_operators_below_the_step_with_its_interval():
+    found = forecast(step(4096, 2048), "a100")
+    shown = found._repr_html_()
+    assert shown.startswith("<table><caption>predicted on a100: ") and " to " in shown
+    assert "<td>aten.mm.default</td><td>2</td>" in shown and "<th>predicted</th>" in shown

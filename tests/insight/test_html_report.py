@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
 import roller
 from roller.errors import RollerError
-from roller.insight.html_report import html_report, kind_of_report
+from roller.insight.html_report import hints_beside, html_report, kind_of_report
+from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.profile_json import save_profile
+from roller.insight.step_profile.profile_page import page_of_profile
 from tests.insight.step_profile.profiles import small_profile
+from tests.insight.step_profile.test_hints import graph_with_lines
 from tests.report.pages import data_of
 
 
@@ -40,9 +44,11 @@ def test_kinds_are_told_by_content(tmp_path, profile_file):
     (tmp_path / "entry.py").write_text("".join(f"def {name}(): ...\n" for name in providers))
     with gzip.open(tmp_path / "r.json.gz", "wb") as file:
         file.write(b"{}")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "model.json").write_text("{}")
     kinds = {
         "profile.json": "profile", "k.json": "kernel", "recording.json": "recording", "list.json": "recording",
-        "bench.json": "benchmark", "entry.py": "entry", "r.json.gz": "recording", ".": "compiled model",
+        "bench.json": "benchmark", "entry.py": "entry", "r.json.gz": "recording", "model": "compiled model",
     }  # fmt: skip
     assert {name: kind_of_report(tmp_path / name) for name in kinds} == kinds
 
@@ -52,15 +58,56 @@ def test_a_file_that_is_not_there_is_refused(tmp_path):
         html_report(tmp_path / "nothing.json")
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path):
-    with pytest.raises(RollerError, match=r"model\.json"):
-        html_report(tmp_path)
+@pytest.mark.parametrize("name", ["a.txt", "b.json", "c.json", "d.png", "folder"])
+def test_what_is_not_understood_is_refused_with_a_list_of_what_is(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    contents = {"a.txt": "hello", "b.json": '{"a": 1}', "c.json": "not json", "d.png": "\x89PNG"}
+    if name in contents:
+        (tmp_path / name).write_text(contents[name], encoding="utf-8")
+    with pytest.raises(RollerError) as error:
+        html_report(tmp_path / name)
+    said = str(error.value)
+    assert said.count("expected") == 1 and name in said
+    for kind in ("entry file", "ONNX model", "recording", "saved profile", "kernel", "benchmark", "compiled model"):
+        assert kind in said
 
 
-@pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",)])
+@pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",), ("--hints",)])
 def test_options_that_do_not_apply_are_refused(cli, profile_file, option):
     code, _, said = cli("report", str(profile_file), *option)
     assert code == 2 and f"expected no {option[0]} for a profile" in said
+
+
+def test_prices_without_hints_are_refused(cli, profile_file, tmp_path):
+    code, _, said = cli("report", profile_file, "--prices", tmp_path / "p.yaml")
+    assert code == 2 and "--prices: expected --hints beside it" in said
+
+
+def test_a_page_holds_the_difference_to_another_profile(cli, profile_file, tmp_path):
+    save_profile(replace(small_profile(), name="before.py"), tmp_path / "before.json")
+    out = tmp_path / "r.html"
+    code, _, err = cli("report", profile_file, "--against", tmp_path / "before.json", "--out", out)
+    assert code == 0, err
+    found = data_of(out.read_text(encoding="utf-8"))["difference"]
+    assert (found["before"]["name"], found["after"]["name"], found["kind"]) == ("before.py", "train.py", "predicted")
+    assert found["delta_s"] == 0 and found["lines"] == []
+    assert "difference" not in data_of(html_report(profile_file))
+
+
+def test_a_page_holds_hints_with_their_price(tmp_path):
+    profile = replace(small_profile(), make_graph=graph_with_lines)
+    card = RateCard("EUR", {"a100": HourlyRate(3.6, "mine", "2020-01-31")})
+    parts = hints_beside(profile, card)
+    found = data_of(page_of_profile(profile, parts=parts))
+    assert [x["change"] for x in found["hints"]] == [x.change for x in profile.hints()]
+    amp = next(x for x in found["hints"] if x["change"] == "AMP()")
+    assert amp["price_after"] == pytest.approx(amp["iteration_s"] / 8 * 1e6 * 0.001)
+    assert amp["line"] == "train.py:10" and found["price"]["is_old"] is True and "price_note" not in found
+    lacking = hints_beside(profile, RateCard("EUR", {}))
+    assert lacking["price"] is None and lacking["price_note"].startswith("The prices say nothing of a100")
+    assert all(x["price_after"] is None for x in lacking["hints"])
+    private = data_of(page_of_profile(profile, parts=parts, anonymous=True))
+    assert "train.py" not in json.dumps(private["hints"])
 
 
 def test_the_text_of_lines_is_read_below_the_entry_file_alone(tmp_path):
@@ -80,3 +127,10 @@ def test_a_program_without_providers_is_not_run(cli, tmp_path):
     code, _, err = cli("report", script, "--out", tmp_path / "r.html")
     assert code == 1 and "expected an entry file, got a program without providers" in err
     assert not (tmp_path / "r.html").exists()
+
+
+def test_an_anonymous_benchmark_does_not_tell_its_name(tmp_path):
+    path = tmp_path / "secret_results.json"
+    path.write_text('{"run": {"cwd": "/home/jane/x"}, "rows": [{"a": 1}]}')
+    page = html_report(path, anonymous=True)
+    assert "secret" not in page and "secret" not in str(data_of(page)) and "jane" not in str(data_of(page))

@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 import roller
 from roller.errors import ModelError, RollerError
 from roller.insight.cost.kernels import Kernels
-from roller.insight.lint import LEAST_GAIN
+from roller.insight.cost.padding import LEAST_GAIN
 from tests.offenders import every
 
 

@@ -145,11 +145,11 @@ class Recorded:
 def test_seconds_of_operators_are_medians_where_steps_run_the_same():
     calls = [("a", ((2,),)), ("b", ((2,),))]
     assert _operator_seconds(Recorded("a", "b"), [9.0, 9.0], [(calls, [1.0, 4.0]), (calls, [3.0, 5.0])]) == (
-        (2.0, 4.5), (),
+        ((2.0, 1.0, 3.0), (4.5, 4.0, 5.0)), (),
     )  # fmt: skip
     other = [("a", ((2,),)), ("b", ((7,),))]
     found, notes = _operator_seconds(Recorded("a", "b"), [9.0, 8.0], [(other, [1.0, 4.0]), (other[:1], [3.0])])
-    assert found == (2.0, 8.0)
+    assert found == ((2.0, 1.0, 3.0), (8.0, 8.0, 8.0)), "the ends are the median of what was timed once"
     assert notes == (
         "operators: 2 of 2 timed steps run other operators or shapes than the recorded step. 1 of 2 operators are "
         "timed once, in the recorded step.",
@@ -234,6 +234,8 @@ def test_a_process_of_its_own_measures_and_leaves_this_one_alone(write, capfd):
     )
     del torch.nn.Linear.marked
     assert len(found.operator_s) == len(found.trace.steady()) and math.fsum(found.operator_s) > 0
+    ends = zip(found.operator_s, found.operator_interval_s, strict=True)
+    assert all(lower <= median <= upper for median, (lower, upper) in ends)
     assert found.iteration_s == pytest.approx(math.fsum(found.operator_s) + found.untracked_s)
     lower, upper = found.samples_per_s_interval
     assert lower <= found.samples_per_s == 6 / found.iteration_s <= upper

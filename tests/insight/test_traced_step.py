@@ -174,7 +174,7 @@ def test_bad_changes_are_one_clear_error():
 
 
 def test_options_that_are_not_given_are_those_of_the_step():
-    """``at`` of a step in another precision keeps it, and so do the forecasts, the memory and the graph of that step."""
+    """``at`` of a step in another precision keeps it, and so do the forecasts and the memory of that step."""
     first = roller.trace(lambda: torch.nn.Linear(512, 512), torch.zeros(64, 512), optimizer="adam")
     half = first.at(amp="fp16")
     assert half.at(batch=32).options["amp"] == "fp16" and half.at().options["batch"] == 64

@@ -69,7 +69,7 @@ RULES = (
         "public names of roller", (r"roller\.__all__", r"getattr\(roller,", r"roller\._HOME\b"),
         r"roller\.(search\.constructor|compiled|templates\.common\.options|hardware|perf|artifact|tile|errors|expr"
         r"|pipeline|onnx\.compile|report\.\w+|insight\.\w+|insight\.step\.\w+|insight\.whatif\.predict|model\.saved"
-        r"|ops)",
+        r"|notebook|ops)",
         ("roller/__init__.py::__getattr__",),
     ),
     DynamicImport(

@@ -11,6 +11,7 @@ from roller.core.files import whole_file
 from roller.errors import ModelError, RollerError, did_you_mean, shown
 from roller.insight.capture.model_classes import ModelClass, find_model_class
 from roller.insight.project_tracer import ProjectTracer
+from roller.insight.trace.project_folder import module_of
 from roller.insight.traced_step import TracedStep
 
 #: Dtype of an input -> how a tensor of it is made of a shape. Indices are 0 and 1, which every table has.
@@ -46,7 +47,8 @@ def loss_of(output):
         return output.float().mean()
     if getattr(output, "loss", None) is not None:
         return output.loss
-    return sum(loss_of(part) for part in (output.values() if isinstance(output, dict) else output))
+    parts = output.values() if isinstance(output, dict) else output
+    return sum(loss_of(part) for part in parts if part is not None)
 
 
 def iteration_provider(model):
@@ -147,7 +149,8 @@ def write_entry(
     shapes = [one if isinstance(one, InputShape) else InputShape.parse(one) for one in inputs]
     _check_arguments(path, found, arguments)
     _check_inputs(path, found, shapes)
-    root, module = _package_of(path)
+    root, module = module_of(path)
+    root = path.parent if root == path.absolute().parent else root  # as it was named
     target = Path(out) if out is not None else root / f"{path.stem}_entry.py"
     if target.absolute().parent != root.absolute():
         raise ModelError(f"{target}: expected a file in {root}, from where it imports the model. Leave --out a name.")
@@ -203,15 +206,6 @@ def _check_inputs(path: Path, found: ModelClass, shapes: Sequence[InputShape]) -
             f"{path}:{found.line}: expected an --input for each of {', '.join(found.inputs) or 'the inputs'} of "
             f"{found.name}, got {len(shapes)}. Pass sizes of one sample, in order, e.g. --input 3x224x224:float32."
         )
-
-
-def _package_of(path: Path) -> tuple[Path, str]:
-    """Return the folder from which a file is imported, and by what name."""
-    folder, names = path.parent, [path.stem]
-    while (folder / "__init__.py").is_file():
-        names.insert(0, folder.absolute().name)
-        folder = folder.absolute().parent
-    return folder, ".".join(names)
 
 
 def _imports(module: str, name: str) -> str:

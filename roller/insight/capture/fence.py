@@ -7,10 +7,11 @@ undone. This keeps accidents from happening; it is no prison for a program that 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
-from dataclasses import dataclass
+from pathlib import Path
 
 #: Numbers of Landlock's system calls, the same on every architecture.
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -27,30 +28,28 @@ _NEW_NETWORK, _NEW_USER = 0x40000000, 0x10000000
 _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
 
 
-@dataclass(frozen=True)
-class Fence:
-    """What the kernel refuses.
+def leave_network() -> bool:
+    """Refuse this process the network, for good; return whether the kernel does.
 
-    Parameters
-    ----------
-    files
-        Whether it refuses writes outside of the folder.
-    network
-        Whether it refuses the network.
+    It comes first: a namespace of users, which it needs without privileges, is made only by a process with one thread.
     """
-
-    files: bool = False
-    network: bool = False
-
-
-def fence_in(folder: str) -> Fence:
-    """Refuse this process, for good, writes outside of a folder and the network; return what the kernel took on."""
     if not sys.platform.startswith("linux"):
-        return Fence()
+        return False
     libc = ctypes.CDLL(None, use_errno=True)
-    # The network first: its namespace may need one of users, which writes below /proc that would be refused then.
-    network = libc.unshare(_NEW_NETWORK) == 0 or libc.unshare(_NEW_NETWORK | _NEW_USER) == 0
-    return Fence(_limit_writes(libc, folder), network)
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_NEW_NETWORK) == 0:
+        return True
+    if libc.unshare(_NEW_NETWORK | _NEW_USER) != 0:
+        return False
+    for name, text in (("uid_map", f"{user} {user} 1"), ("setgroups", "deny"), ("gid_map", f"{group} {group} 1")):
+        with contextlib.suppress(OSError):  # the user has no name then
+            Path("/proc/self", name).write_text(text)
+    return True
+
+
+def limit_writes(folder: str) -> bool:
+    """Refuse this process, for good, writes outside of a folder; return whether the kernel does."""
+    return sys.platform.startswith("linux") and _limit_writes(ctypes.CDLL(None, use_errno=True), folder)
 
 
 def _limit_writes(libc: ctypes.CDLL, folder: str) -> bool:

@@ -23,16 +23,26 @@ _CHANGES = {
     "os.mkdir": (0,), "os.chmod": (0,), "os.chown": (0,), "os.utime": (0,), "shutil.rmtree": (0,),
     "shutil.move": (0, 1),
 }  # fmt: skip
-#: Beginnings of events that reach other machines or start programs.
+#: Beginnings of events that reach other machines or processes, or start programs.
 _OUTSIDE = (
     "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto", "socket.bind", "subprocess.Popen",
-    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn",
+    "os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "os.kill",
 )  # fmt: skip
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: Functions of ``os`` that ask for what is at a path.
 _QUESTIONS = ("stat", "access", "listdir", "scandir")
+#: Functions of ``os`` that change what is at a path, which they may where the script made it.
+_OWN_CHANGES = ("chmod", "utime", "truncate", "remove", "unlink", "rmdir", "rename", "replace")
 #: What holds no file of the user's.
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
+
+
+#: Exit status of a shell that finds no such command, as ``os.system`` returns it.
+_NOT_FOUND = 127 << 8
+
+
+class Refused(PermissionError):
+    """A script has tried what it may not."""
 
 
 class Guard:
@@ -64,8 +74,9 @@ class Guard:
             self._make_folder(*args, **kwargs)
 
         builtins.open = io.open = open_redirected
+        os.system = self._run_no_command
         os.mkdir = mkdir_redirected
-        for name in _QUESTIONS:
+        for name in (*_QUESTIONS, *_OWN_CHANGES):
             setattr(os, name, self._asked_where_it_is(getattr(os, name)))
         # A process that is started afresh raises no event of the audit.
         multiprocessing.process.BaseProcess.start = self._start_process  # type: ignore[method-assign, assignment]
@@ -77,11 +88,30 @@ class Guard:
     def _asked_where_it_is(self, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def ask(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-            if self._made and isinstance(path, (str, bytes, os.PathLike)):
-                path = self._made.get(_whole(path), path)
-            return function(path, *args, **kwargs)
+            place = self._place_of(path)
+            if place is None:
+                return function(path, *args, **kwargs)
+            if function.__name__ in ("rename", "replace") and args:
+                args = (self._place_of(args[0]) or self._new_place(_whole(args[0])), *args[1:])
+            return function(place, *args, **kwargs)
 
         return ask
+
+    def _place_of(self, path: Any) -> str | None:
+        """Return where a path is that the script made, or that is in a folder which it made."""
+        if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
+            return None
+        whole = outer = _whole(path)
+        while outer not in self._made:
+            inner, outer = outer, os.path.dirname(outer)
+            if inner == outer:
+                return None
+        place = self._made[outer] + whole[len(outer) :]
+        return place if whole == outer or os.path.isdir(self._made[outer]) else None
+
+    def _new_place(self, whole: str) -> str:
+        place = self._made[whole] = os.path.join(self._folder, f"made{len(self._made)}")
+        return place
 
     def _is_ours(self, path: Any) -> bool:
         if isinstance(path, int):
@@ -92,30 +122,26 @@ class Guard:
     def _opened(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         if not isinstance(file, (int, str, bytes, os.PathLike)) or self._is_ours(file):
             return self._open(file, mode, *args, **kwargs)
-        name = _whole(file)
+        name, place = _whole(file), self._place_of(file)
         if "x" in mode and os.path.exists(name):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), file)
-        if name not in self._made:
+        if place is None:
             if not set(mode) & set("wax+"):
                 return self._open(file, mode, *args, **kwargs)
             self._note(f"open {os.path.basename(name)} for writing")
-            copy = self._new_path()
-            if os.path.exists(name) and "w" not in mode:  # appended to, or changed
-                with self._open(name, "rb") as source, self._open(copy, "wb") as target:
+            exists, place = os.path.exists(name), self._new_place(name)
+            if exists and "w" not in mode:  # appended to, or changed
+                with self._open(name, "rb") as source, self._open(place, "wb") as target:
                     shutil.copyfileobj(source, target)
-            self._made[name] = copy
-        return self._open(self._made[name], mode.replace("x", "w"), *args, **kwargs)
+        return self._open(place, mode.replace("x", "w"), *args, **kwargs)
 
     def _make_folder(self, path: Any, *args: Any, **kwargs: Any) -> None:
         if not self._is_ours(path):
             name = _whole(path)
             if os.path.exists(name):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            path = self._made[name] = self._new_path()
+            path = self._place_of(path) or self._new_place(name)
         self._mkdir(path, *args, **kwargs)
-
-    def _new_path(self) -> str:
-        return os.path.join(self._folder, f"made{len(self._made)}")
 
     def _audit(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "open":
@@ -129,9 +155,13 @@ class Guard:
         elif event.startswith(_OUTSIDE):
             self._refuse(f"{event} {_shown(given[1] if event == 'socket.connect' else given[0] if given else '')}")
 
+    def _run_no_command(self, command: Any) -> int:
+        self._note(f"os.system {_shown(command)}")
+        return _NOT_FOUND
+
     def _refuse(self, what: str) -> None:
         self._note(what)
-        raise PermissionError(f"{what}: a script that is profiled writes and reaches nothing")
+        raise Refused(f"{what}: a script that is profiled writes and reaches nothing")
 
 
 def _whole(path: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
-from roller.insight.capture.script_worker import FOLDER
+from roller.insight.capture.script_worker import FOLDER, kept_from_note
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import PRECISIONS, TraceOptions
 from roller.insight.trace.retracer import Retracer
@@ -24,8 +24,6 @@ from roller.insight.traced_step import TracedStep
 
 #: Seconds without a sign that a script prepares to train, after which it is given up.
 PATIENCE_S = 5.0
-#: What a script was kept from that a note names.
-_MOST_NAMED = 4
 #: Of the process: loggers and hubs stay silent, and no code is cached.
 _SILENT = {
     "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
@@ -99,20 +97,12 @@ class ScriptTracer(ProjectTracer):
             finally:
                 self._stop()
         trace = Trace.from_json(blobs[0].decode(), str(self.entry))
-        return replace(trace, warnings=(*trace.warnings, *_kept_from(reply["kept_from"])))
+        return replace(trace, warnings=(*trace.warnings, *kept_from_note(reply["kept_from"])))
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
         whole = super()._request(options)
         kept = {name: whole[name] for name in ("batch", "device", "calls")}
         return {**kept, "arguments": self._arguments, "patience_s": self._patience_s}
-
-
-def _kept_from(things: Sequence[str]) -> list[str]:
-    """Return the note on what a script was kept from, if anything."""
-    if not things:
-        return []
-    more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
-    return [f"script: it was kept from this: {'; '.join(things[:_MOST_NAMED])}{more}."]
 
 
 def trace_script(

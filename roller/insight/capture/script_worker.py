@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from roller.errors import RollerError
-from roller.insight.capture.fence import fence_in
-from roller.insight.capture.guard import Guard
+from roller.insight.capture.fence import leave_network, limit_writes
+from roller.insight.capture.guard import Guard, Refused
 from roller.insight.capture.patience import Patience
 from roller.insight.project_worker import device_rules, progress_sender, take_pipes
 from roller.insight.trace.options import TraceOptions
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
+#: What a script was kept from that a note names.
+_MOST_NAMED = 4
+#: Bytes of standard error in which its last line is.
+_LAST_BYTES = 2000
+
+
+def kept_from_note(things: Sequence[str]) -> list[str]:
+    """Return the note on what a script was kept from, if anything."""
+    if not things:
+        return []
+    more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
+    return [f"script: it was kept from this: {'; '.join(things[:_MOST_NAMED])}{more}."]
 
 
 class Worker:
@@ -43,10 +56,18 @@ class Worker:
         Where the answer goes.
     request
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
+    body
+        Runs code of this process in place of the script, which is then a name alone.
+    file_name
+        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
     """
 
-    def __init__(self, script: str, answers: int, request: dict[str, Any]) -> None:
+    def __init__(
+        self, script: str, answers: int, request: dict[str, Any], body: Callable[[], Any] | None = None,
+        file_name: Callable[[str], str] | None = None,
+    ) -> None:  # fmt: skip
         self._script, self._answers, self._request = script, answers, request
+        self._body, self._file_name = body, file_name
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
         self._tracer: ScriptTracer | None = None
@@ -68,16 +89,16 @@ class Worker:
                 with self._sending:
                     send_progress(stage, done, total)
 
-            tracer.sign = sign
+            tracer.sign, tracer.last_words = sign, _last_words
 
             folder = os.environ[FOLDER]
             Guard(folder, self._note).install()
-            fence_in(folder)
+            limit_writes(folder)
             patience.start()
             with listening(listener):
                 trace = tracer.run()
         except RollerError as error:
-            self._answer({"refused": str(error)})
+            self._answer({"refused": self._refusal(error)})
         except BaseException as error:  # noqa: BLE001 - the other end says it
             self._answer({"failed": "".join(traceback.format_exception_only(error)).strip()})
         self._finish(trace)
@@ -87,8 +108,11 @@ class Worker:
 
         given = self._request
         options = TraceOptions(given["batch"], device_rules(given["device"]))
-        script = Script(Path(self._script), tuple(given["arguments"]))
-        return ScriptTracer(script, options, given["calls"], self._finish)
+        script = Script(Path(self._script), tuple(given["arguments"]), self._body)
+        tracer = ScriptTracer(script, options, given["calls"], self._finish)
+        if self._file_name is not None:
+            tracer.session.origins.stacks.cell_of = self._file_name
+        return tracer
 
     def _patience(self) -> Patience:
         from roller.insight.trace.pytorch.script_session import never_trains
@@ -106,14 +130,26 @@ class Worker:
     def _place(self, frame: FrameType | None) -> str:
         """Return the script's line that runs, for a message."""
         while frame is not None and self._tracer is not None:
-            if not self._tracer.session.origins.stacks.is_foreign(frame.f_code.co_filename):
-                return f", the last at {frame.f_code.co_filename}:{frame.f_lineno},"
+            stacks, file = self._tracer.session.origins.stacks, frame.f_code.co_filename
+            if not stacks.is_foreign(file):
+                return f", the last at {stacks.shown(file)}:{frame.f_lineno},"
             frame = frame.f_back
         return ""
 
     def _note(self, what: str) -> None:
         """Note what the script was kept from, once, unless the tracer's own libraries asked for it."""
         self._kept_from.setdefault(what + self._line())
+
+    def _refusal(self, error: RollerError) -> str:
+        """Return why there is no trace, with what the script was kept from: that may be the cause."""
+        refused = error.__context__
+        if isinstance(refused, Refused):
+            return (
+                f"{self._script}: expected a script that changes and reaches nothing before it trains, got "
+                f"{list(self._kept_from)[-1]}. Pass the arguments without which it does not behind --, or let it go "
+                f"on after a PermissionError."
+            )
+        return " ".join([str(error), *kept_from_note(list(self._kept_from))])
 
     def _line(self) -> str:
         assert self._tracer is not None
@@ -130,11 +166,23 @@ class Worker:
             os._exit(0)  # past every except, finally and atexit of the script
 
 
-def main(script: str) -> None:
-    """Answer one request."""
+def _last_words() -> str:
+    """Return the last line on standard error, which is a file here; ``""`` where it is none, or empty."""
+    try:
+        sys.stderr.flush()
+        size = os.fstat(2).st_size
+        text = os.pread(2, _LAST_BYTES, max(0, size - _LAST_BYTES)).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")
+
+
+def main(script: str, body: Callable[[], Any] | None = None, file_name: Callable[[str], str] | None = None) -> None:
+    """Answer one request; arguments as of :class:`Worker`."""
+    leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
-    Worker(script, answers, request).run()
+    Worker(script, answers, request, body, file_name).run()
 
 
 if __name__ == "__main__":

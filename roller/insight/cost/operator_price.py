@@ -31,7 +31,7 @@ class LaunchPrice:
         Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` of those priced by their bytes.
     kernels
         Number of kernels.
-    seconds, resource
+    seconds, lower, upper, resource
         As in :class:`Price`.
     work
         What the arithmetic units do, where the launch is given by expressions.
@@ -40,6 +40,8 @@ class LaunchPrice:
     name: str
     kernels: int
     seconds: float
+    lower: float
+    upper: float
     resource: str
     work: PipeWork | None = None
 
@@ -140,8 +142,9 @@ class Pricer:
 
     def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
         return LaunchPrice(
-            launch_name(launch), _kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec)
-        )
+            launch_name(launch), _kernel_count(launch), price.seconds, price.lower, price.upper, price.resource,
+            pipe_work(launch, self.spec),
+        )  # fmt: skip
 
     def _price_launch(self, launch: Launch) -> KernelPrice:
         if isinstance(launch, Kernel):

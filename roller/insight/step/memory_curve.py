@@ -7,7 +7,9 @@ were open on the thread then. It does not say what it is for (parameter, activat
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,6 +145,41 @@ class MemoryCurve:
             for address, n in live.items()
         ]
         return tuple(sorted(found, key=lambda x: (-x.size_bytes, x.since_us)))
+
+    def largest_holders(
+        self, counts: Sequence[int], name: Callable[[TaskContext], str], most: int
+    ) -> Iterator[dict[str, int]]:
+        """Yield the live bytes by name after some of the changes, the most first.
+
+        Parameters
+        ----------
+        counts
+            Numbers of changes, in order.
+        name
+            Gives what made an allocation its name; those of one name are summed.
+        most
+            Names to yield at most.
+        """
+        sizes, addresses = self._sizes.tolist(), self._addresses.tolist()
+        live: dict[int, int] = {}
+        held: dict[str, int] = {}
+
+        def add(n: int, sign: int) -> None:
+            key = name(self._contexts[n])
+            held[key] = held.get(key, 0) + sign * sizes[n]
+
+        done = 0
+        for count in counts if self._has_addresses else ():
+            for n in range(done, count):
+                before = live.pop(addresses[n], None)
+                if before is not None:
+                    add(before, -1)
+                if sizes[n] > 0:
+                    live[addresses[n]] = n
+                    add(n, 1)
+            done = count
+            rows = nlargest(most, held.items(), key=lambda row: row[1])
+            yield {key: size for key, size in rows if size > 0}
 
     @property
     def _has_addresses(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roller.core.display import bytes_text, html_table, seconds_text
 from roller.insight.step_profile.node import Node, NodeKind
 from roller.insight.step_profile.step_profile import StepProfile
 
@@ -108,6 +109,18 @@ class ProfileDifference:
     def delta_bytes(self) -> int:
         """Change of the total memory."""
         return self.root.delta_bytes
+
+    def _repr_html_(self) -> str:
+        """Return the lines that change for a notebook, below the change of the step."""
+        rows = (
+            (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
+             "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)))
+            for x in self.lines
+            if x.delta_s or x.delta_bytes
+        )  # fmt: skip
+        labels = " and ".join(dict.fromkeys((self.before.label, self.after.label)))
+        title = f"{seconds_text(self.before.iteration_s)} to {seconds_text(self.after.iteration_s)} a step, {labels}"
+        return html_table(title, ("line", "before", "after", "change", "change of memory"), rows)
 
 
 def difference(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Literal
 
 from roller.insight.step.breakdown import line_of
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
-from roller.insight.whatif.predict import Answer
+from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.whatif.memory_effect import UNKNOWN, MemoryEffect, MemoryOf
+from roller.insight.whatif.predict import Answer, what_if
 from roller.insight.whatif.search import Found, search
 
 
@@ -39,6 +42,15 @@ class Hint:
         Why there is no prediction; ``""`` if there is one. All other fields are then empty.
     assumptions
         Assumptions of the change, a sentence each.
+    is_in_place
+        Whether the step has the change already, so that nothing changes.
+    origin
+        ``"what-if"``, or ``"lint"`` for a padded size.
+    memory
+        What the change does to the memory of the process at its peak, as far as that is known.
+    price_before, price_after
+        Price of a million samples, or of a million steps of unknown samples, with an hour's price of a device; else
+        ``None``.
     """
 
     change: str
@@ -53,6 +65,27 @@ class Hint:
     rests_on: Provenance | str = ""
     not_asked: str = ""
     assumptions: tuple[str, ...] = ()
+    is_in_place: bool = False
+    origin: Literal["what-if", "lint"] = "what-if"
+    memory: MemoryEffect = UNKNOWN
+    price_before: float | None = None
+    price_after: float | None = None
+
+    def with_price(self, per_hour: float, samples: float) -> Hint:
+        """Return the hint with the prices of a million samples.
+
+        Parameters
+        ----------
+        per_hour
+            Price of an hour of the device.
+        samples
+            Samples of one step of the device; 0 where they are unknown: prices are then those of a million steps.
+        """
+        if self.not_asked:
+            return self
+        per_second = per_hour / 3600 * 1e6 / (samples or 1.0)
+        before_s = self.iteration_s - self.delta_s
+        return replace(self, price_before=before_s * per_second, price_after=self.iteration_s * per_second)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
@@ -61,18 +94,30 @@ class Hint:
             "upper_s": self.upper_s, "delta_s": self.delta_s, "line": self.line, "line_delta_s": self.line_delta_s,
             "upper_bound": self.is_bound, "hardly_anything": self.is_hardly_anything, "rests_on": self.rests_on,
             "not_asked": self.not_asked, "assumptions": list(self.assumptions),
+            "in_place": self.is_in_place, "origin": self.origin,
+            "memory_delta_bytes": self.memory.delta_bytes, "memory_note": self.memory.reason,
+            "price_before": self.price_before, "price_after": self.price_after,
         }  # fmt: skip
 
 
 def hints(
-    graph: StepGraph, *, force: bool = False, seen: Callable[[Found], None] = lambda found: None
+    graph: StepGraph,
+    *,
+    memory_of: MemoryOf | None = None,
+    pads: Sequence[PaddedWeights] = (),
+    force: bool = False,
+    seen: Callable[[Found], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
-    """Return the hints of a step, in the order of ``roller whatif --all``: the largest gain first.
+    """Return the hints of a step, in the order of ``roller whatif --all``: the largest gain first; pads behind them.
 
     Parameters
     ----------
     graph
         Of a forecast or a recording.
+    memory_of
+        Returns the memory of the step with a change; ``None`` where it cannot be traced again.
+    pads
+        Those of :func:`roller.insight.step_profile.pads.padded_weights`.
     force, seen
         As for :func:`roller.insight.whatif.search.search`.
 
@@ -81,18 +126,27 @@ def hints(
     RollerError
         The graph is that of a recording that is not explained.
     """
-    return tuple(_hint(found) for found in search(graph, force=force, seen=seen))
+    known = None if memory_of is None else cache(memory_of)
+    found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
+    padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]
+    return (*found, *sorted(padded, key=lambda hint: hint.delta_s))
 
 
-def _hint(found: Found) -> Hint:
+def _hint(found: Found, graph: StepGraph, memory_of: MemoryOf | None) -> Hint:
     answer = found.answer
     if answer is None:
         return Hint(found.name, is_bound=found.is_bound, not_asked=found.reason)
+    memory = found.memory_effect(graph, memory_of)
+    return replace(_hint_of_answer(found.name, answer), is_bound=found.is_bound, memory=memory)
+
+
+def _hint_of_answer(name: str, answer: Answer, origin: Literal["what-if", "lint"] = "what-if") -> Hint:
     line, changed_s = _most_changed_line(answer)
     return Hint(
-        found.name, answer.iteration_us / 1e6, answer.lower_us / 1e6, answer.upper_us / 1e6,
-        (answer.iteration_us - answer.baseline_us) / 1e6, line, changed_s, found.is_bound, answer.is_hardly_anything,
+        name, answer.iteration_us / 1e6, answer.lower_us / 1e6, answer.upper_us / 1e6,
+        (answer.iteration_us - answer.baseline_us) / 1e6, line, changed_s, False, answer.is_hardly_anything,
         answer.rests_on, assumptions=answer.assumptions,
+        is_in_place=bool(answer.in_place) and not answer.is_changed, origin=origin,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.node import Node, Seconds, sum_phases
 
 
 class LineInstance(NamedTuple):
@@ -34,6 +34,8 @@ class Line:
         Bytes of parameters that the line registers.
     instances
         The line in each module instance that runs it, the one with the most time first.
+    lower, upper
+        Ends of the interval of ``seconds``, as those of a :class:`~roller.insight.step_profile.node.Node`.
     """
 
     file: str
@@ -43,6 +45,8 @@ class Line:
     requested_bytes: Mapping[str, int] = field(default_factory=dict)
     registered_bytes: int = 0
     instances: tuple[LineInstance, ...] = field(default=(), repr=False)
+    lower: Mapping[str, Seconds] = field(default_factory=dict, repr=False)
+    upper: Mapping[str, Seconds] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -96,16 +100,12 @@ def _walk(root: Node) -> Iterator[tuple[Node, str, bool]]:
 
 def _line(name: str, found: list[tuple[LineInstance, bool]], registered_bytes: int) -> Line:
     outer = [instance.node for instance, is_outer in found if is_outer]
-    phases = dict.fromkeys(phase for node in outer for phase in node.seconds)
-    seconds = {
-        phase: Seconds(*map(math.fsum, zip(*(n.seconds[phase] for n in outer if phase in n.seconds), strict=True)))
-        for phase in phases
-    }
+    seconds, lower, upper = (sum_phases(getattr(n, name) for n in outer) for name in ("seconds", "lower", "upper"))
     file, _, number = name.rpartition(":")
     instances = sorted((instance for instance, _ in found), key=lambda x: (-x.node.wall_s, x.module))
     return Line(
         file, int(number), seconds, _sum([n.held_bytes for n in outer]), _sum([n.requested_bytes for n in outer]),
-        registered_bytes, tuple(instances),
+        registered_bytes, tuple(instances), lower, upper,
     )  # fmt: skip
 
 

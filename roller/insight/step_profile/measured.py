@@ -52,10 +52,12 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
         Of the step.
     """
     tree, trace = Tree(), found.trace
-    for operator, took_s in zip(trace.steady(), found.operator_s, strict=True):
+    timed = zip(trace.steady(), found.operator_s, found.operator_interval_s, strict=True)
+    for operator, took_s, (least_s, most_s) in timed:
         path = path_of_operator(operator)
         tree.count_call(path)
-        tree.add_time((*path, Key("kernel", operator.name)), operator.phase, Seconds(took_s, took_s))
+        error = (least_s / took_s, most_s / took_s) if most_s > least_s and took_s > 0 else None
+        tree.add_time((*path, Key("kernel", operator.name)), operator.phase, Seconds(took_s, took_s), error=error)
     tree.add_time((UNTRACKED,), "other", Seconds(found.untracked_s, 0.0, max(0.0, found.untracked_s)), calls=0)
     memory = cpu_memory(trace, None)
     add_memory(tree, trace, memory)

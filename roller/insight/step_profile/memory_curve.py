@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from roller.hardware import DeviceSpec
 from roller.insight.memory.largest_batch import capacity_of
-from roller.insight.memory.simulate import Library, add_cublas_workspaces, simulate_memory
+from roller.insight.memory.simulate import Holder, Library, add_cublas_workspaces, group_holders, simulate_memory
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
 #: Points of a curve at most: of neighbours the one with the most allocated bytes is kept.
 MOST_POINTS = 400
+#: Holders of memory that a point keeps.
+MOST_HOLDERS = 8
 
 
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
@@ -30,14 +34,17 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     kinds = _requested_by_kind(trace, library)
     first = len(trace.operators) - len(kinds)
     rows = zip(levels[first:], kinds, strict=False)  # of a step that does not fit, levels end where it fails
-    return _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
+    points = _thinned([MemoryPoint(float(n), *level, held) for n, (level, held) in enumerate(rows)])
+    return _with_holders(points, trace, library)
 
 
 def memory_of_processor(trace: Trace) -> tuple[MemoryPoint, ...]:
     """Return the bytes that are requested after each operator of the last step, at most 400 points."""
-    kinds = _requested_by_kind(trace, Library(workspace_bytes=0))
+    library = Library(workspace_bytes=0)
+    kinds = _requested_by_kind(trace, library)
     sizes = [sum(held.values()) for held in kinds]
-    return _thinned([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
+    points = _thinned([MemoryPoint(float(n), sizes[n], sizes[n], held) for n, held in enumerate(kinds)])
+    return _with_holders(points, trace, library)
 
 
 def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
@@ -57,6 +64,32 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
             kind, size = sizes.pop(event.storage)
             kinds[kind] -= size
     return [*found, *(dict(kinds) for _ in range(first + len(found), len(trace.operators)))]
+
+
+def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
+    """Return the points with the largest holders of each."""
+    first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
+    held: dict[int, AllocEvent] = {}
+    waiting, found = deque(points), list[MemoryPoint]()
+
+    def take(operator: int) -> None:  # what is before an operator holds after the one before it
+        while waiting and first + waiting[0].at < operator:
+            holders = group_holders(trace, held)[:MOST_HOLDERS]
+            found.append(waiting.popleft()._replace(holders={_holder_name(x): x.requested_bytes for x in holders}))
+
+    for event in add_cublas_workspaces(trace, library):
+        take(event.operator)
+        if isinstance(event, AllocEvent):
+            held[event.storage] = event
+        else:
+            held.pop(event.storage, None)
+    take(first + len(trace.operators) + 1)
+    return tuple(found)
+
+
+def _holder_name(holder: Holder) -> str:
+    place = "" if holder.source is None else f"{holder.source[0]}:{holder.source[1]}"
+    return " ".join(filter(None, (holder.kind.replace("_", " "), holder.module, place)))
 
 
 def _thinned(points: list[MemoryPoint]) -> tuple[MemoryPoint, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 #: Kind of a node. ``"shapes"`` are calls of an operator with inputs of these shapes; ``"tensors"`` are bytes of one
@@ -55,6 +55,13 @@ class Node:
         Seconds that the operations take at the peak of their pipe, by pipe.
     registered
         ``"file:line"`` of the lines that register a parameter, outermost first.
+    error
+        Of a leaf: its seconds are expected, or were measured, between these multiples of ``seconds``; ``None`` where no
+        error is known.
+    lower, upper
+        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. The errors of all
+        leaves are taken to agree, so the ends of children sum to those of their parent; leaves without an error, such
+        as calls on the host, count as they are.
     children
         The one with the most wall time first, then the one with the most bytes.
 
@@ -75,6 +82,9 @@ class Node:
     pipe_s: Mapping[str, float] = field(default_factory=dict)
     registered: tuple[str, ...] = ()
     children: tuple[Node, ...] = field(default=(), repr=False)
+    error: tuple[float, float] | None = None
+    lower: Mapping[str, Seconds] = field(default_factory=dict, repr=False)
+    upper: Mapping[str, Seconds] = field(default_factory=dict, repr=False)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two trees are equal, without recursion: they may be deep."""
@@ -88,7 +98,7 @@ class Node:
         """Return all but the children, of which only the number: that of each tells a preorder from all others."""
         return (
             self.kind, self.name, self.calls, self.seconds, self.held_bytes, self.requested_bytes, self.bound_s,
-            self.pipe_s, self.registered, len(self.children),
+            self.pipe_s, self.registered, self.error, len(self.children),
         )  # fmt: skip
 
     @property
@@ -105,6 +115,22 @@ class Node:
     def host_s(self) -> float:
         """Durations of calls on threads."""
         return math.fsum(part.host_s for part in self.seconds.values())
+
+    @property
+    def interval_s(self) -> tuple[float, float] | None:
+        """Interval of ``wall_s``; ``None`` where it is not known."""
+        return self._interval("wall_s")
+
+    @property
+    def device_interval_s(self) -> tuple[float, float] | None:
+        """Interval of ``device_s``; ``None`` where it is not known."""
+        return self._interval("device_s")
+
+    def _interval(self, name: str) -> tuple[float, float] | None:
+        if not self.lower:
+            return None
+        lower, upper = (math.fsum(getattr(p, name) for p in end.values()) for end in (self.lower, self.upper))
+        return lower, upper
 
     @property
     def total_held_bytes(self) -> int:
@@ -129,3 +155,33 @@ class Node:
             node = todo.pop()
             yield node
             todo.extend(reversed(node.children))
+
+
+def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
+    """Return the sum of times by phase; exact, rounded once."""
+    found: dict[str, list[Seconds]] = {}
+    for part in parts:
+        for phase, seconds in part.items():
+            found.setdefault(phase, []).append(seconds)
+    return {phase: Seconds(*map(math.fsum, zip(*own, strict=True))) for phase, own in found.items()}
+
+
+def with_intervals(root: Node) -> Node:
+    """Return a tree with the interval of every node, which follows from the errors of the leaves."""
+    order = list(root.walk())
+    if all(node.error is None for node in order):
+        return root
+    built: dict[int, Node] = {}
+    for node in reversed(order):  # children before their parents, without recursion
+        children = tuple(built.pop(id(child)) for child in node.children)
+        if children:
+            lower, upper = (sum_phases(getattr(child, end) for child in children) for end in ("lower", "upper"))
+        else:
+            lower, upper = (_scaled(node.seconds, 1.0 if node.error is None else node.error[end]) for end in (0, 1))
+        built[id(node)] = replace(node, children=children, lower=lower, upper=upper)
+    return built[id(root)]
+
+
+def _scaled(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
+    """Return times with those of the host as they are: no error is known of them."""
+    return {p: Seconds(factor * part.wall_s, factor * part.device_s, part.host_s) for p, part in seconds.items()}

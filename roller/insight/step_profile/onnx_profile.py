@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.memory.largest_batch import capacity_of
 from roller.insight.onnx_models import forecast_onnx
 from roller.insight.step_profile.node import Seconds
+from roller.insight.step_profile.predicted import error_of
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree import Key, Tree
 
@@ -38,11 +40,15 @@ def profile_onnx(
     tree = Tree()
     for kernel in found.kernels:
         seconds = Seconds(kernel.seconds, kernel.seconds)
-        tree.add_time((Key("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource)
+        tree.add_time(
+            (Key("kernel", kernel.name),), "forward", seconds, calls=kernel.runs, bound=kernel.resource,
+            error=error_of(kernel),
+        )  # fmt: skip
     tree.add_bytes((), "parameter", name="constants", held=found.weights_bytes)
     tree.add_bytes((), "activation", name="arena", held=found.arena_bytes)
     root = tree.build()
     return StepProfile(
         Path(model).name, "predicted", spec.name, root, root.wall_s, found.lower_s, found.upper_s, found.batch,
         float(found.batch), policy=found.policy, bound="device", capacity_bytes=capacity_of(spec), notes=found.notes,
+        is_calibrated=is_calibrated(spec),
     )  # fmt: skip

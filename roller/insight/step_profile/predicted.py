@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from typing import Protocol
 
 from roller.insight.cost.operator_price import LaunchPrice, Price
 from roller.insight.forecast import Forecast
@@ -80,15 +81,33 @@ def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[
             for row, part in _shares(took, price.launches):
                 pipes = () if row.work is None else ((row.work.pipe, row.work.at_peak_s),)
                 tree.add_time(
-                    (*path, Key("kernel", row.name)), phase, part, calls=row.kernels, bound=row.resource, pipes=pipes
-                )
+                    (*path, Key("kernel", row.name)), phase, part, calls=row.kernels, bound=row.resource, pipes=pipes,
+                    error=error_of(row),
+                )  # fmt: skip
         else:
             computes = task.on_device or operator is not None
             leaf = path if path[0].kind == "overhead" else (*path, Key("kernel" if computes else "call", task.name))
-            tree.add_time(leaf, phase, took, bound=task.resource if computes else "")
+            error = None if price is None else error_of(price)
+            tree.add_time(leaf, phase, took, bound=task.resource if computes else "", error=error)
     lags_us = math.fsum(d.lag_us for d in graph.dependencies if d.kind == "thread")
     if rest_us or lags_us:
         tree.add_time((BETWEEN_CALLS,), "other", Seconds(rest_us / 1e6, 0.0, lags_us / 1e6), calls=0)
+
+
+class _Priced(Protocol):
+    """A predicted time with its interval."""
+
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def lower(self) -> float: ...
+    @property
+    def upper(self) -> float: ...
+
+
+def error_of(price: _Priced) -> tuple[float, float] | None:
+    """Return the multiples of a price that are one expected error below and above it; ``None`` of no time."""
+    return (price.lower / price.seconds, price.upper / price.seconds) if price.seconds > 0 else None
 
 
 def _path_of_context(context: TaskContext) -> Path:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from roller.core.files import read_file, whole_file
 from roller.errors import ArtifactError, shown
 from roller.insight.step_profile.batch_curve import BatchCurve, BatchLine, BatchPoint
-from roller.insight.step_profile.node import Node, NodeKind, Seconds
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, with_intervals
 from roller.insight.step_profile.step_profile import MemoryPoint, Source, StepProfile
 
 #: Name and version of the format that is written; every version from 1 on can be read.
@@ -42,8 +42,10 @@ def to_data(profile: StepProfile) -> dict[str, Any]:
         "throughput_per_s": profile.throughput,
         "versions": dict(profile.versions),
         "is_stable": profile.is_stable,
+        "is_calibrated": profile.is_calibrated,
         "categories": dict(profile.categories),
         "memory_curve": [[p.at, p.allocated_bytes, p.reserved_bytes, dict(p.kinds)] for p in profile.memory_curve],
+        "memory_holders": _holders_data(profile.memory_curve),
         "curve": None if profile.curve is None else curve_data(profile.curve),
         "nodes": rows,
     }
@@ -56,9 +58,28 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
     for name in ("held_bytes", "requested_bytes", "bound_s", "pipe_s"):
         if getattr(node, name):
             row[name] = dict(getattr(node, name))
+    if node.error is not None:
+        row["error"] = list(node.error)
     if node.registered:
         row["registered"] = list(node.registered)
     return row
+
+
+def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
+    """Return the names of holders, each once, and of each point the places of its holders' names with their bytes."""
+    names: dict[str, int] = {}
+    rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
+    return {"names": list(names), "points": rows} if names else {}
+
+
+def _read_holders(data: Mapping[str, Any], count: int) -> list[dict[str, int]]:
+    if not data:  # of files that lack it, too
+        return [{} for _ in range(count)]
+    names = [_text(name) for name in data["names"]]
+    found = [{names[_number(n, int)]: _number(size, int) for n, size in row} for row in data["points"]]
+    if len(found) != count:
+        raise ValueError(f"holders of {len(found)} points of {count}")
+    return found
 
 
 def curve_data(curve: BatchCurve) -> dict[str, Any]:
@@ -102,12 +123,15 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
     plain = {name: _plain(name, data[name]) for name in _PLAIN if name in data and name in known}
     if plain["source"] not in get_args(Source):
         raise ValueError(f"source {plain['source']!r}")
+    curve = data.get("memory_curve", ())
+    holders = _read_holders(data.get("memory_holders", {}), len(curve))
     return StepProfile(
         root=_read_tree(data["nodes"]),
         versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
+        is_calibrated=data.get("is_calibrated", False) is True,
         categories=_numbers(data.get("categories", {}), float),
-        memory_curve=tuple(_read_point(row) for row in data.get("memory_curve", ())),
+        memory_curve=tuple(_read_point(row, held) for row, held in zip(curve, holders, strict=True)),
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
@@ -139,9 +163,10 @@ def _numbers(data: Mapping[str, Any], kind: type[int] | type[float]) -> dict[str
     return {_text(name): _number(value, kind) for name, value in data.items()}
 
 
-def _read_point(row: Sequence[Any]) -> MemoryPoint:
+def _read_point(row: Sequence[Any], holders: Mapping[str, int]) -> MemoryPoint:
     at, allocated, reserved, kinds = row
-    return MemoryPoint(_number(at, float), _number(allocated, int), _number(reserved, int), _numbers(kinds, int))
+    sizes = _number(allocated, int), _number(reserved, int)
+    return MemoryPoint(_number(at, float), *sizes, _numbers(kinds, int), holders)
 
 
 def _read_curve(data: Mapping[str, Any]) -> BatchCurve:
@@ -177,11 +202,21 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             _numbers(row.get("held_bytes", {}), int), _numbers(row.get("requested_bytes", {}), int),
             _numbers(row.get("bound_s", {}), float), _numbers(row.get("pipe_s", {}), float),
             tuple(_line_name(x) for x in row.get("registered", ())), tuple(reversed(children[number])),
+            _read_error(row.get("error")),
         )  # fmt: skip
         if parent == -1:
-            return node
+            return with_intervals(node)
         children[parent].append(node)
     raise ValueError("no nodes")
+
+
+def _read_error(value: Any) -> tuple[float, float] | None:
+    if value is None:  # of files that lack it, too
+        return None
+    lower, upper = (_number(x, float) for x in value)
+    if not 0.0 <= lower <= 1.0 <= upper:
+        raise ValueError(f"the error {value!r}")
+    return lower, upper
 
 
 def _line_name(value: Any) -> str:

@@ -14,7 +14,9 @@ from roller.core.display import bytes_text, html_table, seconds_text
 from roller.errors import ArtifactError, NoCandidateError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
-from roller.insight.step_profile.node import Node, Seconds
+from roller.insight.step_profile.node import Node, sum_phases
+from roller.insight.step_profile.page_intervals import interval_columns, phase_ends, throughput_interval
+from roller.insight.step_profile.page_memory import memory_columns
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
 
@@ -35,7 +37,15 @@ class _Shown(Protocol):
     @property
     def source(self) -> Literal["predicted", "measured", "recorded"]: ...
     @property
+    def label(self) -> str: ...
+    @property
     def iteration_s(self) -> float: ...
+    @property
+    def lower_s(self) -> float: ...
+    @property
+    def upper_s(self) -> float: ...
+    @property
+    def throughput(self) -> float: ...
     @property
     def root(self) -> Node: ...
     @property
@@ -56,7 +66,13 @@ class _Shown(Protocol):
     def curve(self) -> BatchCurve | None: ...
 
 
-def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf | None = None) -> str:
+def page_of_profile(
+    profile: _Shown,
+    *,
+    anonymous: bool = False,
+    text_of: TextOf | None = None,
+    parts: Mapping[str, Any] | None = None,
+) -> str:
     """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
 
     Parameters
@@ -67,6 +83,8 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
         Whether names of files, paths and the text of lines are left out.
     text_of
         Gives the text of a line, which stands beside it.
+    parts
+        What stands beside the profile: :func:`roller.insight.step_profile.parts_json.beside_profile`.
 
     Notes
     -----
@@ -74,16 +92,23 @@ def page_of_profile(profile: _Shown, *, anonymous: bool = False, text_of: TextOf
     """
     most, count = _MOST_NODES, 0
     while True:
-        data = data_of_profile(profile, None if anonymous else text_of, most)
+        data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
-            data = without_paths({**data, "name": "step" if profile.source != "recorded" else "recording"})
+            name = "recording" if profile.source == "recorded" else "step"
+            data = without_paths({**data, "name": name}, _files(profile.root))
         try:
-            return html_page(f"{data['name']}, {profile.source}: profile of a training step", data)
+            return html_page(f"{data['name']}, {profile.label}: profile of a training step", data)
         except ArtifactError:
             count = count or sum(1 for _ in profile.root.walk())
             most = min(most, count) // 2
             if most < _LEAST_NODES:
                 raise
+
+
+def _files(root: Node) -> set[str]:
+    """Return the files of a tree's lines, whatever their names look like."""
+    lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
+    return {line.rpartition(":")[0] for line in lines}
 
 
 def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
@@ -98,8 +123,9 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
     """
     names = _Numbers()
     plain = (
-        "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "policy",
-        "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput", "is_stable",
+        "name", "source", "label", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp",
+        "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "total_bytes", "throughput",
+        "is_stable",
     )  # fmt: skip
     root, notes = joined(profile.root, most), list(profile.notes)
     if root is not profile.root:
@@ -112,14 +138,15 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         **{name: getattr(profile, name) for name in plain},
         "checkpoint": list(profile.checkpoint),
         "versions": dict(profile.versions),
+        "throughput_interval": throughput_interval(profile),
         "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
         "notes": notes,
-        "memory_curve": _memory_columns(profile),
         "curve": _curve_data(profile),
         "nodes": _node_columns(root, names),
         "tables": _tables(profile, names, text_of, most),
+        "memory_curve": memory_columns(profile, names.of),
         "names": list(names.known),
     }
 
@@ -142,6 +169,8 @@ def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
         **_shared_columns(nodes, names),
         "held": _sparse([n.held_bytes for n in nodes]),
         "phases": _sparse([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
+        "phases_lower": _sparse([phase_ends(n)[0] for n in nodes]),
+        "phases_upper": _sparse([phase_ends(n)[1] for n in nodes]),
     }
 
 
@@ -171,6 +200,7 @@ def _shared_columns(rows: Sequence[Node], names: _Numbers) -> dict[str, Any]:
         "bound": np.array([names.of(n.bound) for n in rows], np.uint32),
         "pipe": np.array([names.of(x[0] if x else "") for x in reached], np.uint32),
         "share_of_peak": np.array([x[1] if x else math.nan for x in reached]),
+        "intervals": interval_columns(rows),
     }
 
 
@@ -190,7 +220,13 @@ def _tables(profile: _Shown, names: _Numbers, text_of: TextOf | None, most: int)
     found: dict[str, Any] = {}
     lines = _largest(profile.lines, most)
     if lines:
-        rows = [Node("line", x.name, sum(i.node.calls for i in x.instances), x.seconds, x.held_bytes) for x in lines]
+        rows = [
+            Node(
+                "line", x.name, sum(i.node.calls for i in x.instances), x.seconds, x.held_bytes,
+                lower=x.lower, upper=x.upper,
+            )
+            for x in lines
+        ]  # fmt: skip
         found["lines"] = {
             **_shared_columns(rows, names),
             "registered_bytes": np.array([x.registered_bytes for x in lines], np.float64),
@@ -226,14 +262,11 @@ class _Sum:
 
 def joined_node(kind: Any, name: str, nodes: Sequence[Node]) -> Node:
     """Return one node, without children, with the time and bytes of several."""
-    phases = dict.fromkeys(phase for n in nodes for phase in n.seconds)
-    seconds = {
-        phase: Seconds(*map(math.fsum, zip(*(n.seconds[phase] for n in nodes if phase in n.seconds), strict=True)))
-        for phase in phases
-    }
+    seconds, lower, upper = (sum_phases(getattr(n, part) for n in nodes) for part in ("seconds", "lower", "upper"))
     parts = ("held_bytes", "requested_bytes", "bound_s", "pipe_s")
     held, requested, bound, pipes = (_total([getattr(n, part) for n in nodes]) for part in parts)
-    return Node(kind, name, sum(n.calls for n in nodes), seconds, held, requested, bound, pipes)
+    calls = sum(n.calls for n in nodes)
+    return Node(kind, name, calls, seconds, held, requested, bound, pipes, lower=lower, upper=upper)
 
 
 def _total(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -264,20 +297,6 @@ def _sums_by_name(root: Node) -> dict[str, dict[str, _Sum]]:
         inner = node.name if node.kind == "operator" else operator
         todo += [(child, inner, within) for child in node.children]
     return found
-
-
-def _memory_columns(profile: _Shown) -> dict[str, Any] | None:
-    points = profile.memory_curve
-    if not points:
-        return None
-    kinds = dict.fromkeys(kind for point in points for kind in point.kinds)
-    return {
-        "unit": "s" if profile.source == "recorded" else "operator",
-        "at": np.array([p.at for p in points], np.float64),
-        "allocated_bytes": np.array([p.allocated_bytes for p in points], np.float64),
-        "reserved_bytes": np.array([p.reserved_bytes for p in points], np.float64),
-        "kinds": {kind: np.array([p.kinds.get(kind, 0) for p in points], np.float64) for kind in kinds},
-    }
 
 
 def _curve_data(profile: _Shown) -> dict[str, Any] | None:
@@ -329,7 +348,7 @@ def joined(root: Node, most: int) -> Node:
 def notebook_page(profile: _Shown) -> str:
     """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
-    title = f"{profile.name}: {profile.source}, {seconds_text(profile.iteration_s)} a step"
+    title = f"{profile.name}: {profile.label}, {seconds_text(profile.iteration_s)} a step"
     page = html.escape(page_of_profile(profile), quote=True)
     frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
     return f'{html_table(title, ("memory at the peak", ""), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

@@ -12,6 +12,7 @@ from typing import Literal
 from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
+from roller.hardware.calibration import is_calibrated
 from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
@@ -21,6 +22,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batc
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
+from roller.insight.step_profile.pads import padded_weights
 from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
@@ -41,6 +43,8 @@ DEVICE = "a100"
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
+#: Suffixes of files that may hold one of these.
+SUFFIXES = tuple(_SUFFIXES)
 #: Digits of a digest.
 _DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
@@ -147,6 +151,8 @@ def profile(
     made = replace(
         found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
         make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
+        memory_of=lambda change: chosen.memory_with(change, spec, devices=devices),
+        find_pads=lambda graph: padded_weights(graph, chosen, policy),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 
@@ -265,7 +271,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
         _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
-        versions=_versions(spec),
+        versions=_versions(spec), is_calibrated=is_calibrated(spec),
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from roller.insight.step.memory_curve import HOST, MemoryCurve, memory_curves
 from roller.insight.step.replay import graph_of_profile
 from roller.insight.step.step_categories import step_categories
 from roller.insight.step.wall_time import wall_time_us
-from roller.insight.step_profile.memory_curve import MOST_POINTS
+from roller.insight.step_profile.memory_curve import MOST_HOLDERS, MOST_POINTS
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.predicted import BETWEEN_CALLS
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
@@ -145,13 +145,18 @@ def _peak(curve: MemoryCurve) -> int:
 def _thinned(curve: MemoryCurve) -> tuple[MemoryPoint, ...]:
     count = len(curve.times_us)
     each = -(-count // MOST_POINTS) or 1
+    kept = [first + int(np.argmax(curve.allocated_bytes[first : first + each])) for first in range(0, count, each)]
+    holders = list(curve.largest_holders([at + 1 for at in kept], _holder_name, MOST_HOLDERS)) or [{} for _ in kept]
     found = []
-    for first in range(0, count, each):
-        at = first + int(np.argmax(curve.allocated_bytes[first : first + each]))
+    for at, held in zip(kept, holders, strict=True):
         reserved = int(curve.reserved_bytes[at]) if len(curve.reserved_bytes) else 0
         seconds = float(curve.times_us[at] - curve.times_us[0]) / 1e6
-        found.append(MemoryPoint(seconds, int(curve.allocated_bytes[at]), reserved, {}))
+        found.append(MemoryPoint(seconds, int(curve.allocated_bytes[at]), reserved, {}, held))
     return tuple(found)
+
+
+def _holder_name(context: TaskContext) -> str:
+    return " ".join(filter(None, (context.module, context.operator))) or "no operator"
 
 
 @dataclass

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from roller.core.files import read_text
 from roller.errors import RollerError, shown
+from roller.insight.capture.script_tracer import PATIENCE_S, ScriptTracer
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
@@ -31,7 +32,7 @@ class Revision:
     name
         As git takes it, e.g. ``"HEAD~1"``.
     entry
-        The entry file there, in a folder that is removed afterwards.
+        The entry file, or the training script, there, in a folder that is removed afterwards.
     before, after
         Folders of the project as it was and as it is.
     commit
@@ -45,9 +46,25 @@ class Revision:
     commit: str = ""
 
     @contextmanager
-    def step(self, options: TraceOptions, calls: int | None = None) -> Iterator[TracedStep]:
-        """Trace the step in a process of its own: modules of two revisions have the same names."""
-        with ProjectTracer(self.entry, calls=calls) as project:
+    def step(
+        self, options: TraceOptions, calls: int | None = None, arguments: Sequence[str] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Iterator[TracedStep]:  # fmt: skip
+        """Trace the step in a process of its own: modules of two revisions have the same names.
+
+        Parameters
+        ----------
+        options, calls
+            As in :class:`~roller.insight.project_tracer.ProjectTracer`.
+        arguments, patience_s
+            Of a training script; ``None`` for an entry file.
+        """
+        made = (
+            ProjectTracer(self.entry, calls=calls)
+            if arguments is None
+            else ScriptTracer(self.entry, arguments, patience_s=patience_s, calls=calls)
+        )
+        with made as project:
             yield project.step(options)
 
     def moved_lines(self) -> Mapping[str, str]:
@@ -97,7 +114,7 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
     Parameters
     ----------
     entry
-        An entry file in a repository of git.
+        An entry file or a training script in a repository of git.
     revision
         As git takes it.
 

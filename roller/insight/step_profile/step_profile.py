@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from roller.core.display import seconds_text
@@ -15,9 +16,12 @@ from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.hints import Hint, hints
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
+from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
 Source = Literal["predicted", "measured", "recorded"]
+Label = Literal["predicted", "calibrated", "measured", "recorded"]
 Metric = Literal["time", "memory"]
 _MIB = 1 << 20
 
@@ -33,12 +37,16 @@ class MemoryPoint(NamedTuple):
         Of the allocator.
     kinds
         Bytes requested by kind of storage, where kinds are known.
+    holders
+        The largest holders of memory at this moment, where they are known: kind, with module and line of what
+        allocated it -> bytes requested. Largest first.
     """
 
     at: float
     allocated_bytes: int
     reserved_bytes: int
     kinds: Mapping[str, int]
+    holders: Mapping[str, int] = MappingProxyType({})
 
 
 class Split(NamedTuple):
@@ -92,6 +100,8 @@ class StepProfile:
         Sentences: declared defaults, parts that are left out.
     is_stable
         Whether nothing disturbed the measurement; if not, only the interval is known.
+    is_calibrated
+        Whether times are predicted with rates that were measured on the device itself.
     versions
         What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
         specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
@@ -120,10 +130,15 @@ class StepProfile:
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     is_stable: bool = True
+    is_calibrated: bool = False
     #: Computes the curve of the batch, where the step can be profiled again.
     make_curve: Callable[[], BatchCurve] | None = field(default=None, repr=False, compare=False)
     #: Builds the graph of the step, for what-ifs.
     make_graph: Callable[[], StepGraph] | None = field(default=None, repr=False, compare=False)
+    #: Traces the step again, for the memory of what-ifs.
+    memory_of: MemoryOf | None = field(default=None, repr=False, compare=False)
+    #: Finds sizes of the step's weights that could be padded, in its graph.
+    find_pads: Callable[[StepGraph], tuple[PaddedWeights, ...]] | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         """Return the profile in a sentence."""
@@ -134,7 +149,7 @@ class StepProfile:
         count = f"{self.devices}x" if self.devices > 1 else ""
         of = f" of {self.capacity_bytes / _MIB:.0f}" if self.capacity_bytes else ""
         parts = [
-            f"{self.name}: {self.source} on {count}{self.device or 'an unnamed device'}",
+            f"{self.name}: {self.label} on {count}{self.device or 'an unnamed device'}",
             f"batch {self.batch}{' per device' * (self.devices > 1)}" * bool(self.batch),
             self.amp * (self.amp != "fp32"),
             f"{seconds_text(self.iteration_s)} {self._unit}{apart}",
@@ -143,6 +158,11 @@ class StepProfile:
             f"bound by the {self.bound}" * bool(self.bound),
         ]
         return ", ".join(filter(None, parts)) + "."
+
+    @property
+    def label(self) -> Label:
+        """What the numbers are: ``source``, or ``"calibrated"`` where rates were measured on the device itself."""
+        return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
     def _unit(self) -> str:
@@ -269,8 +289,13 @@ class StepProfile:
         assert self.make_curve is not None
         return self.make_curve()
 
-    def hints(self) -> tuple[Hint, ...]:
-        """Return what the what-ifs that apply to the step would bring, the largest gain first.
+    def hints(self, per_hour: float | None = None) -> tuple[Hint, ...]:
+        """Return what the what-ifs that apply to the step would bring, the largest gain first, and behind them pads.
+
+        Parameters
+        ----------
+        per_hour
+            Price of an hour of one device, for the prices of hints; none are given for a step that does not fit.
 
         Raises
         ------
@@ -284,7 +309,12 @@ class StepProfile:
                 f"profile: hints: expected a step that is traced or recorded, on one device, got a {self.source} "
                 f"profile without its graph. Profile the entry file or the recording."
             )
-        return hints(self.make_graph())
+        graph = self.make_graph()
+        pads = () if self.find_pads is None else self.find_pads(graph)
+        found = hints(graph, memory_of=self.memory_of, pads=pads)
+        if per_hour is None or not self.fits:
+            return found
+        return tuple(hint.with_price(per_hour, self.samples) for hint in found)
 
     def _repr_html_(self) -> str:
         """Return the page of ``roller report`` for a notebook."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from roller.insight.step_profile.node import Node, NodeKind, Seconds
+from roller.insight.step_profile.node import Node, NodeKind, Seconds, with_intervals
 from roller.insight.trace.trace import Stack
 
 
@@ -82,6 +82,7 @@ class _Draft:
     bound: dict[str, list[float]] = field(default_factory=dict)
     pipes: dict[str, list[float]] = field(default_factory=dict)
     registered: tuple[str, ...] = ()
+    errors: list[tuple[float, tuple[float, float]]] = field(default_factory=list)
 
 
 class Tree:
@@ -104,14 +105,16 @@ class Tree:
 
     def add_time(
         self, path: Path, phase: str, seconds: Seconds, *, calls: int = 1, bound: str = "",
-        pipes: Iterable[tuple[str, float]] = (),
+        pipes: Iterable[tuple[str, float]] = (), error: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Add time to a leaf."""
+        """Add time to a leaf; ``error`` says between which multiples of it the true time is expected."""
         leaf = self._leaf(path)
         leaf.calls += calls
         leaf.seconds.setdefault(phase, []).append(seconds)
         if bound:
             leaf.bound.setdefault(bound, []).append(seconds.device_s)
+        if error is not None:
+            leaf.errors.append((seconds.wall_s + seconds.device_s, error))
         for pipe, took_s in pipes:
             leaf.pipes.setdefault(pipe, []).append(took_s)
 
@@ -141,7 +144,7 @@ class Tree:
 
     def build(self) -> Node:
         """Return the tree; a module whose only content is another module is left out."""
-        return _build(self._root)
+        return with_intervals(_build(self._root))
 
     def _leaf(self, path: Path) -> _Draft:
         at = self._root
@@ -186,7 +189,18 @@ def _build_node(draft: _Draft, children: list[Node]) -> Node:
         _sum_bytes(draft.requested, *(child.requested_bytes for child in children)),
         _sum_floats(draft.bound, [child.bound_s for child in children]),
         _sum_floats(draft.pipes, [child.pipe_s for child in children]), draft.registered, tuple(children),
+        None if children else _mean_error(draft.errors),
     )  # fmt: skip
+
+
+def _mean_error(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
+    """Return the error of a leaf: where its calls differ, the mean by their time."""
+    if len({error for _, error in errors}) < 2:
+        return errors[0][1] if errors else None
+    whole = math.fsum(weight for weight, _ in errors)
+    weights = [weight / whole if whole else 1.0 / len(errors) for weight, _ in errors]
+    lower, upper = (math.fsum(w * error[end] for w, (_, error) in zip(weights, errors, strict=True)) for end in (0, 1))
+    return lower, upper
 
 
 def _sum_seconds(parts: list[Seconds]) -> Seconds:

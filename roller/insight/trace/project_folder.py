@@ -15,3 +15,26 @@ def project_of(path: Path) -> Path:
         if any((one / name).exists() for name in _PROJECT_FILES):
             return one
     return folder
+
+
+def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
+    """Return the folder from which a file is imported, and by what name.
+
+    Parameters
+    ----------
+    path
+        A Python file.
+    least
+        Folders that are packages even without ``__init__.py``.
+    """
+    folder, names = path.absolute().parent, [path.stem]
+    while (folder / "__init__.py").is_file() or len(names) <= least:
+        names.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(names)
+
+
+def path_in_project(path: Path) -> str:
+    """Return the path of a file as stacks name it: relative to its project."""
+    whole = path.resolve()
+    return whole.relative_to(project_of(whole.parent)).as_posix()

@@ -11,6 +11,7 @@ from typing import Any
 
 from roller.core.files import read_text
 from roller.errors import ModelError, did_you_mean, shown
+from roller.insight.trace.project_folder import path_in_project
 
 #: What an entry file defines.
 PROVIDERS = ("model_provider", "input_provider", "iteration_provider")
@@ -31,7 +32,7 @@ class ProviderProblem:
     Parameters
     ----------
     file, line
-        Where; line 1 for a function that is missing.
+        Where, relative to the project; line 1 for a function that is missing.
     text
         What was expected, what was found, and what to do.
     """
@@ -112,7 +113,7 @@ def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem
     if function is None:
         names = [known for known in vars(module) if callable(getattr(module, known))]
         yield ProviderProblem(
-            str(path), 1,
+            path_in_project(path), 1,
             f"expected a function {name}, got none{did_you_mean(name, names)}. Define {', '.join(PROVIDERS)}.",
         )  # fmt: skip
         return
@@ -128,7 +129,7 @@ def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem
         if default is None or not isinstance(default.default, int):
             got = "no such parameter" if default is None else shown(default.default)
             yield ProviderProblem(
-                str(path), line,
+                path_in_project(path), line,
                 f"input_provider: expected a default of batch_size that is a number, got {got}. "
                 f"Write {wanted}, or pass a batch.",
             )  # fmt: skip
@@ -138,7 +139,7 @@ def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem
             signature.bind(*args, **kwargs)
         except TypeError as error:
             yield ProviderProblem(
-                str(path), line, f"{name}: expected {wanted}, got {name}{signature}: {error}. Write it so."
+                path_in_project(path), line, f"{name}: expected {wanted}, got {name}{signature}: {error}. Write it so."
             )
 
 

@@ -10,9 +10,11 @@ from roller.errors import RollerError
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif.first_launches import without_module_loading
+from roller.insight.whatif.memory_effect import MemoryEffect, MemoryOf, memory_effect
 from roller.insight.whatif.optimizer_bytes import KINDS, possible_optimizers
 from roller.insight.whatif.predict import HARDLY, Answer, what_if
 from roller.insight.whatif.primitives import without_overhead
+from roller.insight.whatif.repeated_blocks import repeated_blocks
 from roller.insight.whatif.what_if import WhatIf
 from roller.insight.whatif.whatifs import (
     AMP,
@@ -22,12 +24,13 @@ from roller.insight.whatif.whatifs import (
     FusePointwise,
     LoaderWorkers,
     OtherNetwork,
+    Recompute,
     RestructuredNorm,
     ZeroTime,
 )
 
 #: Number of the best changes that are tried in pairs, and most predictions of a search.
-PAIRED, MOST_ASKED = 4, 18
+PAIRED, MOST_ASKED = 4, 19
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ class Found:
     def name(self) -> str:
         """The changes, by name."""
         return " + ".join(map(str, self.changes))
+
+    def memory_effect(self, graph: StepGraph, memory_of: MemoryOf | None) -> MemoryEffect:
+        """Return what the changes do to the memory of the step, see :func:`memory_effect`; nothing if none is made."""
+        if self.answer is not None and not self.answer.is_changed:
+            return MemoryEffect(0)
+        return memory_effect(graph, self.changes, memory_of)
 
 
 def search(
@@ -121,6 +130,8 @@ def _applicable_changes(graph: StepGraph) -> Iterator[WhatIf]:
     if phases >= {"forward", "backward"}:
         yield AMP()
         yield RestructuredNorm()
+        if blocks := repeated_blocks(graph):
+            yield Recompute(blocks)
     if "optimizer" in phases:
         # of the possible optimizers, the one that moves most bytes is assumed
         likely = max(possible_optimizers(graph) or KINDS, key=lambda kind: sum(KINDS[kind]))

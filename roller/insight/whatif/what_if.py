@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type
 
 from roller.errors import RollerError, shown
 from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.primitives import annotate
 
 #: Origin of factors: the device's model if shapes are known, or the published numbers.
@@ -105,6 +106,9 @@ class WhatIf(ABC):
     assumptions: ClassVar[tuple[str, ...]] = ()
     #: Whether it changes each task by itself, so that it applies to the joint graph of several ranks.
     of_several_ranks: ClassVar[bool] = False
+    #: Parameters and the fields of a :class:`MemoryChange` that they are, for a step that has the memory of the change;
+    #: empty where tensors of the device stay as they are, ``None`` where that is not modelled.
+    traced_with: ClassVar[tuple[tuple[str, str], ...] | None] = None
 
     def __post_init__(self) -> None:
         """Check the types and ranges of the parameters."""
@@ -159,6 +163,12 @@ class WhatIf(ABC):
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if the profile has the change already; else ``""``."""
         return ""
+
+    def memory_change(self) -> MemoryChange | None:
+        """Return how a step is traced that has the memory of the change; ``None`` where that is not modelled."""
+        if self.traced_with is None:
+            return None
+        return MemoryChange(**{option: getattr(self, own) for own, option in self.traced_with})
 
     @abstractmethod
     def change(self, graph: StepGraph) -> StepGraph:

@@ -40,7 +40,8 @@ function axes(width, height, x, y) {
     root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: toY(at), y2: toY(at) }));
     root.append(svg("text", { class: "tick", x: left - 6, y: toY(at) + 4, "text-anchor": "end" }, y.name ? y.name(at) : text(at, y.unit)));
   }
-  for (const at of x.ticks || ticks(x.to - x.from, x.unit, width < 500 ? 3 : 6).map((value) => value + x.from))
+  const offset = x.from < 0.05 * (x.to - x.from) ? 0 : x.from; // ticks are round where the axis begins near 0
+  for (const at of x.ticks || ticks(x.to - offset, x.unit, width < 500 ? 3 : 6).map((value) => value + offset).filter((value) => value >= x.from))
     root.append(svg("text", { class: "tick", x: toX(at), y: height - bottom + 16, "text-anchor": "middle" }, x.name ? x.name(at) : text(at, x.unit)));
   root.append(svg("text", { class: "axis", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle" }, x.title));
   return { root, x: toX, y: toY, left, right: width - right, top, bottom: height - bottom };
@@ -73,8 +74,11 @@ function stackedBar(parts, unit, label, whole, title) {
   };
 }
 
-/** Memory over the step by kind, stacked; pointer and arrow keys show the values at a moment. */
-function memoryCurve(curve, label, capacity) {
+/**
+ * Memory over the step by kind, stacked. Pointer and arrow keys show the values at a moment; a click keeps it, until the
+ * next one or Escape, so that its holders can be read.
+ */
+function memoryCurve(curve, label, capacity, names) {
   const count = curve.at.length;
   const kinds = Object.entries(curve.kinds).filter(([, values]) => values.some((value) => value > 0));
   const most = Math.max(...curve.allocated_bytes, ...curve.reserved_bytes);
@@ -86,6 +90,8 @@ function memoryCurve(curve, label, capacity) {
   });
   const values = el("ul.legend", { "aria-label": "Memory at this moment" });
   const when = el("p.moment", {});
+  const holders = el("ul.legend.holders", { "aria-label": "Largest holders at this moment" });
+  let kept = false;
   const cursor = svg("line", { class: "cursor" });
   let at = peak, frame = null;
 
@@ -94,13 +100,29 @@ function memoryCurve(curve, label, capacity) {
   kinds.forEach(([name, column], place) => rows.push({ column, number: el("span.n"), swatch: el("span.swatch", { style: { background: colourOf(name, place) } }), name }));
   values.append(...rows.map((row) => el("li", {}, row.swatch, el("span.key", {}, words(row.name)), row.number)));
 
+  function tellHolders() {
+    if (!curve.holders) return;
+    const { end, name, bytes: sizes } = curve.holders;
+    const from = at ? end[at - 1] : 0;
+    holders.replaceChildren(...Array.from(name.subarray(from, end[at]), (one, place) =>
+      el("li", {}, el("span.key", { title: names[one] }, names[one].split(" ").map((word) => withoutFolder(names, word)).join(" ")), number(sizes[from + place], "bytes", label))));
+  }
+
+  function keep(now) {
+    kept = now;
+    holder.classList.toggle("kept", kept);
+    move(at);
+  }
+
   function move(to) {
     at = Math.max(0, Math.min(count - 1, to));
     holder.setAttribute("aria-valuenow", at);
     const where = curve.unit === "s" ? `${seconds(curve.at[at])} from the start` : `after operator ${curve.at[at]}`;
     holder.setAttribute("aria-valuetext", `${where}: ${bytes(curve.allocated_bytes[at])} allocated`);
     when.replaceChildren(at === peak ? "Most allocated, " : "", where);
+    if (kept) when.append(", kept until Escape or a click");
     for (const row of rows) setNumber(row.number, row.column[at], "bytes", label);
+    tellHolders();
     if (!frame) return;
     const x = frame.x(curve.at[at]);
     for (const [name, value] of Object.entries({ x1: x, x2: x, y1: frame.top, y2: frame.bottom })) cursor.setAttribute(name, value);
@@ -126,25 +148,35 @@ function memoryCurve(curve, label, capacity) {
     holder.replaceChildren(frame.root);
     move(at);
   });
-  holder.addEventListener("pointermove", (event) => {
-    if (!frame) return;
+  const nearest = (event) => {
     const x = event.clientX - holder.getBoundingClientRect().left;
     let best = 0, apart = Infinity;
     for (let n = 0; n < count; n++) {
       const distance = Math.abs(frame.x(curve.at[n]) - x);
       if (distance < apart) (apart = distance), (best = n);
     }
-    move(best);
+    return best;
+  };
+  holder.addEventListener("pointermove", (event) => frame && !kept && move(nearest(event)));
+  holder.addEventListener("click", (event) => {
+    if (!frame) return;
+    const chosen = nearest(event);
+    const again = kept && chosen === at;
+    at = chosen;
+    keep(!again);
   });
   holder.addEventListener("keydown", (event) => {
     const page = Math.max(1, Math.round(count / 20));
     const moves = { ArrowRight: at + 1, ArrowUp: at + 1, ArrowLeft: at - 1, ArrowDown: at - 1, PageUp: at + page, PageDown: at - page, Home: 0, End: count - 1 };
-    if (!(event.key in moves)) return;
-    move(moves[event.key]);
+    if (event.key in moves) move(moves[event.key]);
+    else if (event.key === "Enter" || event.key === " ") keep(!kept);
+    else if (event.key === "Escape" && kept) keep(false);
+    else return;
     event.preventDefault();
   });
   move(peak);
-  return el("div.beside", {}, holder, el("div", {}, when, values));
+  return el("div", {}, el("div.beside", {}, holder, el("div", {}, when, values)),
+    curve.holders ? el("div", {}, el("h3", {}, "Largest holders at this moment"), el("p.hint", {}, "Point at the curve, or use the arrow keys; a click or Enter keeps the moment. Memory at the peak is in the tree above, whole."), holders) : null);
 }
 
 /** A curve over the batch: the fitted line, what was computed beside it, and limits. */

@@ -80,7 +80,13 @@ function text(value, unit) {
   return unit ? `${shown} ${unit}` : shown;
 }
 
-/** A number on the page: its text for people, and all digits, origin and interval for whatever reads the page. */
+/** What is known of a number that has no interval, in words. */
+const WITHOUT_INTERVAL = { exact: "exact", derived: "a ratio of other numbers", unknown: "no interval is known" };
+
+/**
+ * A number on the page: its text for people, and all digits, origin and interval for whatever reads the page.
+ * interval: [lower, upper], or a key of WITHOUT_INTERVAL; without one, shares are ratios and others unknown.
+ */
 function number(value, unit, label, interval) {
   const made = el("span.n");
   setNumber(made, value, unit, label, interval);
@@ -90,14 +96,28 @@ function number(value, unit, label, interval) {
 function setNumber(made, value, unit, label, interval) {
   made.textContent = text(value, unit);
   if (value === null || value === undefined || Number.isNaN(value)) {
-    for (const name of ["value", "unit", "label", "lower", "upper"]) delete made.dataset[name];
+    for (const name of ["value", "unit", "label", "interval", "lower", "upper"]) delete made.dataset[name];
+    made.removeAttribute("title");
     return;
   }
-  Object.assign(made.dataset, { value: String(value), unit: unit || "", label });
-  if (interval && interval[1] > interval[0]) {
-    Object.assign(made.dataset, { lower: String(interval[0]), upper: String(interval[1]) });
-    made.title = `${label}, ${text(interval[0], unit)} to ${text(interval[1], unit)}`;
-  } else made.title = `${label}: ${value}${unit ? " " + unit : ""}`;
+  const known = hasInterval(interval);
+  const without = known ? null : typeof interval === "string" ? interval : unit === "share" || unit === "percent" ? "derived" : "unknown";
+  Object.assign(made.dataset, { value: String(value), unit: unit || "", label, interval: without || "known" });
+  if (known) Object.assign(made.dataset, { lower: String(interval[0]), upper: String(interval[1]) });
+  else delete made.dataset.lower, delete made.dataset.upper;
+  made.title = known ? `${label}, ${range(interval, unit)}` : `${label}: ${value}${unit ? " " + unit : ""}, ${WITHOUT_INTERVAL[without]}`;
+}
+
+function hasInterval(interval) {
+  return Array.isArray(interval) && interval[1] > interval[0];
+}
+
+/** An interval in words: "1.2 to 1.5 ms"; the unit stands once where both ends share it. */
+function range(interval, unit) {
+  if (!hasInterval(interval)) return "not known";
+  const [from, to] = interval.map((end) => text(end, unit));
+  const [number, own] = from.split(" ");
+  return own !== undefined && from.slice(number.length) === to.slice(to.split(" ")[0].length) ? `${number} to ${to}` : `${from} to ${to}`;
 }
 
 /** The word that says where a number comes from. */

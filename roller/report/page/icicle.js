@@ -68,10 +68,17 @@ function icicle(options) {
       if (level > LEVELS || share * state.width < LEAST) return;
       deepest = Math.max(deepest, level);
       boxes.push(box(node, level, from, share));
-      let at = from;
+      let at = from, small = 0;
       for (const child of ordered(children[node], options.value)) {
-        place(child, level + 1, at);
-        at += options.value(child) / total;
+        const own = options.value(child) / total;
+        if (own * state.width >= LEAST) place(child, level + 1, at);
+        else if (own > 0) small++;
+        if (!small) at += own;
+      }
+      const rest = from + share - at;
+      if (small > 1 && level < LEVELS && rest * state.width >= 2 * LEAST) {
+        deepest = Math.max(deepest, level + 1);
+        boxes.push(restBox(small, level + 1, at, rest));
       }
     };
     place(state.root, 0, 0);
@@ -82,13 +89,23 @@ function icicle(options) {
     remark();
   }
 
+  /** Stands for parts that are too narrow to draw; whoever reads the page finds them in the tables. */
+  function restBox(count, level, from, share) {
+    return el("div.rest", { "aria-hidden": "true", title: `${count} smaller parts, which the tables have`, style: placed(level, from, share) },
+      share * state.width > 110 ? `${count} smaller parts` : "");
+  }
+
+  function placed(level, from, share) {
+    return { left: `${100 * from}%`, width: `calc(${100 * share}% - 1px)`, top: `${level * ROW}px` };
+  }
+
   function box(node, level, from, share) {
     const wide = share * state.width;
     const made = el(`div.box.k-${options.kind(node)}${wide > 40 ? ".wide" : ""}`, {
       role: "treeitem", tabindex: "-1", "aria-level": level + 1, "aria-selected": "false", "data-node": node,
       "aria-expanded": children[node].length ? "true" : null,
       title: options.title(node),
-      style: { left: `${100 * from}%`, width: `calc(${100 * share}% - 1px)`, top: `${level * ROW}px` },
+      style: placed(level, from, share),
     });
     const value = options.number(node);
     // Narrow boxes keep name and number for those who do not look at them.

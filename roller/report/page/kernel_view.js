@@ -24,7 +24,7 @@ function kernelHead(data) {
   const interval = data.interval_s;
   return el("section.hero", {}, el("p.expression", {}, el("code", {}, data.expression)), el("div.cards", {},
     predicted === null ? null : card(["One call ", chip("predicted")], number(predicted, "s", "predicted", interval), interval && interval[1] > interval[0] ? [number(interval[0], "s", "predicted"), " to ", number(interval[1], "s", "predicted")] : "no interval is known"),
-    data.measured_s === null ? card("Measured", "–", "this device was not run") : card(["One call ", chip("measured")], number(data.measured_s, "s", "measured"), predicted === null ? "" : [number(data.measured_s / predicted, "", "measured"), " times the prediction"]),
+    data.measured_s === null ? card("Measured", "–", "this device was not run") : card(["One call ", chip("measured")], number(data.measured_s, "s", "measured"), predicted === null ? "" : [number(data.measured_s / predicted, "", "measured", "derived"), " times the prediction"]),
     card("Bound by", data.bottleneck || "–", data.language)),
     el("p.expression", {}, "Program ", el("code", {}, data.program)), data.doubt ? el("p.hint", {}, data.doubt) : null);
 }
@@ -58,7 +58,7 @@ function whySection(why) {
 /** A small table; cells are texts, or [value, unit] for numbers. */
 function plainTable(title, head, rows, label = "predicted") {
   if (!rows.length) return null;
-  const cell = (value) => (Array.isArray(value) ? el("td", {}, number(value[0], value[1], value[2] || label)) : el("td.t", {}, value));
+  const cell = (value) => (Array.isArray(value) ? el("td", {}, number(value[0], value[1], value[2] || label)) : el(typeof value === "string" && value.length > 20 ? "td.t.long" : "td.t", {}, value));
   return el("div", {}, el("h3", {}, title), el("div.scroll", { tabindex: "0", role: "region", "aria-label": title }, el("table", {},
     el("thead", {}, el("tr", {}, head.map((name, place) => el(Array.isArray(rows[0][place]) ? "th" : "th.t", { scope: "col" }, name)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))))));

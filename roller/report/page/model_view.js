@@ -4,9 +4,9 @@ function showModel(main, data) {
   const steps = data.steps;
   const kernels = data.kernels;
   main.append(el("section.hero", {}, el("h1", {}, data.name, " ", el("span.on", {}, `compiled for ${data.device}`)), el("div.cards", {},
-    data.predicted_s === null ? null : card(["Kernels of a call ", chip("predicted")], number(data.predicted_s, "s", "predicted"), "sum over the steps of a call"),
+    data.predicted_s === null ? null : card(["Kernels of a call ", chip("predicted")], number(data.predicted_s, "s", "predicted", data.interval_s), [hasInterval(data.interval_s) ? `${range(data.interval_s, "s")}, ` : "", "sum over the steps of a call"]),
     data.measured_s === null ? null : card(["Kernels of a call ", chip("measured")], number(data.measured_s, "s", "measured"), "each kernel alone, when it was compiled"),
-    card("Steps", number(steps.length, "", "recorded"), [number(Object.keys(kernels).length, "", "recorded"), " distinct kernels"]))));
+    card("Steps", number(steps.length, "", "recorded", "exact"), [number(Object.keys(kernels).length, "", "recorded", "exact"), " distinct kernels"]))));
   const chosen = el("div", { "aria-live": "polite", id: "kernel" });
   const show = (key) => {
     const kernel = kernels[key];
@@ -15,11 +15,11 @@ function showModel(main, data) {
   };
   const timed = steps.map((_, at) => at).filter((at) => steps[at].predicted_s !== null || steps[at].measured_s !== null);
   if (timed.length) main.append(section("Steps by time", "Predicted above measured, to one scale; choose a step to see its kernel below.", stepBars(timed.map((at) => ({ ...steps[at], at })), show)));
-  const column = (title, name, unit, label) => ({ title, unit, label, numeric: true, width: "7rem", value: (row) => steps[row][name] });
+  const column = (title, name, unit, label) => ({ title, unit, label, numeric: true, width: "5.5rem", value: (row) => steps[row][name] });
   main.append(section("Steps", "In their order. Enter or a click shows the kernel below.", table([
-    { title: "step", width: "minmax(9rem, 2fr)", value: (row) => steps[row].label },
+    { title: "step", width: "minmax(7rem, 2fr)", value: (row) => steps[row].label },
     { title: "kind", width: "5rem", wide: true, value: (row) => steps[row].kind },
-    column("predicted", "predicted_s", "s", "predicted"), column("measured", "measured_s", "s", "measured"),
+    { ...column("predicted", "predicted_s", "s", "predicted"), interval: (row) => steps[row].interval_s }, column("measured", "measured_s", "s", "measured"),
     { title: "bound", width: "6rem", wide: true, value: (row) => steps[row].bottleneck },
     { title: "nodes", width: "minmax(6rem, 1fr)", wide: true, value: (row) => steps[row].nodes.join(", ") },
   ], { label: "steps", count: steps.length, unsorted: true, pick: (row) => (show(steps[row].kernel), chosen.scrollIntoView({ block: "start" })) })), chosen);

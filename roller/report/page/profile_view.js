@@ -1,7 +1,7 @@
 // The view of a training step's profile.
 
 function showProfile(main, data) {
-  const label = data.source;
+  const label = data.label;
   const names = data.names;
   const nodes = data.nodes;
   const count = nodes.parent.length;
@@ -9,6 +9,7 @@ function showProfile(main, data) {
   const nameOf = (node) => shortName(names, nodes, node);
   const kindOf = (node) => names[nodes.kind[node]];
   const held = byNode(nodes.held), phases = byNode(nodes.phases);
+  const ends = nodes.intervals ? [byNode(nodes.phases_lower), byNode(nodes.phases_upper)] : null;
 
   main.append(heading(data, label, interval));
   if (data.out_of_memory)
@@ -21,14 +22,14 @@ function showProfile(main, data) {
   const details = el("aside.details", { "aria-live": "polite", "aria-label": "The chosen part" });
 
   function tell(node) {
-    details.replaceChildren(...detailsOf(data, node, { label, held, phases, kindOf }));
+    details.replaceChildren(...detailsOf(data, node, { label, held, phases, ends, kindOf }));
     memory?.mark(node === 0 ? null : held[node] || {});
   }
 
   const tree = icicle({
     label: "Parts of the step", parent: nodes.parent, name: nameOf, kind: (node) => kindOf(node), value: valueOf,
     title: (node) => `${kindOf(node)} ${names[nodes.name[node]]}, ${text(valueOf(node), unit())}, ${percent(valueOf(node) / (valueOf(0) || 1))} of the step`,
-    number: (node) => number(valueOf(node), unit(), label, node === 0 && state.metric === "time" ? interval : null),
+    number: (node) => number(valueOf(node), unit(), label, state.metric === "time" ? intervalOf(data, node) : null),
     pick: (node) => tell((state.chosen = node)),
     focus: (node) => tell(node === null ? state.chosen : node),
   });
@@ -48,8 +49,8 @@ function showProfile(main, data) {
 
   if (memory)
     main.append(section("Memory", "", el("p", {}, "At the total's peak: ", number(data.total_bytes, "bytes", label, spread(data.total_bytes, data.total_error_bytes)),
-      data.capacity_bytes ? [" of ", number(data.capacity_bytes, "bytes", "recorded"), " of the device"] : ""), memory.element,
-      data.memory_curve ? el("h3", {}, "Over the step") : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes) : null));
+      data.capacity_bytes ? [" of ", number(data.capacity_bytes, "bytes", "recorded", "exact"), " of the device"] : ""), memory.element,
+      data.memory_curve ? el("h3", {}, "Over the step") : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes, names) : null));
   const categories = Object.entries(data.categories).filter(([, value]) => value > 0);
   if (categories.length) {
     const whole = categories.reduce((sum, [, value]) => sum + value, 0);
@@ -60,7 +61,7 @@ function showProfile(main, data) {
   const byName = (kinds, name) => (node) => kinds.includes(kindOf(node)) && names[nodes.name[node]] === name;
   const pipes = pipeSection(data, label, (name) => tree.mark(name === null ? null : byName(["kernel"], name)));
   if (pipes) main.append(pipes);
-  main.append(tablesSection(data, label, {
+  const ways = {
     hover: (kind, name) => tree.mark(name === null ? null : matcher(data, kind, name)),
     pick(kind, name) {
       const test = matcher(data, kind, name);
@@ -70,7 +71,10 @@ function showProfile(main, data) {
       if (best >= 0 && !valueOf(best)) measureBy(state.metric === "time" ? "memory" : "time");
       if (best >= 0) tree.show(best), tree.element.scrollIntoView({ block: "nearest" });
     },
-  }));
+  };
+  if (data.hints) main.append(hintsSection(data, ways.pick));
+  if (data.difference) main.append(differenceSection(data, ways.pick));
+  main.append(tablesSection(data, label, ways));
   if (data.notes.length) main.append(section("Notes", "", el("ul", {}, data.notes.map((note) => el("li", {}, note)))));
   const versions = Object.entries(data.versions);
   if (versions.length) main.append(el("p.hint.versions", {}, versions.map(([name, value], place) => `${place ? ", " : "Made with "}${name} ${value.slice(0, 12)}`).join(""), "."));
@@ -87,7 +91,7 @@ function matcher(data, kind, name) {
 function heading(data, label, interval) {
   const where = data.device ? `on ${data.devices > 1 ? `${data.devices} × ` : ""}${data.device}` : "";
   const facts = [
-    data.batch ? ["batch", [number(data.batch, "", "recorded")]] : null,
+    data.batch ? ["batch", [number(data.batch, "", "recorded", "exact")]] : null,
     data.amp !== "fp32" ? ["precision", [data.amp]] : null,
     data.checkpoint.length ? ["checkpoint", [data.checkpoint.join(", ")]] : null,
     data.policy ? ["kernels of", [data.policy]] : null,
@@ -99,9 +103,9 @@ function heading(data, label, interval) {
       card(data.trains ? "One step" : "One inference", data.is_stable ? number(data.iteration_s, "s", label, interval) : [number(interval[0], "s", label), " to ", number(interval[1], "s", label)],
         !data.is_stable ? ["disturbed: only the interval is known; the median is ", number(data.iteration_s, "s", label, interval)]
           : interval[1] > interval[0] ? [number(interval[0], "s", label), " to ", number(interval[1], "s", label)] : "no interval is known"),
-      data.throughput ? card("Throughput", number(data.throughput, "samples/s", label), facts.length && data.batch ? ["at batch ", number(data.batch, "", label)] : "") : null,
+      data.throughput ? card("Throughput", number(data.throughput, "samples/s", label, data.throughput_interval), facts.length && data.batch ? ["at batch ", number(data.batch, "", "recorded", "exact")] : "") : null,
       data.total_bytes ? card("Memory at its peak", number(data.total_bytes, "bytes", label, spread(data.total_bytes, data.total_error_bytes)),
-        data.capacity_bytes ? [number(data.total_bytes / data.capacity_bytes, "share", label), " of ", number(data.capacity_bytes, "bytes", "recorded")] : "capacity not known") : null),
+        data.capacity_bytes ? [number(data.total_bytes / data.capacity_bytes, "share", label), " of ", number(data.capacity_bytes, "bytes", "recorded", "exact")] : "capacity not known") : null),
     facts.length ? el("p.facts", {}, facts.map(([name, value], place) => [place ? " · " : "", `${name} `, ...value])) : null);
 }
 
@@ -147,6 +151,16 @@ function commonFolder(paths) {
   return folder;
 }
 
+/** Interval of the wall time of a node, or of a row of a table; null where it is not known. */
+function intervalOf(data, node) {
+  return node === 0 ? [data.lower_s, data.upper_s] : intervalIn(data.nodes, "wall", node);
+}
+
+function intervalIn(columns, what, row) {
+  const ends = columns.intervals;
+  return ends ? [ends[`${what}_lower_s`][row], ends[`${what}_upper_s`][row]] : null;
+}
+
 /** Turn name -> rows and values into node -> name -> value. */
 function byNode(sparse) {
   const found = {};
@@ -154,18 +168,21 @@ function byNode(sparse) {
   return found;
 }
 
-function detailsOf(data, node, { label, held, phases, kindOf }) {
+function detailsOf(data, node, { label, held, phases, ends, kindOf }) {
   const { nodes, names } = data;
   const rows = [
-    ["wall time", nodes.wall_s[node], "s"], ["share of the step", nodes.wall_s[node] / (nodes.wall_s[0] || 1), "share"],
-    ["on the device", nodes.device_s[node], "s"], ["on the host", nodes.host_s[node], "s"], ["memory at the peak", nodes.held_bytes[node], "bytes"], [kindOf(node) === "tensors" ? "tensors" : "calls", nodes.calls[node], ""],
+    ["wall time", nodes.wall_s[node], "s", intervalOf(data, node)], ["share of the step", nodes.wall_s[node] / (nodes.wall_s[0] || 1), "share"],
+    ["on the device", nodes.device_s[node], "s", intervalIn(nodes, "device", node)], ["on the host", nodes.host_s[node], "s"],
+    ["memory at the peak", nodes.held_bytes[node], "bytes", node === 0 ? spread(data.total_bytes, data.total_error_bytes) : null], [kindOf(node) === "tensors" ? "tensors" : "calls", nodes.calls[node], "", "exact"],
   ].filter(([, value]) => value);
-  const list = (title, pairs, unit) => pairs.length ? [el("h3", {}, title), el("dl", {}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, words(name)), el("dd", {}, number(value, unit, label)))))] : [];
+  const pair = ([name, value, unit, interval]) => [el("div", {}, el("dt", {}, name), el("dd", {}, number(value, unit, label, interval))),
+    name === "wall time" ? el("div", {}, el("dt", {}, "its interval"), el("dd", {}, range(interval, unit))) : null];
+  const list = (title, pairs, unit, interval) => pairs.length ? [el("h3", {}, title), el("dl", {}, pairs.map(([name, value]) => el("div", {}, el("dt", {}, words(name)), el("dd", {}, number(value, unit, label, interval?.(name))))))] : [];
   const share = nodes.share_of_peak[node], bound = names[nodes.bound[node]];
-  const first = [el("p.full", {}, el("span.kind", {}, kindOf(node)), " ", names[nodes.name[node]]), el("dl", {}, rows.map(([name, value, unit]) => el("div", {}, el("dt", {}, name), el("dd", {}, number(value, unit, label)))),
+  const first = [el("p.full", {}, el("span.kind", {}, kindOf(node)), " ", names[nodes.name[node]]), el("dl", {}, rows.map(pair),
       bound ? el("div", {}, el("dt", {}, "bound by"), el("dd", {}, bound)) : null,
       Number.isNaN(share) ? null : el("div", {}, el("dt", {}, `peak of ${names[nodes.pipe[node]]}`), el("dd", {}, number(share, "share", label))))];
-  const lists = [list("Time by phase", Object.entries(phases[node] || {}), "s"), list("Memory by kind", Object.entries(held[node] || {}), "bytes")];
+  const lists = [list("Time by phase", Object.entries(phases[node] || {}), "s", (phase) => ends && [ends[0][node]?.[phase], ends[1][node]?.[phase]]), list("Memory by kind", Object.entries(held[node] || {}), "bytes")];
   return [first, ...lists].filter((parts) => parts.length).map((parts) => el("div", {}, parts));
 }
 
@@ -178,11 +195,11 @@ function batchSection(data, label) {
   const limits = [];
   if (curve.most_throughput) limits.push({ at: curve.most_throughput, kind: "limit" });
   if (curve.throughput_at_largest) limits.push({ at: curve.throughput_at_largest, kind: "limit second" });
-  const cells = (value, unit) => el("td", {}, number(value, unit, label));
+  const cells = (value, unit, interval) => el("td", {}, number(value, unit, label, interval));
   return section("Over the batch", "Filled points lie on the fitted line; open ones were computed beside it.",
     el("ul.plain", {},
       curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "In the limit of large batches: ", number(curve.most_throughput, "samples/s", "predicted")) : null,
-      curve.largest ? el("li", {}, el("span.swatch.line.second"), "At the largest batch that fits, ", number(curve.largest, "", label), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
+      curve.largest ? el("li", {}, el("span.swatch.line.second"), "At the largest batch that fits, ", number(curve.largest, "", label, "unknown"), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
       curve.diminishing_from ? el("li", {}, "From batch ", number(curve.diminishing_from, "", "predicted"), " on, twice the batch brings less than a tenth more.") : null,
       curve.notes.map((note) => el("li", {}, note))),
     el("div.pair", {},
@@ -190,7 +207,7 @@ function batchSection(data, label) {
       batchChart({ points, line: line ? (batch) => line.c * batch + line.d : null, limits: data.capacity_bytes ? [{ at: data.capacity_bytes, kind: "limit" }] : [], unit: "bytes", title: data.capacity_bytes ? "Allocated memory, and the capacity (dashed)" : "Allocated memory", label: "Allocated bytes over the batch", value: (point) => point.allocated_bytes, sampled })),
     el("details", {}, el("summary", {}, "All computed batches"), el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Computed batches" }, el("table", {},
       el("thead", {}, el("tr", {}, ["batch", "time", "throughput", "allocated", "total", "bound"].map((title) => el("th", { scope: "col" }, title)))),
-      el("tbody", {}, points.map((point) => el("tr", {}, cells(point.batch, ""), cells(point.iteration_s, "s"), point.fits ? cells(point.throughput, "samples/s") : el("td", {}, "does not fit"), cells(point.allocated_bytes, "bytes"), cells(point.total_bytes, "bytes"), el("td", {}, point.bound))))))));
+      el("tbody", {}, points.map((point) => el("tr", {}, cells(point.batch, "", "exact"), cells(point.iteration_s, "s"), point.fits ? cells(point.throughput, "samples/s") : el("td", {}, "does not fit"), cells(point.allocated_bytes, "bytes"), cells(point.total_bytes, "bytes"), el("td", {}, point.bound))))))));
 }
 
 function pipeSection(data, label, mark) {
@@ -245,12 +262,13 @@ function profileTable(data, heading, columns, label, hover, pick) {
   const name = (row) => names[columns.name[row]];
   const shown = [
     { title: heading.replace(/s$/, ""), width: "minmax(9rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
-    numeric("time", columns.wall_s, "s"),
+    numeric("time", columns.wall_s, "s", { interval: (row) => intervalIn(columns, "wall", row) }),
+    columns.intervals ? { title: "interval", width: "10rem", wide: true, value: (row) => (columns.wall_s[row] ? range(intervalIn(columns, "wall", row), "s") : "–"), key: (row) => columns.intervals.wall_upper_s[row] } : null,
     { ...numeric("share", null, "share", { width: "4.5rem", wide: true }), value: (row) => columns.wall_s[row] / (iteration_s || 1) },
-    any(columns.device_s) ? numeric("device", columns.device_s, "s", { wide: true }) : null,
+    any(columns.device_s) ? numeric("device", columns.device_s, "s", { wide: true, interval: (row) => intervalIn(columns, "device", row) }) : null,
     any(columns.held_bytes) ? numeric("memory", columns.held_bytes, "bytes") : null,
     any(columns.registered_bytes) ? numeric("weights", columns.registered_bytes, "bytes", { wide: true }) : null,
-    any(columns.calls) ? numeric("calls", columns.calls, "", { width: "4.5rem", wide: true }) : null,
+    any(columns.calls) ? numeric("calls", columns.calls, "", { width: "4.5rem", wide: true, interval: () => "exact" }) : null,
     any(columns.bound) && columns.bound.some((one) => names[one]) ? { title: "bound", width: "5.5rem", wide: true, value: (row) => names[columns.bound[row]] } : null,
     columns.share_of_peak.some((value) => !Number.isNaN(value)) ? numeric("of peak", columns.share_of_peak, "share", { width: "5rem", wide: true }) : null,
     columns.text && columns.text.some((one) => names[one]) ? { title: "text", width: "minmax(8rem, 2fr)", wide: true, value: (row) => names[columns.text[row]] } : null,

@@ -5,7 +5,8 @@ const TALLEST = 8e6; // pixels of an element that every browser can have; longer
 
 /**
  * columns: [{title, width, unit, label, value(row) -> number or text, text(row) if it is shown in other words, numeric,
- * wide if narrow screens go without}], the first one names the row;
+ * interval(row) of a number, key(row) if it is sorted by another value and not searched, wide if narrow screens go
+ * without}], the first one names the row;
  * options: {label, count, pick(row), hover(row or null)}.
  */
 function table(columns, options) {
@@ -18,7 +19,7 @@ function table(columns, options) {
   const status = el("span.count", { role: "status" });
   const search = el("input", { type: "search", placeholder: "Search", "aria-label": `Search ${options.label}` });
   const head = el("div.row.head", { role: "row" }, columns.map((column, place) =>
-    el(`div.cell${column.wide ? ".wide" : ""}${column.numeric ? ".num" : ""}`, { role: "columnheader", "aria-sort": "none" },
+    el(`div.cell${column.wide ? ".wide" : ""}${column.numeric || column.key ? ".num" : ""}`, { role: "columnheader", "aria-sort": "none" },
       el("button", { type: "button", onclick: () => sort(place) }, column.title))));
   const body = el("div.rows", { role: "rowgroup" });
   const fill = el("div.fill", { "aria-hidden": "true" });
@@ -34,7 +35,7 @@ function table(columns, options) {
   }
 
   function sort(place) {
-    state.down = state.sorted === place ? !state.down : Boolean(columns[place].numeric);
+    state.down = state.sorted === place ? !state.down : Boolean(columns[place].numeric || columns[place].key);
     state.sorted = place;
     [...head.children].forEach((cell, at) =>
       cell.setAttribute("aria-sort", at === place ? (state.down ? "descending" : "ascending") : "none"));
@@ -44,13 +45,13 @@ function table(columns, options) {
   function arrange() {
     const found = state.found.toLowerCase();
     const rows = found
-      ? all.filter((row) => columns.some((column) => !column.numeric && texts(row, column).toLowerCase().includes(found)))
+      ? all.filter((row) => columns.some((column) => !column.numeric && !column.key && texts(row, column).toLowerCase().includes(found)))
       : all.slice();
     if (state.sorted >= 0) {
       const column = columns[state.sorted];
       const keys = Array.from(all, (row) => {
-        const key = column.value(row);
-        return column.numeric && (key === null || Number.isNaN(key)) ? -Infinity : key;
+        const key = (column.key || column.value)(row);
+        return (column.numeric || column.key) && (key === null || Number.isNaN(key)) ? -Infinity : key;
       });
       const sign = state.down ? -1 : 1;
       rows.sort((a, b) => (keys[a] < keys[b] ? -sign : keys[a] > keys[b] ? sign : a - b));
@@ -65,7 +66,7 @@ function table(columns, options) {
 
   function makeRow() {
     const made = el("div.row", { role: "row", id: `${id}-${pool.length}` }, columns.map((column) =>
-      el(`div.cell${column.wide ? ".wide" : ""}${column.numeric ? ".num" : ""}`, { role: "gridcell" }, column.numeric ? el("span.n") : "")));
+      el(`div.cell${column.wide ? ".wide" : ""}${column.numeric || column.key ? ".num" : ""}`, { role: "gridcell" }, column.numeric ? el("span.n") : "")));
     pool.push(made);
     body.append(made);
   }
@@ -95,7 +96,7 @@ function table(columns, options) {
     columns.forEach((column, place) => {
       const cell = made.children[place];
       const value = column.value(row);
-      if (column.numeric) setNumber(cell.firstChild, value, column.unit, column.label);
+      if (column.numeric) setNumber(cell.firstChild, value, column.unit, column.label, column.interval?.(row));
       else if (cell.title !== value) (cell.textContent = column.text ? column.text(row) : value), (cell.title = value);
     });
   }

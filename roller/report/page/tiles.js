@@ -47,5 +47,5 @@ function levelPicture(level, inner, rowAxis, columnAxis) {
 
 function extentsOf(level) {
   const shown = level.extents.filter(([, extent]) => extent > 1);
-  return el("p.extents", {}, shown.length ? shown.map(([axis, extent, reduced], place) => [place ? " × " : "", el(reduced ? "span.reduced" : "span", { title: reduced ? "summed" : "" }, `${axis} `, number(extent, "", "recorded"))]) : "one element");
+  return el("p.extents", {}, shown.length ? shown.map(([axis, extent, reduced], place) => [place ? " × " : "", el(reduced ? "span.reduced" : "span", { title: reduced ? "summed" : "" }, `${axis} `, number(extent, "", "recorded", "exact"))]) : "one element");
 }

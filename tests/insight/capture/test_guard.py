@@ -1,5 +1,6 @@
 """What a script would write stays in the process's own folder; what reaches outside of it is refused."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.slow  # each starts a process: neither guard nor fence 
 
 HEAD = """
 import os, sys
-from roller.insight.capture.fence import fence_in
+from roller.insight.capture.fence import leave_network, limit_writes
 from roller.insight.capture.guard import Guard
 folder, notes = os.environ["TMPDIR"], []
 """
@@ -50,10 +51,16 @@ def test_files_and_folders_it_makes_are_found_again_and_are_not_there(run):
         with open("old.txt", "a") as file: file.write("er")
         print(pathlib.Path("runs/last/log.txt").read_text(), os.path.isdir("runs/last"), os.path.exists("runs/other"))
         print(open("old.txt").read())
+        os.chmod("old.txt", 0o600)
+        open("runs/last/a", "w").close()
+        os.replace("runs/last/a", "runs/last/b")
+        os.replace("runs/last/b", "c")
+        os.remove("runs/last/log.txt")
+        print(os.listdir("runs/last"), os.path.exists("c"), list(pathlib.Path("runs").iterdir())[0].name)
         try: open("old.txt", "x")
         except FileExistsError: print("is there")
         print(notes)
-    """) == ["one two True False", "older", "is there", "['open log.txt for writing', 'open old.txt for writing']"]
+    """) == ["one two True False", "older", "[] True last", "is there", "['open old.txt for writing']"]
 
 
 def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
@@ -65,23 +72,25 @@ def test_what_changes_files_reaches_others_or_starts_programs_is_refused(run):
             lambda: os.symlink("old.txt", "link"), lambda: os.open("new.txt", os.O_CREAT | os.O_WRONLY),
             lambda: os.truncate("old.txt", 0), lambda: socket.create_connection(("127.0.0.1", 9)),
             lambda: socket.getaddrinfo("example.com", 80), lambda: subprocess.run(["true"]),
-            lambda: os.system("true"), os.fork, multiprocessing.get_context("spawn").Process(target=print).start,
+            lambda: os.kill(os.getppid(), 0), os.fork,
+            multiprocessing.get_context("spawn").Process(target=print).start,
         ):
             try: attempt(); print("not refused")
             except PermissionError as error: print(str(error).split(":")[0])
+        print(os.system("touch new.txt") != 0, notes[-1])
     """)
+    assert said.pop() == "True os.system touch new.txt"
     assert said == [
         "os.remove old.txt", "os.rename old.txt", "os.symlink link", "open new.txt for writing",
         "os.truncate old.txt", "socket.getaddrinfo 127.0.0.1", "socket.getaddrinfo example.com",
-        "subprocess.Popen true", "os.system true", "os.fork ", "a process of multiprocessing",
+        "subprocess.Popen true", f"os.kill {os.getpid()}", "os.fork ", "a process of multiprocessing",
     ]  # fmt: skip
 
 
 def test_the_kernel_refuses_what_python_does_not_see(run):
     said = run("""
         import socket, sqlite3
-        fence = fence_in(folder)
-        if not fence.files:
+        if not limit_writes(folder):
             print("no fence of files here")
             sys.exit()
         def connect(path): sqlite3.connect(path).execute("create table t (a)")
@@ -101,8 +110,7 @@ def test_the_kernel_refuses_the_network(run):
     said = run("""
         import socket
         listening = socket.create_server(("127.0.0.1", 0))
-        fence = fence_in(folder)
-        if not fence.network:
+        if not leave_network():
             print("no fence of the network here")
             sys.exit()
         try: socket.create_connection(listening.getsockname(), 2); print("not refused")
@@ -111,6 +119,25 @@ def test_the_kernel_refuses_the_network(run):
     if said == ["no fence of the network here"]:
         pytest.skip("no namespace of the network can be made here")
     assert said == ["refused"]
+
+
+def test_the_kernel_refuses_the_network_to_a_user_without_privileges(run):
+    said = run("""
+        import socket
+        if os.getuid() == 0:
+            os.setgid(65534)
+            os.setuid(65534)
+        user = os.getuid()
+        if not leave_network():
+            print("no fence of the network here")
+            sys.exit()
+        try: socket.socket().connect(("127.0.0.1", 9)); print("not refused")
+        except OSError as error: print(error.strerror)
+        print(os.getuid() == user)
+    """)
+    if said == ["no fence of the network here"]:
+        pytest.skip("no namespace of the network can be made here")
+    assert said == ["Network is unreachable", "True"]
 
 
 def test_patience_is_over_without_a_sign(run):

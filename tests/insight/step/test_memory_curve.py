@@ -128,3 +128,16 @@ def test_a_file_that_is_cut_off_is_refused_with_its_memory_too(tmp_path):
     (tmp_path / "p.json").write_text(whole[: whole.rindex("Addr")])
     with pytest.raises(ArtifactError, match="cut off or broken after event 10"):
         read_profile(tmp_path / "p.json", memory=True)
+
+
+def test_the_largest_holders_at_every_change_are_sums_of_what_is_live(tmp_path):
+    (found,) = curves(tmp_path, *RECORDS, memory(97, 50, 0xA, 950), memory(98, 25, 0xD, 975))
+    counts = range(1, len(found.times_us) + 1)
+    shown = list(found.largest_holders(counts, lambda context: context.operator, 9))
+    for count, holders in zip(counts, shown, strict=True):
+        expected: dict[str, int] = {}
+        for one in found.live(float(found.times_us[count - 1])):
+            expected[one.context.operator] = expected.get(one.context.operator, 0) + one.size_bytes
+        assert holders == expected and list(holders.values()) == sorted(holders.values(), reverse=True)
+    assert shown[1] == {"aten::addmm": 500, "aten::linear": 100}
+    assert list(found.largest_holders([2], lambda context: context.operator, 1)) == [{"aten::addmm": 500}]

@@ -22,7 +22,8 @@ def small_profile() -> StepProfile:
                 took = draw.random() * 1e-3
                 leaf = (*path, Key("kernel", f"kernel_{operator}"))
                 bound = "compute" if operator % 2 else "dram"
-                tree.add_time(leaf, phase, Seconds(took, took / 3, 1e-6), bound=bound, pipes=[("fma", took / 7)])
+                tree.add_time(leaf, phase, Seconds(took, took / 3, 1e-6), bound=bound, pipes=[("fma", took / 7)],
+                              error=(0.75, 1.5) if operator else None)  # fmt: skip
             tree.add_bytes(path, "activation", held=draw.randrange(1 << 30))
         tree.add_bytes((module,), "parameter", name=f"blocks.{block}.weight", held=1 << 22,
                        registered=("net/model.py:3",))  # fmt: skip
@@ -32,7 +33,14 @@ def small_profile() -> StepProfile:
         lambda n: BatchPoint(n, 0.1 * n + 0.3, n / (0.1 * n + 0.3), 100 * n, 200 * n, True, "device", "forward"), 4, 0
     )
     points = tuple(
-        MemoryPoint(float(n), 900 + n, 1000 + n, {"activation": 500 + n, "parameter": 100}) for n in range(50)
+        MemoryPoint(
+            float(n),
+            900 + n,
+            1000 + n,
+            {"activation": 500 + n, "parameter": 100},
+            {"activation blocks.0 net/model.py:10": 400 + n, "parameter blocks.1": 100},
+        )
+        for n in range(50)
     )
     return StepProfile(
         "train.py", "predicted", "a100", root, root.wall_s, 0.8 * root.wall_s, 1.25 * root.wall_s, 8, 8.0, 1, "bf16",

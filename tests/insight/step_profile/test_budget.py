@@ -16,6 +16,7 @@ from roller.insight.step_profile.budget import (
     sarif,
     write_budget,
 )
+from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_profile_json import sample
 
 
@@ -72,6 +73,22 @@ def test_sarif_has_a_result_with_file_and_line_for_each_excess(write):
         (place,) = result["locations"]
         where = place["physicalLocation"]
         assert where == {"artifactLocation": {"uri": "train.py"}, "region": {"startLine": 9}}
+
+
+def test_a_log_of_excesses_has_the_objects_of_sarif_and_no_others(write):
+    excesses = check_budget(sample(), read_budget(write("{step: {time_ms: 1}, modules: {fc: {memory_mib: 1}}}")))
+    odd = [replace(excesses[0], place=place) for place in ("", "my project/tr%ain\u00e4.py:9", "/else/where.py:1")]
+    assert problems_of(sarif((*excesses, *odd), ("a cause.",))) == []
+    wrong = sarif(excesses)
+    wrong["runs"][0]["results"][0].pop("message")
+    wrong["runs"][0]["results"][1]["locations"][0]["physicalLocation"]["region"]["startLine"] = 0
+    wrong["runs"][0]["tool"]["driver"]["kind"] = wrong["version"] = "2.0"
+    assert problems_of(wrong) == [
+        "log.version: expected a version, got '2.0'",
+        "log.runs[0].tool.driver: no property kind",
+        "log.runs[0].results[0]: expected message, got none",
+        "log.runs[0].results[1].locations[0].physicalLocation.region.startLine: expected a line, got 0",
+    ]
 
 
 def test_weights_of_a_line_count_once(write):

@@ -121,3 +121,16 @@ def test_deep_trees_are_compared_without_recursion():
 
     found = difference(deep(1.0), deep(3.0))
     assert found.delta_s == 2.0 and [row.name for row in found.lines] == ["a.py:2999"]
+
+
+def test_a_notebook_shows_the_lines_that_change():
+    def profile_of(seconds: float) -> StepProfile:
+        tree = Tree()
+        for line, took in (("a.py:1", seconds), ("<b>.py:2", 0.5)):
+            tree.add_time((Key("line", line), Key("kernel", "k")), "forward", Seconds(took, took, 0.0))
+        root = tree.build()
+        return StepProfile("a.py", "predicted", "a100", root, root.wall_s, root.wall_s, root.wall_s)
+
+    shown = difference(profile_of(0.25), profile_of(0.75))._repr_html_()
+    assert "750 ms to 1.25 s a step, predicted" in shown
+    assert "<td>a.py:1</td><td>250 ms</td><td>750 ms</td><td>500 ms</td>" in shown and "&lt;b" not in shown

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 
 import pytest
 
 from roller.errors import RollerError
 from roller.insight.step_profile.profile_json import save_profile
+from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_difference import NET, STEP
 from tests.insight.step_profile.test_profile_files import recorded as recorded
 from tests.insight.step_profile.test_profile_json import sample
@@ -51,8 +53,38 @@ def test_a_budget_decides_the_exit_status(cli, tmp_path):
     assert code == 1
     assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 more." in err
     assert "roller's model is another one than the budget's" in err
-    (result,) = json.loads((tmp_path / "found.sarif").read_text())["runs"][0]["results"]
+    data = json.loads((tmp_path / "found.sarif").read_text())
+    assert problems_of(data) == []
+    (result,) = data["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 9
+
+
+def test_a_budget_that_is_kept_leaves_a_valid_file_without_results(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    cli("profile", tmp_path / "p.json", "--write-budget", tmp_path / "kept.yaml")
+    code, _, err = cli(
+        "profile", tmp_path / "p.json", "--budget", tmp_path / "kept.yaml", "--sarif", tmp_path / "found.sarif"
+    )
+    data = json.loads((tmp_path / "found.sarif").read_text())
+    assert (code, "expected" in err, problems_of(data), data["runs"][0]["results"]) == (0, False, [], [])
+
+
+@pytest.mark.slow
+def test_a_slower_device_of_the_same_name_is_said_to_be_the_cause(cli, project, tmp_path):
+    pytest.importorskip("torch")
+    budget, found = tmp_path / "budget.yaml", tmp_path / "found.sarif"
+    assert cli("profile", project, "--write-budget", budget)[0] == 0
+    assert cli("profile", project, "--budget", budget)[0] == 0
+    slower = ["--set", "memory_layers.global.bandwidth_bytes_per_s=1e9"]
+    code, _, err = cli("profile", project, *slower, "--budget", budget, "--sarif", found)
+    assert code == 1
+    cause = "the specification of the device is another one than the budget's"
+    said = [line for line in err.splitlines() if "expected a time of at most" in line]
+    assert cause in err and [x.split(": ")[2] for x in said] == ["step", "module body", "module head"]
+    assert all(re.search(r"train\.py:\d+: .* got .* ms, .* more\.", x) for x in said)
+    data = json.loads(found.read_text())
+    assert problems_of(data) == []
+    assert [cause in result["message"]["text"] for result in data["runs"][0]["results"]] == [True, True, True]
 
 
 def test_sarif_needs_a_budget(cli, tmp_path):
@@ -61,11 +93,23 @@ def test_sarif_needs_a_budget(cli, tmp_path):
     assert code == 2 and "--sarif: expected a --budget" in err and not (tmp_path / "found.sarif").exists()
 
 
-@pytest.mark.parametrize("option", [["--hints"], ["--against", "device:t4"]])
-def test_json_holds_no_hints_or_differences(cli, tmp_path, option):
+def test_json_holds_a_difference_beside_the_profile(cli, tmp_path, recorded):
     save_profile(sample(), tmp_path / "p.json")
-    code, out, err = cli("profile", tmp_path / "p.json", "--json", *option)
-    assert code == 2 and "--json: expected no --against or --hints" in err and not out
+    code, out, _ = cli("profile", recorded, "--against", tmp_path / "p.json", "--json")
+    (found,) = json.loads(out)
+    (alone,) = json.loads(cli("profile", recorded, "--json")[1])
+    assert code == 0 and list(found) == ["profile", "difference"] and found["profile"] == alone
+    told = found["difference"]
+    assert told["kind"] == "predicted" and told["delta_s"] == pytest.approx(-0.349)
+    assert (told["before"]["name"], told["after"]["source"]) == ("train.py", "recorded")
+    assert sum(line["delta_s"] for line in told["lines"]) == pytest.approx(told["delta_s"])
+    assert all(line["delta_bytes"] == line["after_bytes"] - line["before_bytes"] for line in told["lines"])
+
+
+def test_prices_are_those_of_hints(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    code, _, err = cli("profile", tmp_path / "p.json", "--prices", tmp_path / "prices.yaml")
+    assert code == 2 and "--prices: expected --hints beside it" in err
 
 
 def test_another_file_is_profiled_in_the_same_way(cli, project):
@@ -83,7 +127,8 @@ def test_what_a_script_or_a_measurement_is_not_compared_with(cli, project, tmp_p
     code, _, err = cli("profile", tmp_path / "p.json", "--against", script)
     assert code == 2 and "--against: expected a profile of script.py, got the script" in err
     code, _, err = cli("profile", tmp_path / "p.json", "--against", "git:HEAD")
-    assert code == 2 and "--against: expected an entry file that is traced for git:HEAD, got a profile" in err
+    assert code == 2
+    assert "--against: expected an entry file or a script that is traced for git:HEAD, got a profile" in err
 
 
 def test_a_processor_has_no_snapshot_of_an_allocator(cli, project, tmp_path):

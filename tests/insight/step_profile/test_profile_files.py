@@ -93,6 +93,8 @@ def test_memory_of_a_recording_is_at_the_peak_by_operator(recorded):
     (tensors,) = (n for n in found.root.walk() if n.name == "allocated")
     assert tensors.held_bytes == {"allocated": 4096}
     assert max(p.allocated_bytes for p in found.memory_curve) == 12288
+    assert max(sum(p.holders.values()) for p in found.memory_curve) == 4096
+    assert all(sum(p.holders.values()) <= p.allocated_bytes for p in found.memory_curve)
 
 
 def test_a_recording_of_a_cpu_has_no_cached_blocks(tmp_path):

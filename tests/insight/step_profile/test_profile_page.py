@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import to_data
 from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
-from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.report import html_report
 from roller.report.html_report import MOST_BYTES
 from tests.insight.step_profile.profiles import large_profile, small_profile
@@ -137,3 +138,75 @@ def test_a_notebook_shows_the_page_and_a_table():
     shown = small_profile()._repr_html_()
     assert shown.startswith("<table>") and shown.count("<iframe") == 1
     assert 'sandbox="allow-scripts"' in shown and shown.count("<script") == 0
+
+
+def test_every_number_has_its_interval_beside_it():
+    profile = small_profile()
+    data, walked = data_of(page_of_profile(profile)), list(profile.root.walk())
+    ends = data["nodes"]["intervals"]
+    for what, name in (("wall", "interval_s"), ("device", "device_interval_s")):
+        for place, end in enumerate(("lower", "upper")):
+            expected = [(getattr(node, name) or (None, None))[place] for node in walked]
+            shown_ends = [None if math.isnan(x) else x for x in ends[f"{what}_{end}_s"].tolist()]
+            assert shown_ends == expected and expected.count(None) < len(expected) / 2
+    lines = data["tables"]["lines"]
+    for number, line in enumerate(profile.lines):
+        lower = math.fsum(part.wall_s for part in line.lower.values())
+        shown_lower = lines["intervals"]["wall_lower_s"][number]
+        assert shown_lower == lower if line.lower else math.isnan(shown_lower)
+    samples = profile.throughput * profile.iteration_s
+    assert data["throughput_interval"] == [samples / profile.upper_s, samples / profile.lower_s]
+    assert data["label"] == profile.label == "predicted"
+
+
+def test_a_page_without_intervals_says_so():
+    data = data_of(page_of_profile(large_profile(20)))
+    assert data["nodes"]["intervals"] is None and data["tables"]["kernels"]["intervals"] is None
+
+
+def test_joined_parts_keep_the_sum_of_their_intervals():
+    root = small_profile().root
+    small = joined(root, 40)
+    assert small.interval_s == root.interval_s
+    for node in small.walk():
+        if node.children and node.interval_s:
+            lower = math.fsum(child.interval_s[0] for child in node.children if child.interval_s)
+            assert node.interval_s[0] == pytest.approx(lower, rel=1e-12)
+
+
+def test_a_calibrated_prediction_is_called_so():
+    data = data_of(page_of_profile(replace(small_profile(), is_calibrated=True)))
+    assert (data["source"], data["label"]) == ("predicted", "calibrated")
+
+
+def test_holders_of_memory_are_those_of_the_profile():
+    profile = small_profile()
+    data = data_of(page_of_profile(profile))
+    held, names = data["memory_curve"]["holders"], data["names"]
+    assert held["end"].tolist() == [2 * (n + 1) for n in range(50)]
+    pairs = [(names[n], size) for n, size in zip(held["name"], held["bytes"], strict=True)]
+    assert pairs == [pair for point in profile.memory_curve for pair in point.holders.items()]
+
+
+def test_files_with_strange_names_are_left_out_of_an_anonymous_page():
+    names = (
+        "/home/Jané Doe/my net/train:7",
+        "C:\\Users\\jane\\x y.py:3",
+        "ネット/モデル:12",
+        "../secret/run:1",
+        "plain:9",
+    )
+    leaves = [Node("line", name, 1, {"forward": Seconds(0.25, 0.25, 0.0)}) for name in names]
+    root = Node("step", "step", 5, {"forward": Seconds(1.25, 1.25, 0.0)}, children=tuple(leaves))
+    notes = tuple(f"See {name}, and ~/private/ckpt.pt or \\\\server\\share\\a.txt." for name in names)
+    point = MemoryPoint(0.0, 4, 4, {"activation": 4}, {f"activation fc {names[0]}": 4})
+    profile = StepProfile(
+        "secret_name.py", "predicted", "a100", root, 1.25, 1.0, 2.0, notes=notes, memory_curve=(point,),
+        out_of_memory=f"aten.mm of forward at {names[1]}: too much",
+    )  # fmt: skip
+    page = page_of_profile(profile, anonymous=True, text_of=lambda _: "password")
+    data = json.dumps(data_of(page), default=lambda array: array.tolist(), ensure_ascii=False)
+    text = page[: page.index("<style>")] + data
+    for word in ("Jané", "Doe", "my net", "jane", "x y", "ネット", "モデル", "secret", "plain", "private", "server",
+                 "share\\", "password", "ckpt"):  # fmt: skip
+        assert word not in text, word

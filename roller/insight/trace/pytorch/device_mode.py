@@ -62,6 +62,8 @@ class DeviceMode(TorchFunctionMode):
         self._getters: Mapping[str, Any] = {
             "device": self.name, "is_cuda": not self.host, "is_cpu": self.host, "is_meta": False
         }  # fmt: skip
+        #: Numbers of the GPUs that the program has named.
+        self._numbers: set[int] = set()
         self._replaced = cpu_dispatch.REPLACED if self.host else REPLACED
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,6 +110,8 @@ class DeviceMode(TorchFunctionMode):
     def _move_tensor(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if name == "cuda" or (name == "cpu" and self.host):
+            for number in (*args[1:2], kwargs.get("device")):
+                self._is_traced_device(number)
             return tensor.to(_META)
         if not tensor.is_meta:
             if name != "cpu" and host_tensors.has_unknown_values(tensor):
@@ -152,11 +156,25 @@ class DeviceMode(TorchFunctionMode):
 
     def _is_traced_device(self, device: Any) -> bool:
         """Return whether a device is the traced one: any GPU is, the host is if it is traced."""
-        if isinstance(device, torch.device):
-            return device.type == "cuda" or (device.type == "cpu" and self.host)
         if isinstance(device, str):
-            return self._is_traced_device(torch.device(device.split(":")[0]))
-        return isinstance(device, int) and not isinstance(device, bool) and not self.host
+            kind, _, number = device.partition(":")
+            device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
+        if isinstance(device, torch.device):
+            if device.type == "cuda" and device is not self.name:  # else it is that of a tensor
+                self._count_gpu(device.index or 0)
+            return device.type == "cuda" or (device.type == "cpu" and self.host)
+        is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host
+        if is_number:
+            self._count_gpu(device)
+        return is_number
+
+    def _count_gpu(self, number: int) -> None:
+        self._numbers.add(number)
+        if len(self._numbers) == 2:
+            self.values.add_note(
+                "device: the program names several GPUs. The step is that of one device, which holds and computes all "
+                "of it; copies between them are left out."
+            )
 
 
 def _make_with_values(func: Any, args: Any, kwargs: Any) -> Any:

@@ -58,6 +58,7 @@ class Fetches:
         with ExitStack() as stack:
             for home, name, value in (
                 (data.DataLoader, "__init__", _loading_alone(data.DataLoader.__init__)),
+                (data.DataLoader, "__iter__", _iterating_alone(data.DataLoader.__iter__)),
                 (data.DataLoader, "_index_sampler", property(self._sampler(data.DataLoader._index_sampler))),
                 (dataloader._BaseDataLoaderIter, "_next_index", self._drawing(dataloader._BaseDataLoaderIter)),
                 (dataloader._BaseDataLoaderIter, "__next__", self._fetching(dataloader._BaseDataLoaderIter)),
@@ -127,6 +128,18 @@ class _Resized:
 
     def __len__(self) -> int:
         return len(self.sampler_within)
+
+
+def _iterating_alone(own: Any) -> Callable[[Any], Any]:
+    @functools.wraps(own)
+    def iterate(loader: Any) -> Any:
+        if loader.num_workers:  # made before the trace began
+            for name, value in _ALONE.items():
+                if name != "multiprocessing_context":
+                    object.__setattr__(loader, name, value)
+        return own(loader)
+
+    return iterate
 
 
 def _loading_alone(own: Any) -> Callable[..., None]:

@@ -6,6 +6,8 @@ complete, the process has to end within the script, whose ``except`` and ``final
 
 from __future__ import annotations
 
+import ast
+import gc
 import runpy
 import sys
 import warnings
@@ -21,9 +23,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils import swap_tensors
 
+from roller.core.files import read_text
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, TraceOptions, compute_capability_of
-from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_torch_function
+from roller.insight.trace.project_folder import module_of
+from roller.insight.trace.pytorch.compat import TorchFunctionMode, without_modes, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.script_loaders import Fetches
 from roller.insight.trace.pytorch.script_session import ScriptSession, never_trains
@@ -42,10 +46,11 @@ _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy",
 
 @dataclass(frozen=True)
 class Script:
-    """A training script and its arguments."""
+    """A training script and its arguments; or what runs code of this process in its place."""
 
     path: Path
     arguments: tuple[str, ...] = ()
+    body: Callable[[], Any] | None = None
 
 
 @dataclass
@@ -85,12 +90,16 @@ class ScriptTracer:
         self._script, self._options, self._finish = script, options, finish
         #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
         self.sign: Callable[[], None] = lambda: None
+        #: Returns what the script wrote last to standard error.
+        self.last_words: Callable[[], str] = str
         self.seen = Seen()
         self.fetches = Fetches(options.batch, self._begin_batch)
         self.session = ScriptSession(
             Target(capability), folder=script.path.absolute().parent, fetches=self.fetches, count=calls,
             when_complete=self._complete,
         )  # fmt: skip
+        if script.body is not None:  # it may use what was made before
+            self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
         """Run the script to its end; the trace is that of the steps there were.
@@ -117,7 +126,8 @@ class ScriptTracer:
         cause = error.__context__
         if isinstance(cause, SystemExit):
             if cause.code not in (None, 0):
-                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}") from None
+                said = f", after {shown(words)}," if (words := self.last_words()) else ""
+                raise never_trains(str(self._script.path), f"its end with status {shown(cause.code)}{said}") from None
         elif not self.session.has_updated or cause is None:
             raise error
         else:
@@ -127,9 +137,18 @@ class ScriptTracer:
 
     @driver
     def _run_script(self) -> None:
+        if self._script.body is not None:
+            self._script.body()
+            return
         path = self._script.path
         sys.argv, sys.path[0] = [str(path), *self._script.arguments], str(path.absolute().parent)
-        runpy.run_path(str(path), run_name="__main__")
+        levels = _levels_of_imports(path)
+        if not levels:
+            runpy.run_path(str(path), run_name="__main__")
+            return
+        root, module = module_of(path, levels)  # as python -m does
+        sys.path[0] = str(root)
+        runpy.run_module(module, run_name="__main__")
 
     def _begin_batch(self) -> None:
         self.sign()
@@ -175,6 +194,7 @@ class ScriptTracer:
         origins.before_update = before_update
         handle = register_optimizer_step_post_hook(after_update)
         enter, scale, move = torch.autocast.__enter__, torch.amp.GradScaler.scale, torch.nn.Module.to
+        load = torch.load
 
         def note_autocast(context: Any) -> Any:
             if context._enabled and context.device == _TRACED_DEVICE:
@@ -188,19 +208,32 @@ class ScriptTracer:
         def move_to(module: Any, *args: Any, **kwargs: Any) -> Any:  # its parser knows no GPU by number here
             return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
 
+        def load_on_host(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+            with without_modes(), without_torch_function():  # values of a file, as of data
+                return load(file, "cpu", *args, **kwargs)
+
         with ExitStack() as stack:
             stack.callback(handle.remove)
             stack.callback(register_module_parameter_registration_hook(lambda *_: self.sign()).remove)
             stack.enter_context(self.fetches.watching())
             for home, name, value in (
                 (torch.autocast, "__enter__", note_autocast), (torch.amp.GradScaler, "scale", note_scaling),
-                (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None),
+                (torch.nn.Module, "to", move_to), (torch, "save", lambda *_, **__: None), (torch, "load", load_on_host),
                 (torch.distributed, "init_process_group", self._refuse_group), (torch, "Generator", _HostGenerator),
             ):  # fmt: skip
                 if hasattr(home, name):  # a build of PyTorch may have no torch.distributed
                     stack.enter_context(patch.object(home, name, value))
             stack.enter_context(_Following(self.session))
             yield
+
+
+def _levels_of_imports(path: Path) -> int:
+    """Return the dots of the longest relative import of a file; 0 where it has none, or cannot be read."""
+    try:
+        nodes = ast.walk(ast.parse(read_text(path)))
+    except (OSError, ValueError, SyntaxError, RecursionError):  # running it raises a better error
+        return 0
+    return max((node.level for node in nodes if isinstance(node, ast.ImportFrom)), default=0)
 
 
 class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]

@@ -63,6 +63,8 @@ class Stacks:
 
     def __init__(self, project: Path) -> None:
         self.project = project.resolve()
+        #: Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+        self.cell_of: Callable[[str], str] = lambda file: ""
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._known: dict[tuple[Any, ...], Stack] = {}
         self._labelled: dict[tuple[Any, ...], Stack] = {}
@@ -117,7 +119,13 @@ class Stacks:
 
     def is_foreign(self, file: str) -> bool:
         """Return whether a file is none of the user's."""
+        if self.cell_of(file):
+            return False
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
+
+    def shown(self, file: str) -> str:
+        """Return a file of code as a message names it."""
+        return self.cell_of(file) or file
 
     def whole(self, frame: Frame) -> str:
         """Return the path of a frame's file and its line, for a message."""
@@ -127,6 +135,8 @@ class Stacks:
         """Return the file of the user's code relative to the project; ``""`` of other code."""
         if self.is_foreign(code.co_filename):
             return ""
+        if cell := self.cell_of(code.co_filename):
+            return cell
         path = Path(code.co_filename).resolve()
         return path.relative_to(self.project).as_posix() if path.is_relative_to(self.project) else str(path)
 

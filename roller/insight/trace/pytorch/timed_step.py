@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -30,10 +30,21 @@ from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors, step_arguments
 from roller.insight.trace.pytorch.timed_operators import Call, OperatorTimes, OriginMode, RealOperators, TimedRecorder
 from roller.insight.trace.pytorch.trace_model import Session
-from roller.insight.trace.step_clock import StepTiming, time_steps
+from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
 _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
+
+
+class TimedOperator(NamedTuple):
+    """Median seconds of an operator, and the interval that contains it with 95 %.
+
+    Both ends are the median where it was timed once.
+    """
+
+    median_s: float
+    lower_s: float
+    upper_s: float
 
 
 @dataclass(frozen=True)
@@ -41,11 +52,16 @@ class Measurement:
     """What one process measures: see :class:`roller.insight.measured_step.MeasuredStep`."""
 
     trace: Trace
-    operator_s: tuple[float, ...]
+    operators: tuple[TimedOperator, ...]
     steps: StepTiming
     notes: tuple[str, ...]
     process_peak_bytes: int
     machine: str
+
+    @property
+    def operator_s(self) -> tuple[float, ...]:
+        """Median seconds of every operator."""
+        return tuple(operator.median_s for operator in self.operators)
 
 
 class MeasuredSession(Session):
@@ -170,29 +186,33 @@ def _timed(trace: Trace, session: MeasuredSession, run: Callable[[], None], budg
     reset_peak()
     steps = time_steps(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
     own: Any = session.recorder
-    operator_s, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
+    operators, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
     machine = f"{_processor()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"
     said = (steps.note,) if steps.note else ()
-    return Measurement(trace, operator_s, steps, (*trace.warnings, *notes, *said), peak_bytes(), machine)
+    return Measurement(trace, operators, steps, (*trace.warnings, *notes, *said), peak_bytes(), machine)
 
 
 def _operator_seconds(
     trace: Trace, own_s: Sequence[float], recorded: Sequence[tuple[list[Call], list[float]]]
-) -> tuple[tuple[float, ...], tuple[str, ...]]:
+) -> tuple[tuple[TimedOperator, ...], tuple[str, ...]]:
     """Return the median seconds of every operator of the last step over the timed steps that run it, too."""
     wanted: list[Call] = [(o.name, o.input_shapes) for o in trace.steady()]
     whole = [seconds for calls, seconds in recorded if calls == wanted]
     if len(whole) == len(recorded):
-        return tuple(statistics.median(each) for each in zip(*whole, strict=True)), ()
-    found, missing = [], 0
+        return tuple(map(_timed_operator, zip(*whole, strict=True))), ()
+    found, missing = list[TimedOperator](), 0
     for n, (call, own) in enumerate(zip(wanted, own_s, strict=True)):
         same = [seconds[n] for calls, seconds in recorded if n < len(calls) and calls[n] == call]
         missing += not same
-        found.append(statistics.median(same) if same else own)
+        found.append(_timed_operator(same or [own]))
     return tuple(found), (
         f"operators: {len(recorded) - len(whole)} of {len(recorded)} timed steps run other operators or shapes than "
         f"the recorded step. {missing} of {len(wanted)} operators are timed once, in the recorded step.",
     )
+
+
+def _timed_operator(seconds: Sequence[float]) -> TimedOperator:
+    return TimedOperator(statistics.median(seconds), *median_interval(seconds))
 
 
 class _NoOrigins:
@@ -276,7 +296,7 @@ def _processor() -> str:
 def measurement_header(found: Measurement) -> Mapping[str, Any]:
     """Return all of a measurement besides its trace, as JSON data."""
     return {
-        "operator_s": found.operator_s, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,
+        "operators": found.operators, "median_s": found.steps.median_s, "lower_s": found.steps.lower_s,
         "upper_s": found.steps.upper_s, "is_stable": found.steps.is_stable, "samples_s": found.steps.samples_s,
         "notes": found.notes, "process_peak_bytes": found.process_peak_bytes, "machine": found.machine,
     }  # fmt: skip

@@ -367,7 +367,7 @@ def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
             raise origins.stopped from None
         frames = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
-        line = "" if own is None else f" at {own.filename}:{own.lineno}"
+        line = "" if own is None else f" at {origins.stacks.shown(own.filename)}:{own.lineno}"
         wrapped = unsupported_wrappers.explain_wrapper_error(error, line)
         if wrapped is not None:
             raise wrapped from None

@@ -24,6 +24,7 @@ class Batch(WhatIf):
 
     factor: float = 2.0
     floor_us: float | None = field(default=None, metadata=minimum_value(0))
+    traced_with = (("factor", "batch_factor"),)
     assumptions = ("Memory is not looked at (roller memory does), and kernels keep their rates.",)
     of_several_ranks = True
 

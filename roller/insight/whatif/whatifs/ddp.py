@@ -10,6 +10,7 @@ from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYT
 from roller.insight.whatif import already_applied
 from roller.insight.whatif.collectives import link_rates
 from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.task_prices import TaskPrices
 from roller.insight.whatif.what_if import WhatIf, minimum_value
 
@@ -43,7 +44,13 @@ class DDP(WhatIf):
     first_bytes: int = FIRST_BUCKET_BYTES
     bucket_bytes: int = BUCKET_BYTES
     interference: float = 1.0
+    traced_with = (("devices", "devices"),)
     assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
+
+    def memory_change(self) -> MemoryChange | None:
+        """Return the step of one of the devices, which holds buckets of the usual size."""
+        usual = (self.first_bytes, self.bucket_bytes) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
+        return super().memory_change() if usual else None
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph of one of the devices; unchanged for a single device."""

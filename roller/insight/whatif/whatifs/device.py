@@ -27,6 +27,7 @@ class Device(WhatIf):
 
     device: str
     host: float = 1.0
+    traced_with = (("device", "device"),)
     assumptions = ("The framework launches the same kernels there; copies between host and device take as long.",)
     of_several_ranks = True
 

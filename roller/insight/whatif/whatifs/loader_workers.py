@@ -35,6 +35,7 @@ class LoaderWorkers(WhatIf):
     workers: int = 4
     prefetch: int = 2
     of: int | None = None
+    traced_with = ()
     assumptions = ("Every worker has a core of its own, and begins with its share of a batch done.",)
 
     def in_place(self, graph: StepGraph) -> str:

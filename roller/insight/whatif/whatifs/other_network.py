@@ -21,6 +21,7 @@ class OtherNetwork(WhatIf):
     """
 
     bandwidth: float = 2.0
+    traced_with = ()
     assumptions = ("Transfers are bound by the bandwidth: their latency shrinks and grows along.",)
     of_several_ranks = True
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.repeat_tasks import repeat_tasks
 from roller.insight.whatif.select import compute_tasks, compute_tasks_in_layers, tasks_by_step
 from roller.insight.whatif.what_if import WhatIf
@@ -21,6 +22,12 @@ class Recompute(WhatIf):
     """
 
     blocks: tuple[str, ...]
+    traced_with = (("blocks", "checkpoint"),)
+    assumptions = ("All of a block runs again; PyTorch ends it with the last tensor that its backward reads.",)
+
+    def memory_change(self) -> MemoryChange | None:
+        """Return the checkpointed step; not of patterns, which layers and modules read differently."""
+        return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph with recomputation."""

@@ -31,7 +31,7 @@ class ZeroTime(WhatIf):
     layers: tuple[str, ...] | str = ()
     name: str = ""
     assumptions = ("An upper bound: nothing takes no time.",)
-    of_several_ranks = True
+    of_several_ranks, traced_with = True, ()
 
     def __post_init__(self) -> None:
         """Check that the name is a regular expression, too."""

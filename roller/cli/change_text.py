@@ -1,0 +1,22 @@
+"""How changes of a step, and what they do to its memory, are printed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from roller.insight.whatif.memory_effect import MemoryEffect
+
+#: Characters of a change in a table; --json has all of it.
+LONGEST_NAME = 44
+_MIB = 1 << 20
+
+
+def memory_text(effect: MemoryEffect) -> str:
+    """Return the text of a change of memory, in words of one that is not known."""
+    if effect.delta_bytes is None:
+        return effect.in_short
+    if not effect.delta_bytes:
+        return "0 MiB"
+    many = abs(effect.delta_bytes) >= _MIB / 10
+    return f"{effect.delta_bytes / _MIB:+.4g} MiB" if many else f"{effect.delta_bytes:+} B"

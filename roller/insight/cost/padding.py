@@ -1,0 +1,80 @@
+"""The least padding of a kernel's sizes that makes it faster, by prices alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from roller.expr import TensorExpr
+from roller.expr.resizing import Size, resized
+from roller.insight.cost.kernels import Kernels
+
+#: Multiples to which sizes are padded, those that are tried first, and the largest growth of a size.
+MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
+#: Least share of the whole time of an examined kernel, and least gain of an advice.
+LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
+#: Share of the saved time that a smaller padding must keep to be preferred.
+_KEPT = 0.9
+
+
+def larger_multiples(extent: int) -> list[int]:
+    """Return the next multiples of :data:`MULTIPLES` above an extent, the nearest first, each once."""
+    found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
+    return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
+
+
+def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
+    """Return an expression with larger sizes."""
+    for size, extent in extents.items():
+        expr = resized(expr, size, extent)
+    return expr
+
+
+def least_padding(
+    expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float = LEAST_GAIN
+) -> dict[Size, int]:
+    """Return the least padding of a kernel that keeps the largest gain; empty if none gains.
+
+    Sizes are padded together first, since a fragment needs all of its sides; then each is reduced as far as the gain
+    lasts.
+
+    Parameters
+    ----------
+    expr
+        The kernel.
+    sizes
+        Those of its :func:`~roller.expr.resizing.growing_sizes` that may grow.
+    prices
+        Kernels of the device.
+    least_gain
+        Least time of the kernel over that of the padded one.
+    """
+
+    def padded_seconds(extents: Mapping[Size, int]) -> float:
+        return prices.price_expression(enlarge(expr, extents)).seconds
+
+    now, best = padded_seconds({}), min(joint_paddings(sizes), key=padded_seconds, default={})
+    if now < least_gain * padded_seconds(best):
+        return {}
+    enough = now - _KEPT * (now - padded_seconds(best))
+    for size in sorted(best, key=lambda s: -best[s] / s.extent):
+        without = {s: e for s, e in best.items() if s != size}
+        nearer = [{**without, size: e} for e in larger_multiples(size.extent) if e < best[size]]
+        best = next((c for c in [without, *nearer] if padded_seconds(c) <= enough), best)
+    return best if now >= least_gain * padded_seconds(best) else {}
+
+
+def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
+    """Yield paddings of all sizes to the same multiple, each once."""
+    seen = set[tuple[int, ...]]()
+    for multiple in FIRST:
+        extents = {s: _padded_extent(s.extent, multiple) for s in sizes}
+        chosen = {s: e for s, e in extents.items() if e != s.extent}
+        if chosen and tuple(extents.values()) not in seen:
+            seen.add(tuple(extents.values()))
+            yield chosen
+
+
+def _padded_extent(extent: int, multiple: int) -> int:
+    """Return the largest allowed padding of an extent up to a multiple; the extent itself if there is none."""
+    allowed = [e for e in larger_multiples(extent) if e <= -(-extent // multiple) * multiple]
+    return max(allowed, default=extent)

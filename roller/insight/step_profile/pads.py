@@ -1,0 +1,174 @@
+"""Sizes of a step's weights that slow its kernels down, as ``roller lint`` finds them, and the nearest aligned ones."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from roller.expr import TensorExpr
+from roller.expr.resizing import Size, growing_sizes
+from roller.insight.cost.gpu import operator_launches
+from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.launches import Kernel
+from roller.insight.cost.padding import LEAST_SHARE, enlarge, joint_paddings, larger_multiples, least_padding
+from roller.insight.cost.step_cost import cached_pricer
+from roller.insight.step.graph import StepGraph
+from roller.insight.trace.trace import Operator, TensorRecord, Trace
+from roller.insight.whatif.primitives import annotate, set_duration
+
+#: Weights that a pad names.
+_NAMED = 3
+_ASSUMED = (
+    "Zeros beside the old elements change no result; all weights that have these sizes grow together.",
+    "Kernels that no weight is part of keep their times, and so do those where a size is also one of the batch.",
+)
+
+
+@dataclass(frozen=True)
+class PaddedWeights:
+    """A change of a graph: sizes of weights grow with zeros, and the kernels that read or make them are priced anew.
+
+    Parameters
+    ----------
+    sizes
+        Size -> padded size.
+    weights
+        Names of the parameters that have one of the sizes.
+    delta_s
+        Task -> change of its time.
+    """
+
+    sizes: Mapping[int, int]
+    weights: tuple[str, ...]
+    delta_s: Mapping[int, float] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return ``pad 999 -> 1000 (fc.weight)``."""
+        more = f" and {len(self.weights) - _NAMED} more" if len(self.weights) > _NAMED else ""
+        sizes = ", ".join(f"{extent} -> {padded}" for extent, padded in sorted(self.sizes.items()))
+        return f"pad {sizes} ({', '.join(self.weights[:_NAMED])}{more})"
+
+    def __call__(self, graph: StepGraph, /) -> StepGraph:
+        """Return the graph of the padded step."""
+        made = set_duration(
+            graph, self.delta_s, lambda t: max(0.0, t.duration_us + 1e6 * self.delta_s[t.id]), "predicted"
+        )
+        return annotate(made, f"{graph.name} + {self}", *_ASSUMED)
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A kernel of a task, and those of its sizes that a weight has."""
+
+    task: int
+    kernel: Kernel
+    sizes: tuple[Size, ...]
+    weights: tuple[tuple[str, frozenset[int]], ...]
+
+    @cached_property
+    def key(self) -> tuple[TensorExpr, tuple[Size, ...]]:
+        return self.kernel.expr, self.sizes
+
+
+def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
+    """Return the paddings of a step's weights that make kernels with at least 2 % of its time faster, each by itself.
+
+    Sizes that one kernel needs together are one padding. Only on GPUs: on a processor the price of a kernel depends on
+    the step around it.
+
+    Parameters
+    ----------
+    graph
+        Graph of the last step of ``trace``.
+    trace
+        Tells which tensors are weights.
+    policy
+        Whose kernels: ``"library"`` or ``"roller"``.
+    """
+    spec = graph.device
+    if spec is None or not spec.traits.blocks:
+        return ()
+    prices = cached_pricer(spec, policy).kernels
+    sites = list(_sites(graph, trace))
+    targets = _paddings(graph, sites, prices)
+    found = tuple(_padding_of(one, sites, prices) for one in _joined(targets))
+    prices.save()
+    return found
+
+
+def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
+    names = _weights_by_storage(trace)
+    for number, operator in graph.operators.items():
+        held = [t for t in (*operator.inputs, *operator.outputs) if t.storage in names and t.shape]
+        if not held:
+            continue
+        dims: Counter[int] = Counter()
+        for record in held:
+            dims |= Counter(record.shape)
+        for kernel in (x for x in operator_launches(operator)[0] if isinstance(x, Kernel)):
+            grows = growing_sizes(kernel.expr)
+            count = Counter(size.extent for size in grows)
+            # a size that is there more often than the weight has it is the batch's, too: they cannot be told apart
+            own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and larger_multiples(s.extent))
+            if own:
+                yield _Site(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
+
+
+def _weights_by_storage(trace: Trace) -> dict[int, str]:
+    """Return the names of parameters by the storages of their shape: their own, gradients', and casts of both."""
+    names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
+    alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
+    for source, result in alone:
+        if source.storage in names:
+            names.setdefault(result.storage, names[source.storage])
+    for source, result in reversed(alone):
+        if result.storage in names:
+            names.setdefault(source.storage, names[result.storage])
+    return names
+
+
+def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
+    """Return the input and the result of an operator that has one of each, of one shape."""
+    if len(operator.inputs) != 1 or len(operator.outputs) != 1:
+        return None
+    (source,), (result,) = operator.inputs, operator.outputs
+    return (source, result) if source.shape == result.shape and source.storage != result.storage else None
+
+
+def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list[dict[int, int]]:
+    """Return the least padding of every kernel that gains, as size -> padded size."""
+    seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
+    for site in sites:
+        seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds
+    whole = sum(task.duration_us for task in graph.tasks if task.on_device) / 1e6
+    examined = [key for key, took in seconds.items() if took >= LEAST_SHARE * whole]
+    prices.price_in_parallel(enlarge(expr, extents) for expr, own in examined for extents in joint_paddings(own))
+    found = [least_padding(expr, own, prices) for expr, own in examined]
+    return [{size.extent: padded for size, padded in one.items()} for one in found if one]
+
+
+def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
+    """Return paddings that share a size as one, with the largest padded sizes."""
+    groups: list[dict[int, int]] = []
+    for one in paddings:
+        whole = dict(one)
+        for other in [g for g in groups if g.keys() & whole.keys()]:
+            groups.remove(other)
+            whole = {size: max(whole.get(size, 0), other.get(size, 0)) for size in {**whole, **other}}
+        groups.append(whole)
+    return groups
+
+
+def _padding_of(sizes: Mapping[int, int], sites: Sequence[_Site], prices: Kernels) -> PaddedWeights:
+    delta: dict[int, float] = defaultdict(float)
+    weights: dict[str, None] = {}
+    for site in sites:
+        grown = {size: sizes[size.extent] for size in site.sizes if size.extent in sizes}
+        if grown:
+            expr = site.kernel.expr
+            after, before = (prices.price_expression(e).seconds for e in (enlarge(expr, grown), expr))
+            delta[site.task] += site.kernel.count * (after - before)
+            weights |= {name: None for name, own in site.weights if own & sizes.keys()}
+    return PaddedWeights(dict(sizes), tuple(weights), dict(delta))

@@ -1,0 +1,54 @@
+"""Intervals of a profile's numbers as columns of its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from roller.insight.step_profile.node import Node, Seconds
+
+
+class _Step(Protocol):
+    """What an interval of throughput follows from."""
+
+    @property
+    def throughput(self) -> float: ...
+    @property
+    def iteration_s(self) -> float: ...
+    @property
+    def lower_s(self) -> float: ...
+    @property
+    def upper_s(self) -> float: ...
+
+
+def interval_columns(rows: Sequence[Node]) -> dict[str, Any] | None:
+    """Return the ends of the intervals of wall and device time; ``None`` if no row has any."""
+    if not any(row.lower for row in rows):
+        return None
+    found: dict[str, Any] = {}
+    for name, intervals in (
+        ("wall", [row.interval_s for row in rows]), ("device", [row.device_interval_s for row in rows]),
+    ):  # fmt: skip
+        for place, end in enumerate(("lower", "upper")):
+            found[f"{name}_{end}_s"] = np.array([math.nan if x is None else x[place] for x in intervals], np.float64)
+    return found
+
+
+def phase_ends(row: Node) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Return the ends of the wall time of each phase."""
+    return _walls(row.lower), _walls(row.upper)
+
+
+def _walls(seconds: Mapping[str, Seconds]) -> dict[str, float]:
+    return {phase: part.wall_s for phase, part in seconds.items()}
+
+
+def throughput_interval(step: _Step) -> list[float] | None:
+    """Return the throughput of the slowest and of the fastest step within the interval of its time."""
+    if not step.throughput or not 0.0 < step.lower_s < step.upper_s:
+        return None
+    samples = step.throughput * step.iteration_s
+    return [samples / step.upper_s, samples / step.lower_s]

@@ -1,0 +1,96 @@
+"""What ``--json`` and the HTML report hold beside a profile: its hints with their price, and a difference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from roller.insight.step_profile.difference import LineDifference, ProfileDifference
+from roller.insight.step_profile.hints import Hint
+from roller.insight.step_profile.step_profile import StepProfile
+
+
+class _Rate(Protocol):
+    """An hourly rate, as :class:`~roller.insight.rate_card.HourlyRate`."""
+
+    @property
+    def per_hour(self) -> float: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def date(self) -> str: ...
+    def is_old(self) -> bool: ...
+
+
+def hints_data(profile: StepProfile, hints: Sequence[Hint]) -> list[dict[str, Any]]:
+    """Return hints as JSON-ready data; what is there for all of them stands in each."""
+    of = "samples" if profile.samples else "steps"
+    return [{**hint.to_dict(), "price_per": f"million {of}"} for hint in hints]
+
+
+def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
+    """Return the hour's price of a device as JSON-ready data; ``None`` where there is none."""
+    if rate is None:
+        return None
+    return {
+        "currency": currency, "per_hour": rate.per_hour, "source": rate.source, "date": rate.date,
+        "is_old": rate.is_old(),
+    }  # fmt: skip
+
+
+def beside_profile(
+    profile: StepProfile,
+    hints: Sequence[Hint] | None,
+    found: ProfileDifference | None,
+    currency: str = "",
+    rate: _Rate | None = None,
+) -> dict[str, Any]:
+    """Return what stands beside a profile as JSON-ready data: ``hints`` with their ``price``, and ``difference``.
+
+    Parameters
+    ----------
+    profile
+        The profile.
+    hints, found
+        Its hints, and its difference to another one; ``None`` where they were not asked for.
+    currency, rate
+        Of the prices of hints.
+    """
+    data: dict[str, Any] = {}
+    if found is not None:
+        data["difference"] = difference_data(found)
+    if hints is not None:
+        data |= {"hints": hints_data(profile, hints), "price": price_data(currency, rate)}
+    return data
+
+
+def difference_data(found: ProfileDifference) -> dict[str, Any]:
+    """Return a difference as JSON-ready data: both profiles in short, the step, and every line that differs."""
+    return {
+        "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
+        "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,
+        "lines": [_line_data(line) for line in differing_lines(found)],
+    }  # fmt: skip
+
+
+def differing_lines(found: ProfileDifference) -> list[LineDifference]:
+    """Return the lines of a difference in which anything differs, in its order."""
+    return [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
+
+
+def _kind_of(found: ProfileDifference) -> str:
+    """Return where differences come from: the less certain one of both sources."""
+    sources = (found.before.source, found.after.source)
+    return next(source for source in ("predicted", "recorded", "measured") if source in sources)
+
+
+def _line_data(line: LineDifference) -> dict[str, Any]:
+    return {**asdict(line), "delta_s": line.delta_s, "delta_bytes": line.delta_bytes}
+
+
+def _in_short(profile: StepProfile) -> dict[str, Any]:
+    names = (
+        "name", "source", "device", "devices", "batch", "amp", "iteration_s", "lower_s", "upper_s", "total_bytes",
+    )  # fmt: skip
+    return {name: getattr(profile, name) for name in names}

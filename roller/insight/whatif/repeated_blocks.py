@@ -1,0 +1,32 @@
+"""Repeated blocks of a model, as far as the layers of a profile's tasks show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from roller.insight.step.graph import StepGraph
+from roller.insight.whatif.select import compute_tasks
+
+
+def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
+    """Return the outermost blocks that repeat in forward and backward: two or more numbered layers with inner ones.
+
+    Their order is that of the model's lists. They are those of ``--checkpoint yes``, as long as the layers of one list
+    are of one class, which a profile does not tell.
+    """
+    forward, backward = (
+        {graph.tasks[n].context.module for n in compute_tasks(graph, phase)} for phase in ("forward", "backward")
+    )
+    lists: dict[str, set[str]] = {}
+    for around, number in (part for path in forward & backward for part in _numbered(path)):
+        lists.setdefault(around, set()).add(number)
+    outermost = [x for x in sorted(lists) if not any(x.startswith(f"{o}.") for o in lists if len(lists[o]) > 1)]
+    return tuple(f"{x}.{n}" for x in outermost if len(lists[x]) > 1 for n in sorted(lists[x], key=int))
+
+
+def _numbered(path: str) -> Iterator[tuple[str, str]]:
+    """Yield each numbered part of a path that has parts around and inside of it, with the path around it."""
+    parts = path.split(".")
+    for at in range(1, len(parts) - 1):
+        if parts[at].isdecimal():
+            yield ".".join(parts[:at]), parts[at]

@@ -1,0 +1,118 @@
+"""``%load_ext roller``: the cell magic ``%%roller_profile`` shows what costs what in the training step of a cell."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+
+from roller.cli.training import devices_of
+from roller.errors import ModelError, RollerError
+from roller.insight.capture.cell_tracer import trace_cell
+from roller.insight.capture.script_tracer import PATIENCE_S
+from roller.insight.step_profile.profiling import DEVICE, profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.tracing import require_torch
+
+#: Names and attributes of the magic's options.
+_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (
+        ("--device", "-d"),
+        {"default": DEVICE, "metavar": "NAME", "help": f"E.g. h100; 2xa100 for two. By default {DEVICE}."},
+    ),
+    (
+        ("--batch", "-b"),
+        {"type": int, "metavar": "N", "help": "Samples of a batch; by default that of the cell's loader."},
+    ),
+    (("--calls",), {"type": int, "metavar": "N", "help": "Training steps to trace; until they repeat by default."}),
+    (
+        ("--patience",),
+        {"type": float, "default": PATIENCE_S, "metavar": "SECONDS", "help": "Without a sign of training."},
+    ),
+)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic ``%%roller_profile`` to a shell of IPython.
+
+    Parameters
+    ----------
+    shell
+        The shell, as ``%load_ext`` passes it.
+    """
+    shell.register_magic_function(_profile_magic(shell), "cell", "roller_profile")
+
+
+def _profile_magic(shell: Any) -> Callable[[str, str], StepProfile]:
+    from IPython.core.error import UsageError
+    from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
+
+    def roller_profile(line: str, cell: str) -> StepProfile:
+        """Profile the training step of the cell on a GPU that is not here; nothing is trained.
+
+        The cell runs in a fork of the kernel until its steps repeat: it uses what earlier cells made, and changes
+        nothing of it.
+        """
+        asked = parse_argstring(magic, line)
+        try:
+            return _profile_cell(shell, cell, asked)
+        except RollerError as error:
+            raise UsageError(str(error)) from error
+
+    magic: Callable[[str, str], StepProfile] = roller_profile
+    for names, options in reversed(_OPTIONS):
+        magic = argument(*names, **options)(magic)
+    return magic_arguments()(magic)  # type: ignore[no-any-return]
+
+
+def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
+    require_torch("profile")
+    specs = devices_of(asked.device, None)
+    if len(specs) != 1:
+        raise ModelError(f"--device: expected one device, got {len(specs)}. Name one in each cell.")
+    spec, count = specs[0]
+    code, name = _code_of_cell(shell, cell)
+
+    step = trace_cell(
+        code,
+        shell.user_ns,
+        name,
+        partial(_cell_of, shell),
+        batch=asked.batch,
+        device=spec,
+        calls=asked.calls,
+        patience_s=asked.patience,
+    )
+    return profile(step, spec, devices=count)
+
+
+def _cell_of(shell: Any, file: str) -> str:
+    """Return the cell of code, e.g. ``"In[3]"``, by its file name; ``""`` of other code."""
+    found = shell.compile.format_code_name(file)
+    return str(found[1]) if found else ""
+
+
+def _running_cell(shell: Any) -> str:
+    """Return the cell that runs: the shell's counter is that of the next one in some releases."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if name := _cell_of(shell, frame.f_code.co_filename):
+            return name
+        frame = frame.f_back
+    return f"In[{shell.execution_count}]"
+
+
+def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
+    """Return the code of a cell, and the cell's name."""
+    # Below the line of the magic, and blank ones, which IPython drops: lines are counted as the notebook does.
+    blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)
+    source = "\n" * (1 + blank) + shell.transform_cell(cell)
+    name = _running_cell(shell)
+    file = shell.compile.cache(source, int(re.sub(r"\D", "", name)), raw_code=cell)
+    try:
+        return compile(source, file, "exec"), name
+    except SyntaxError as error:
+        raise ModelError(f"{name}:{error.lineno}: expected Python without await, got {error.msg}. Mend it.") from error

@@ -1,0 +1,48 @@
+// What would change a step: its hints, each with time, memory and money, and a link to the line that it changes most.
+
+/** The section of hints; `pick(kind, name)` goes to a part of the tree. */
+function hintsSection(data, pick) {
+  const asked = data.hints.filter((hint) => !hint.not_asked), others = data.hints.filter((hint) => hint.not_asked);
+  const priced = asked.some((hint) => hint.price_after !== null);
+  const currency = priced && data.price ? data.price.currency : "";
+  const titles = ["change", "a step", "time", "memory", priced ? `${currency} a ${asked[0].price_per}` : null, "at", "rests on"].filter(Boolean);
+  const kinds = [["what-if", "What-ifs"], ["lint", "Padded sizes"]].map(([origin, title]) => [title, asked.filter((hint) => hint.origin === origin)]);
+  const body = ([title, rows]) => rows.length ? el("tbody", {}, el("tr", {}, el("th.t", { scope: "rowgroup", colspan: String(titles.length) }, title)), rows.map((hint) => hintRow(data, hint, priced, pick))) : null;
+  const reasons = asked.filter((hint) => hint.memory_note && hint.memory_note !== "not modelled");
+  const assumed = [...new Set(asked.flatMap((hint) => hint.assumptions))];
+  const made = section("What would change it", "The largest gain first. A line's name goes to its part of the tree.",
+    el("div.scroll.whole", { tabindex: "0", role: "region", "aria-label": "What would change it" }, el("table.changes", {},
+      el("thead", {}, el("tr", {}, titles.map((title, place) => el(place === 0 || place >= titles.length - 2 ? "th.t" : "th", { scope: "col" }, title)))), kinds.map(body))),
+    priced && data.price ? el("p.hint", {}, "At ", number(data.price.per_hour, currency, "recorded"), ` an hour (${data.price.source}, ${data.price.date}${data.price.is_old ? ", more than 180 days old" : ""}).`) : data.price_note ? el("p.hint", {}, data.price_note) : null,
+    reasons.length || others.length ? el("ul.plain", {}, reasons.map((hint) => el("li", {}, `${hint.change}: memory: ${hint.memory_note}`)), others.map((hint) => el("li", {}, `${hint.change}: not asked: ${hint.not_asked}`))) : null,
+    assumed.length ? el("details", {}, el("summary", {}, "Assumptions"), el("ul", {}, assumed.map((sentence) => el("li", {}, sentence)))) : null);
+  made.querySelector("h2").append(" ", chip("predicted"));
+  return made;
+}
+
+function hintRow(data, hint, priced, pick) {
+  const before = hint.iteration_s - hint.delta_s;
+  const gain = hint.in_place ? el("span.faint", {}, "already in place")
+    : [signed(hint.delta_s, "s", "predicted", [hint.lower_s - before, hint.upper_s - before]), hint.hardly_anything ? el("span.faint", {}, " hardly anything") : null];
+  const memory = hint.memory_delta_bytes === null ? el("span.faint", {}, hint.memory_note.startsWith("not modelled") ? "not modelled" : hint.memory_note) : signed(hint.memory_delta_bytes, "bytes", "predicted");
+  const price = hint.price_after === null ? "" : [number(hint.price_before, "", "predicted"), " → ", number(hint.price_after, "", "predicted")];
+  return el("tr", {}, el("td.t", {}, hint.upper_bound ? el("span.faint", {}, "at most: ") : null, hint.change),
+    el("td", {}, number(hint.iteration_s, "s", "predicted", [hint.lower_s, hint.upper_s])), el("td", {}, gain), el("td", {}, memory),
+    priced ? el("td", {}, price) : null, el("td.t", {}, lineLink(data, hint.line, pick)), el("td.t", {}, hint.in_place ? "" : hint.rests_on));
+}
+
+/** A number with its sign. */
+function signed(value, unit, label, interval) {
+  const made = number(value, unit, label, interval);
+  if (value > 0) made.textContent = `+${made.textContent}`;
+  return made;
+}
+
+/** A button that looks like a link, to a line of the tree; plain words where the tree has no such line. */
+function lineLink(data, line, pick) {
+  const { names, nodes } = data;
+  data.linked ??= new Set(Array.from(nodes.name, (name, node) => (names[nodes.kind[node]] === "line" ? names[name] : "")));
+  const shown = line ? withoutFolder(names, line) : "";
+  if (!line || !data.linked.has(line)) return shown;
+  return el("button.link", { type: "button", title: line, onclick: () => pick("line", line) }, shown);
+}

@@ -1,0 +1,13 @@
+const part = (title) => page.locator("section", { has: page.locator("h2", { hasText: title }) }).last();
+const cells = (section) => section.locator("tbody tr").evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll("td")].map((cell) => cell.textContent)).filter((row) => row.length));
+const hints = part("What would change it");
+const rows = await cells(hints);
+const heads = await hints.locator("tbody th").allTextContents();
+const text = await hints.textContent();
+const numbers = await hints.locator(".n").evaluateAll((all) => all.map((one) => ({ ...one.dataset })));
+const difference = await cells(part("Difference"));
+const links = await part("Difference").locator("button.link").evaluateAll((all) => all.map((one) => one.title));
+await hints.locator("button.link").first().focus();
+await page.keyboard.press("Enter");
+const chosen = await page.locator(".details .full").textContent();
+return { rows, heads, text, numbers, difference, links, chosen };

@@ -1,0 +1,83 @@
+"""``%load_ext roller`` adds a magic that profiles a cell; without IPython nothing of it is loaded."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+SESSION = """
+import json, os, sys
+import roller
+assert hasattr(roller, "load_ipython_extension") and "IPython" not in sys.modules
+from traitlets.config import Config
+from IPython.core.interactiveshell import InteractiveShell
+
+config = Config()
+config.HistoryManager.enabled = False
+shell = InteractiveShell(config=config)
+errors = []
+
+def run(cell):
+    done = shell.run_cell(cell, store_history=True)
+    error = done.error_before_exec or done.error_in_exec
+    if error: errors.append((type(error).__name__, str(error)))
+    return done.result
+
+run("%load_ext roller")
+run('''import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(64, 3)
+loader = DataLoader(TensorDataset(torch.randn(400, 64)), batch_size=16)
+optimizer = torch.optim.Adam(model.parameters())
+''')
+found = run('''%%roller_profile --device 2xh100 --batch 8
+
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+''')
+for cell in ("--device none\\n1", "--bad\\n1", "-d a100,h100\\n1", "\\nx = (", "\\nawait x", "\\nprint(1)"):
+    run("%%roller_profile " + cell)
+lines = [node.name for node in found.root.walk() if node.kind == "line"]
+with open(sys.argv[1], "w") as file:
+    json.dump([found.name, found.device, found.devices, found.batch, lines, found._repr_html_()[:9], errors], file)
+"""
+
+
+@pytest.mark.slow
+def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
+    pytest.importorskip("IPython")
+    paths = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, str(tmp_path / "found.json")], cwd=tmp_path, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": paths, "IPYTHONDIR": str(tmp_path / "ipython")}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    name, device, devices, batch, lines, page, errors = json.loads((tmp_path / "found.json").read_text())
+    assert (name, device, devices, batch) == ("In[3]", "h100", 2, 8)
+    assert set(lines) == {"In[3]:5", "In[3]:6"}
+    assert page.startswith("<")
+    assert {kind for kind, _ in errors} == {"UsageError"}
+    for (_, error), said in zip(
+        errors,
+        [
+            "device 'none': unknown", "unrecognized arguments: --bad", "--device: expected one device, got 2",
+            "In[7]:2: expected Python without await, got '(' was never closed",
+            "In[8]:2: expected Python without await, got 'await' outside function",
+            "In[9]: expected a script that trains, got its end",
+        ],
+        strict=True,
+    ):  # fmt: skip
+        assert said in error
+
+
+def test_importing_roller_loads_no_ipython_and_no_notebook():
+    code = "import sys, roller, roller.cli.main; print([m for m in sys.modules if m in ('IPython', 'roller.notebook')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
