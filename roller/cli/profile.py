@@ -14,7 +14,7 @@ from roller.cli.profile_checks import check_budget_file, print_difference
 from roller.cli.profile_hints import hints_of, print_hints, read_prices
 from roller.cli.profile_sources import Asked, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
-from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.script_options import GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
@@ -129,7 +129,7 @@ def profile_command(
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
     (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
 
-    A training script without these functions runs as it is, behind `--` its own arguments, in a process that can write
+    A training script without these functions runs as it is, after `--` its own arguments, in a process that can write
     and reach nothing, until its steps repeat: on shapes, so that nothing is trained.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
@@ -187,7 +187,7 @@ class _Parts:
 
     def to_data(self) -> dict[str, Any]:
         """Return the profile as JSON-ready data; below ``profile`` if there is more."""
-        from roller.insight.step_profile.parts_json import beside_profile
+        from roller.insight.step_profile.hints_difference_json import beside_profile
         from roller.insight.step_profile.profile_json import to_data
 
         profile, card = to_data(self.profile), self.prices

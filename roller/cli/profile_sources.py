@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from roller.cli.common import device_of
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import ScriptRun
 from roller.cli.training import step_of, write_memory_snapshot
 from roller.cli.usage import UsageError
 

@@ -13,7 +13,7 @@ from roller.cli.profile import AgainstOption, HintsOption
 from roller.cli.profile_hints import read_prices
 from roller.cli.profile_sources import Asked, profile_before
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import ScriptRun
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError

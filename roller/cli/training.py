@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roller.cli.common import device_of
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import ScriptRun
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.errors import did_you_mean, shown

@@ -12,8 +12,8 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
+from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.line_texts import line_texts
-from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile

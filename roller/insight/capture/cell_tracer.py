@@ -39,8 +39,8 @@ class CellTracer(ScriptTracer):
         What runs, and the names that it finds and sets.
     name
         Of the code, for messages, e.g. ``"In[3]"``.
-    file_name
-        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+    cell_of
+        Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     patience_s, calls
         As of :class:`~roller.insight.capture.script_tracer.ScriptTracer`.
 
@@ -51,11 +51,11 @@ class CellTracer(ScriptTracer):
     """
 
     def __init__(
-        self, code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+        self, code: CodeType, names: dict[str, Any], name: str, cell_of: Callable[[str], str] = lambda file: "", *,
         patience_s: float = PATIENCE_S, calls: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, patience_s=patience_s, calls=calls)
-        self._code, self._names, self._file_name = code, names, file_name
+        self._code, self._names, self._cell_of = code, names, cell_of
         _check_can_fork(name)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -71,11 +71,11 @@ class CellTracer(ScriptTracer):
         torch = sys.modules.get("torch")
         if torch is not None:
             torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-        script_worker.main(str(self.entry), lambda: exec(self._code, self._names), self._file_name)
+        script_worker.main(str(self.entry), lambda: exec(self._code, self._names), self._cell_of)
 
 
 def trace_cell(
-    code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+    code: CodeType, names: dict[str, Any], name: str, cell_of: Callable[[str], str] = lambda file: "", *,
     batch: int | None = None, device: str | DeviceSpec | None = None, patience_s: float = PATIENCE_S,
     calls: int | None = None,
 ) -> TracedStep:  # fmt: skip
@@ -86,7 +86,7 @@ def trace_cell(
     ModelError
         The code cannot be traced.
     """
-    tracer = CellTracer(code, names, name, file_name, patience_s=patience_s, calls=calls)
+    tracer = CellTracer(code, names, name, cell_of, patience_s=patience_s, calls=calls)
     return tracer.step(TraceOptions(batch, device))
 
 

@@ -88,7 +88,7 @@ class ScriptTracer(ProjectTracer):
             if value is not None:
                 raise ModelError(
                     f"{self.entry}: {name}: expected none for a training script, which has its own, got "
-                    f"{shown(value)}. Pass the script's argument for it behind --."
+                    f"{shown(value)}. Pass the script's argument for it after --."
                 )
         self._stop()
         with tempfile.TemporaryDirectory(prefix="roller-script-", ignore_cleanup_errors=True) as self._own_folder:

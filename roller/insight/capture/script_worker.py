@@ -58,16 +58,16 @@ class Worker:
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
     body
         Runs code of this process in place of the script, which is then a name alone.
-    file_name
-        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+    cell_of
+        Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     """
 
     def __init__(
         self, script: str, answers: int, request: dict[str, Any], body: Callable[[], Any] | None = None,
-        file_name: Callable[[str], str] | None = None,
+        cell_of: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         self._script, self._answers, self._request = script, answers, request
-        self._body, self._file_name = body, file_name
+        self._body, self._cell_of = body, cell_of
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
         self._tracer: ScriptTracer | None = None
@@ -110,8 +110,8 @@ class Worker:
         options = TraceOptions(given["batch"], device_rules(given["device"]))
         script = Script(Path(self._script), tuple(given["arguments"]), self._body)
         tracer = ScriptTracer(script, options, given["calls"], self._finish)
-        if self._file_name is not None:
-            tracer.session.origins.stacks.cell_of = self._file_name
+        if self._cell_of is not None:
+            tracer.session.origins.stacks.cell_of = self._cell_of
         return tracer
 
     def _patience(self) -> Patience:
@@ -146,7 +146,7 @@ class Worker:
         if isinstance(refused, Refused):
             return (
                 f"{self._script}: expected a script that changes and reaches nothing before it trains, got "
-                f"{list(self._kept_from)[-1]}. Pass the arguments without which it does not behind --, or let it go "
+                f"{list(self._kept_from)[-1]}. Pass the arguments without which it does not after --, or let it go "
                 f"on after a PermissionError."
             )
         return " ".join([str(error), *kept_from_note(list(self._kept_from))])
@@ -177,12 +177,12 @@ def _last_words() -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def main(script: str, body: Callable[[], Any] | None = None, file_name: Callable[[str], str] | None = None) -> None:
+def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
     """Answer one request; arguments as of :class:`Worker`."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
-    Worker(script, answers, request, body, file_name).run()
+    Worker(script, answers, request, body, cell_of).run()
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from roller.insight.step.breakdown import line_of
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
-from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import UNKNOWN, MemoryEffect, MemoryOf
 from roller.insight.whatif.predict import Answer, what_if
 from roller.insight.whatif.search import Found, search
@@ -117,7 +117,7 @@ def hints(
     memory_of
         Returns the memory of the step with a change; ``None`` where it cannot be traced again.
     pads
-        Those of :func:`roller.insight.step_profile.pads.padded_weights`.
+        Those of :func:`roller.insight.step_profile.weight_padding.padded_weights`.
     force, seen
         As for :func:`roller.insight.whatif.search.search`.
 

@@ -84,7 +84,7 @@ def page_of_profile(
     text_of
         Gives the text of a line, which stands beside it.
     parts
-        What stands beside the profile: :func:`roller.insight.step_profile.parts_json.beside_profile`.
+        What stands beside the profile: :func:`roller.insight.step_profile.hints_difference_json.beside_profile`.
 
     Notes
     -----

@@ -22,11 +22,11 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batc
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.pads import padded_weights
 from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.providers import is_script
 from roller.insight.trace.trace import Trace

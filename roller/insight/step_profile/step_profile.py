@@ -16,7 +16,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.hints import Hint, hints
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
-from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.

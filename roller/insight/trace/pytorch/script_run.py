@@ -163,7 +163,7 @@ class ScriptTracer:
             what = f"one of {got}" if self.fetches.sizes else "no DataLoader whose batch could be changed"
             raise ModelError(
                 f"{self._script.path}: batch: expected a loader that gives {wanted} samples, got {what}. "
-                f"Pass the script's own argument for it behind --."
+                f"Pass the script's own argument for it after --."
             )
         return self.session.make_script_trace({
             "entry": str(self._script.path), "arguments": list(self._script.arguments), "amp": self.seen.amp,
@@ -174,7 +174,7 @@ class ScriptTracer:
     def _refuse_group(self, *_: Any, **__: Any) -> None:
         raise ModelError(
             f"{self._script.path}: expected a script that trains on one device, got one that starts a group of "
-            f"processes (torch.distributed). Pass the arguments for one device behind --, and ask for several, e.g. "
+            f"processes (torch.distributed). Pass the arguments for one device after --, and ask for several, e.g. "
             f"-d 2xa100: what they exchange is added to the step."
         )
 

@@ -11,8 +11,8 @@ import pytest
 from roller.hardware import load_spec
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.padding import LEAST_GAIN
-from roller.insight.step_profile.pads import padded_weights
 from roller.insight.step_profile.profiling import profile
+from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.whatif.predict import what_if
 from roller.ops import matmul
 
@@ -71,7 +71,7 @@ def test_a_graph_without_a_gpu_has_no_pads():
     assert padded_weights(replace(step.graph("a100"), device=None), step) == ()
 
 
-def test_pads_stand_behind_what_ifs():
+def test_padded_sizes_follow_the_what_ifs():
     found = profile(traced(1024, 999, 1024), "a100").hints(2.0)
     origins = [hint.origin for hint in found]
     assert origins == sorted(origins, reverse=True) and origins.count("lint") == 1

@@ -13,7 +13,7 @@ from roller.cli.verbosity import is_verbose
 from roller.errors import ModelError, printable
 
 
-def with_listed_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+def with_provider_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a verb that prints all that is wrong with the providers of an entry file, and exits with 1."""
 
     @functools.wraps(command)

@@ -12,7 +12,7 @@ import typer
 from roller.cli.usage import UsageError
 
 GivenArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; after -- if dashed.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
 PatienceOption = Annotated[

@@ -23,12 +23,12 @@ class _NoKeyError(Exception):
     """An argument is of a kind whose part in the result is not known."""
 
 
-class MetaResults:
+class MetaResultCache:
     """Runs operators on meta tensors; those with known results are not run again.
 
     Examples
     --------
-    >>> results = MetaResults()
+    >>> results = MetaResultCache()
     >>> x = torch.empty(2, 3, device="meta")
     >>> for _ in range(2):
     ...     made = results.run(torch.ops.aten.sum.dim_IntList, (x, [0]), {})
