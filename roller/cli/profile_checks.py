@@ -1,4 +1,4 @@
-"""What ``roller profile`` says beside the profile itself: differences and budgets."""
+"""Output of ``roller profile --against`` and ``--budget``: differences and exceeded limits."""
 
 from __future__ import annotations
 

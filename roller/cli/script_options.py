@@ -1,4 +1,4 @@
-"""A training script without providers, on the command line: its arguments, and whether it may run."""
+"""Options of verbs that take a training script without providers: its arguments, and permission to run it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import Annotated
 import typer
 
 from roller.cli.usage import UsageError
+from roller.insight.capture.patience import PATIENCE_S as PATIENCE_S
 
 GivenArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; after -- if dashed.")
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Arguments of a training script, after --.")
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
 PatienceOption = Annotated[
     float,
-    typer.Option("--patience", metavar="SECONDS", help="Without a sign that a script will train: then it is given up."),
+    typer.Option("--patience", metavar="SECONDS", help="Stop a script that shows no sign of training for so long."),
 ]
 
 
@@ -28,11 +29,11 @@ class ScriptRun:
     Parameters
     ----------
     arguments
-        Its own.
+        Command-line arguments of the script.
     yes
-        Whether it may run without a question.
+        Whether the script may run without asking the user.
     patience_s
-        Seconds without a sign that it will train.
+        Seconds without a sign of training after which the script is stopped.
     """
 
     arguments: list[str]
@@ -40,21 +41,21 @@ class ScriptRun:
     patience_s: float
 
     def check(self, file: Path, is_script: bool, name: str = "") -> None:
-        """Ask whether somebody's program may run, unless that is said; a file of another kind has no arguments.
+        """Ask the user whether a training script may run, unless ``--yes`` allows it; refuse arguments of other files.
 
         Parameters
         ----------
         file
-            The file.
+            The script, or a file of another kind.
         is_script
             Whether it is a training script.
         name
-            What the question calls it; the file's name by default.
+            Name of the file in messages; the file's own by default.
 
         Raises
         ------
         UsageError
-            There are arguments for a file that takes none, nobody to ask, or the answer is no.
+            A file that takes no arguments is given some, there is no terminal to ask on, or the user says no.
         """
         name = name or file.name
         if not is_script:
@@ -63,8 +64,10 @@ class ScriptRun:
             return
         if self.yes:
             return
-        what = f"{name} has no providers, so the script itself runs, up to its first steps"
+        what = f"{name} has no providers, so the script itself runs, up to its first training steps"
         if not sys.stdin.isatty():
-            raise UsageError(f"{what}: expected an answer whether it may, got no terminal to ask on. Pass --yes.")
-        if not typer.confirm(f"{what}; it trains, writes and reaches nothing. Run it?", err=True):
+            raise UsageError(f"{what}: expected permission to run it, got no terminal to ask on. Pass --yes.")
+        if not typer.confirm(
+            f"{what}. It updates no weights, and can neither change files nor use the network. Run it?", err=True
+        ):
             raise UsageError(f"{name}: expected yes, got no. Nothing ran.")

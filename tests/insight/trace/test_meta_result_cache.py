@@ -1,4 +1,4 @@
-"""Results on meta tensors that are made again are those that PyTorch's kernels would give."""
+"""Cached results on meta tensors equal those of PyTorch's meta kernels."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ class Stacks:
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
     def shown(self, file: str) -> str:
-        """Return a file of code as a message names it."""
+        """Return the name of a code's file for messages: the cell, or the file."""
         return self.cell_of(file) or file
 
     def whole(self, frame: Frame) -> str:
