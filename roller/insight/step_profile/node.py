@@ -58,8 +58,8 @@ class Node:
     error
         Of a leaf: factors on ``seconds`` that give the ends of its expected or measured interval; ``None`` if unknown.
     lower, upper
-        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. All leaves
-        are assumed to err in the same direction, so the ends of children sum to those of their parent; leaves without an
+        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. All leaves are
+        assumed to err in the same direction, so the ends of children sum to those of their parent; leaves without an
         error, such as calls on the host, add their time to both ends.
     children
         The one with the most wall time first, then the one with the most bytes.
