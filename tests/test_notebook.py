@@ -1,4 +1,4 @@
-"""``%load_ext roller`` adds a magic that profiles a cell; without IPython nothing of it is loaded."""
+"""``%load_ext roller`` adds a magic that profiles a cell; ``import roller`` loads neither it nor IPython."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Pads of a step: sizes of weights alone, all products of a weight together, by the prices of lint."""
+"""Padded sizes of a step's weights: only weights grow, with all products of a weight, at the prices of lint."""
 
 from __future__ import annotations
 
