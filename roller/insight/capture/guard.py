@@ -41,7 +41,7 @@ _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 _NOT_FOUND = 127 << 8
 
 
-class Refused(PermissionError):
+class BlockedOperationError(PermissionError):
     """The guard blocked an operation of a script."""
 
 
@@ -161,7 +161,9 @@ class Guard:
 
     def _refuse(self, what: str) -> None:
         self._note(what)
-        raise Refused(f"{what}: a script that is profiled may not change files, start programs or use the network")
+        raise BlockedOperationError(
+            f"{what}: a script that is profiled may not change files, start programs or use the network"
+        )
 
 
 def _whole(path: Any) -> str:

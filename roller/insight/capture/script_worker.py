@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from roller.errors import RollerError
 from roller.insight.capture.fence import leave_network, limit_writes
-from roller.insight.capture.guard import Guard, Refused
+from roller.insight.capture.guard import BlockedOperationError, Guard
 from roller.insight.capture.patience import Patience
 from roller.insight.project_worker import device_rules, progress_sender, take_pipes
 from roller.insight.trace.options import TraceOptions
@@ -143,7 +143,7 @@ class Worker:
     def _refusal(self, error: RollerError) -> str:
         """Return why there is no trace; blocked operations are named, since they may be the cause."""
         refused = error.__context__
-        if isinstance(refused, Refused):
+        if isinstance(refused, BlockedOperationError):
             return (
                 f"{self._script}: expected a script that changes no files, starts no programs and uses no network "
                 f"before it trains, got {list(self._kept_from)[-1]}. Pass arguments that avoid it after --, or catch "
