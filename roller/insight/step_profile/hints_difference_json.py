@@ -55,7 +55,7 @@ def beside_profile(
     hints, found
         The hints, and the difference to another profile; ``None`` where they were not asked for.
     currency, rate
-        Currency and hourly rate behind the prices of hints.
+        Currency and hourly rate of the hints' prices.
     """
     data: dict[str, Any] = {}
     if found is not None:
