@@ -1,4 +1,4 @@
-"""``%load_ext roller``: the cell magic ``%%roller_profile`` shows what costs what in the training step of a cell."""
+"""``%load_ext roller``: the cell magic ``%%roller_profile`` profiles the training step in a notebook cell."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from roller.cli.training import devices_of
 from roller.errors import ModelError, RollerError
 from roller.insight.capture.cell_tracer import trace_cell
-from roller.insight.capture.script_tracer import PATIENCE_S
+from roller.insight.capture.patience import PATIENCE_S
 from roller.insight.step_profile.profiling import DEVICE, profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.tracing import require_torch
 
-#: Names and attributes of the magic's options.
+#: Options of the magic: names, and arguments of ``argparse``.
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--device", "-d"),
@@ -27,10 +27,15 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--batch", "-b"),
         {"type": int, "metavar": "N", "help": "Samples of a batch; by default that of the cell's loader."},
     ),
-    (("--calls",), {"type": int, "metavar": "N", "help": "Training steps to trace; until they repeat by default."}),
+    (("--calls",), {"type": int, "metavar": "N", "help": "Training steps to trace; by default until they repeat."}),
     (
         ("--patience",),
-        {"type": float, "default": PATIENCE_S, "metavar": "SECONDS", "help": "Without a sign of training."},
+        {
+            "type": float,
+            "default": PATIENCE_S,
+            "metavar": "SECONDS",
+            "help": "Stop a cell that shows no sign of training for so long.",
+        },
     ),
 )
 
@@ -53,8 +58,8 @@ def _profile_magic(shell: Any) -> Callable[[str, str], StepProfile]:
     def roller_profile(line: str, cell: str) -> StepProfile:
         """Profile the training step of the cell on a GPU that is not here; nothing is trained.
 
-        The cell runs in a fork of the kernel until its steps repeat: it uses what earlier cells made, and changes
-        nothing of it.
+        The cell runs in a fork of the kernel until its steps repeat: it uses the objects of earlier cells and leaves
+        them unchanged.
         """
         asked = parse_argstring(magic, line)
         try:
@@ -90,13 +95,13 @@ def _profile_cell(shell: Any, cell: str, asked: Any) -> StepProfile:
 
 
 def _cell_of(shell: Any, file: str) -> str:
-    """Return the cell of code, e.g. ``"In[3]"``, by its file name; ``""`` of other code."""
+    """Return the name of the cell whose code has a file name, e.g. ``"In[3]"``; ``""`` for other code."""
     found = shell.compile.format_code_name(file)
     return str(found[1]) if found else ""
 
 
 def _running_cell(shell: Any) -> str:
-    """Return the cell that runs: the shell's counter is that of the next one in some releases."""
+    """Return the name of the running cell; in some IPython releases the shell's counter is already one further."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if name := _cell_of(shell, frame.f_code.co_filename):
@@ -107,7 +112,7 @@ def _running_cell(shell: Any) -> str:
 
 def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
     """Return the code of a cell, and the cell's name."""
-    # Below the line of the magic, and blank ones, which IPython drops: lines are counted as the notebook does.
+    # IPython drops the magic's line and blank ones after it; add them back, so that line numbers are the notebook's.
     blank = next((n for n, line in enumerate(cell.splitlines()) if line.strip()), 0)
     source = "\n" * (1 + blank) + shell.transform_cell(cell)
     name = _running_cell(shell)
@@ -115,4 +120,6 @@ def _code_of_cell(shell: Any, cell: str) -> tuple[CodeType, str]:
     try:
         return compile(source, file, "exec"), name
     except SyntaxError as error:
-        raise ModelError(f"{name}:{error.lineno}: expected Python without await, got {error.msg}. Mend it.") from error
+        raise ModelError(
+            f"{name}:{error.lineno}: expected valid Python without await, got {error.msg}. Correct it."
+        ) from error

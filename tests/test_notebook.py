@@ -1,4 +1,4 @@
-"""``%load_ext roller`` adds a magic that profiles a cell; without IPython nothing of it is loaded."""
+"""``%load_ext roller`` adds a magic that profiles a cell; ``import roller`` loads neither it nor IPython."""
 
 import json
 import os
@@ -68,8 +68,8 @@ def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
         errors,
         [
             "device 'none': unknown", "unrecognized arguments: --bad", "--device: expected one device, got 2",
-            "In[7]:2: expected Python without await, got '(' was never closed",
-            "In[8]:2: expected Python without await, got 'await' outside function",
+            "In[7]:2: expected valid Python without await, got '(' was never closed",
+            "In[8]:2: expected valid Python without await, got 'await' outside function",
             "In[9]: expected a script that trains, got its end",
         ],
         strict=True,

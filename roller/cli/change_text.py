@@ -1,4 +1,4 @@
-"""How changes of a step, and what they do to its memory, are printed."""
+"""Text of a change to a step, and of its effect on memory, for tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from roller.insight.whatif.memory_effect import MemoryEffect
 
-#: Characters of a change in a table; --json has all of it.
+#: Characters of a change's name in a table; --json has the whole name.
 LONGEST_NAME = 44
 _MIB = 1 << 20
 
 
 def memory_text(effect: MemoryEffect) -> str:
-    """Return the text of a change of memory, in words of one that is not known."""
+    """Return the change of memory with its unit; a short reason where it is not known."""
     if effect.delta_bytes is None:
         return effect.in_short
     if not effect.delta_bytes:

@@ -13,7 +13,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.compile_model import ShapeOption, shapes_of
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     MIB,
@@ -69,14 +69,14 @@ def forecast_command(
     shapes: ShapeOption = None,
     top: TopOption = 0,
     yes: YesOption = False,
-    patience: PatienceOption = 5.0,
+    patience: PatienceOption = PATIENCE_S,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Predict time and memory of a training step (entry file, needs PyTorch) or of a model (ONNX); no device is asked.
 
     An entry file has `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`. A training
-    script without them runs until its steps repeat, behind `--` its own arguments, as `roller profile` runs it.
+    script without them runs until its steps repeat, as in `roller profile`; its own arguments follow `--`.
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,

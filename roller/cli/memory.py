@@ -11,7 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     LARGEST,
@@ -62,7 +62,7 @@ def memory_command(
     top: TopOption = 8,
     snapshot: SnapshotOption = None,
     yes: YesOption = False,
-    patience: PatienceOption = 5.0,
+    patience: PatienceOption = PATIENCE_S,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:

@@ -14,7 +14,7 @@ from roller.cli.profile_checks import check_budget_file, print_difference
 from roller.cli.profile_hints import hints_of, print_hints, read_prices
 from roller.cli.profile_sources import Asked, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
-from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 #: Device of a profile where none is named.
 _DEVICE = "a100"
 #: Seconds of timing of a measured step where none are named.
-_MEASURE_S = 60.0
+MEASURE_S = 60.0
 
 FileArgument = Annotated[
     Path,
@@ -84,7 +84,7 @@ WriteBudgetOption = Annotated[
     Path | None, typer.Option("--write-budget", metavar="FILE", help="Write a budget that this profile keeps.")
 ]
 HintsOption = Annotated[
-    bool, typer.Option("--hints", help="What changes would bring in time, memory and money (--prices), at its line.")
+    bool, typer.Option("--hints", help="List changes: their effect on time and memory, and on cost with --prices.")
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the profile as JSON.")]
 TraceOption = Annotated[
@@ -120,7 +120,7 @@ def profile_command(
     hints: HintsOption = False,
     prices: PricesOption = None,
     yes: YesOption = False,
-    patience: PatienceOption = 5.0,
+    patience: PatienceOption = PATIENCE_S,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
@@ -129,15 +129,15 @@ def profile_command(
     FILE is an entry file with `model_provider()`, `input_provider(batch_size=16)` and `iteration_provider(model)`
     (needs PyTorch), an ONNX model, a file of PyTorch's profiler, or a profile that `--out` wrote.
 
-    A training script without these functions runs as it is, behind `--` its own arguments, in a process that can write
-    and reach nothing, until its steps repeat: on shapes, so that nothing is trained.
+    A training script without these functions runs as it is until its steps repeat; its own arguments follow `--`. It
+    computes shapes only, so nothing is trained, in a process that can neither change files nor use the network.
     """
     order = words_of("--sort", sort, ("time", "memory"))[0]
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     sizes = [None if n is None else int(n) for n in batches_of(batches)]
     asked = Asked(
         devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
-        _MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
+        MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
     )  # fmt: skip
     if measure_s is not None and not measure:
         raise UsageError("--measure-s: expected --measure beside it, got none. Add it, or leave both out.")
@@ -150,12 +150,10 @@ def profile_command(
         raise UsageError(
             f"{', '.join(outputs)}, --budget, --against: expected one device and batch, got several. Name one of each."
         )
-    if prices is not None and not hints:
-        raise UsageError("--prices: expected --hints beside it, which have prices, got none. Add it.")
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
     check_outputs([file, *filter(None, [budget, prices])], outputs)
-    card = read_prices(prices)
+    card = read_prices(prices, hints)
     with prints_aside():
         found = profiles_of(file, asked, devices)
     if out is not None:
@@ -178,7 +176,7 @@ def profile_command(
 
 @dataclass(frozen=True)
 class _Parts:
-    """A profile, and what was asked beside it."""
+    """A profile with the difference and the hints that were asked for."""
 
     profile: StepProfile
     difference: ProfileDifference | None
@@ -186,8 +184,8 @@ class _Parts:
     prices: RateCard | None
 
     def to_data(self) -> dict[str, Any]:
-        """Return the profile as JSON-ready data; below ``profile`` if there is more."""
-        from roller.insight.step_profile.parts_json import beside_profile
+        """Return the profile as JSON-ready data, under the key ``profile`` if there are hints or a difference."""
+        from roller.insight.step_profile.hints_difference_json import beside_profile
         from roller.insight.step_profile.profile_json import to_data
 
         profile, card = to_data(self.profile), self.prices

@@ -1,4 +1,4 @@
-"""What ``roller profile`` says beside the profile itself: differences and budgets."""
+"""Output of ``roller profile --against`` and ``--budget``: differences and exceeded limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIB = 1 << 20
 
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
     """Print the total difference, and the lines that differ most."""
-    from roller.insight.step_profile.parts_json import differing_lines
+    from roller.insight.step_profile.hints_difference_json import differing_lines
 
     screen.say(f"Before: {printable(str(found.before))}")
     screen.say(f"After: {printable(str(found.after))}")

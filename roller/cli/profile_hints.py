@@ -9,6 +9,7 @@ from rich.table import Table
 
 from roller.cli.change_text import LONGEST_NAME, memory_text
 from roller.cli.sweep import price_text
+from roller.cli.usage import UsageError
 from roller.core.display import cut
 from roller.errors import printable
 
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.step_profile import StepProfile
 
 
-def read_prices(path: Path | None) -> RateCard | None:
-    """Return the rate card of ``--prices``."""
+def read_prices(path: Path | None, with_hints: bool) -> RateCard | None:
+    """Return the rate card of ``--prices``, which ``--hints`` needs; ``None`` without the option."""
     from roller.insight.rate_card import read_rate_card
 
-    return None if path is None else read_rate_card(path)
+    if path is None:
+        return None
+    if not with_hints:
+        raise UsageError("--prices: expected --hints beside it, got none. Add --hints, or leave --prices out.")
+    return read_rate_card(path)
 
 
 def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
@@ -32,7 +37,7 @@ def hints_of(profile: StepProfile, prices: RateCard | None) -> tuple[Hint, ...]:
 
 
 def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], prices: RateCard | None) -> None:
-    """Print hints, those that nothing is known of below."""
+    """Print a table of hints, then notes, then the changes without a prediction."""
     answered = [hint for hint in hints if not hint.not_asked]
     priced = prices is not None and any(hint.price_after is not None for hint in answered)
     money = [prices.currency] if prices is not None and priced else []
@@ -42,7 +47,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
     for hint in answered:
         table.add_row(
             ("at most: " if hint.is_bound else "") + cut(printable(hint.change), LONGEST_NAME),
-            f"{1e3 * hint.iteration_s:.3f} ms", _gain(hint), memory_text(hint.memory),
+            f"{1e3 * hint.iteration_s:.3f} ms", _change_text(hint), memory_text(hint.memory),
             *("" if hint.price_after is None else price_text(hint.price_after) for _ in money),
             printable(hint.line), "" if hint.is_in_place else hint.rests_on,
         )  # fmt: skip
@@ -50,9 +55,9 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
         now = f"{1e3 * (answered[0].iteration_s - answered[0].delta_s):.3f} ms a step"
         of = "samples" if profile.samples else "steps"
         cost = [f" and {price_text(answered[0].price_before or 0.0)} {currency} a million {of}" for currency in money]
-        screen.say(f"What would change it: all below is predicted, of {now}{''.join(cost)}.")
-    screen.print(table)
-    for sentence in (*_memory_reasons(answered), *_of_prices(profile, prices)):
+        screen.say(f"What would change it, compared with {now}{''.join(cost)}; all figures are predicted.")
+        screen.print(table)
+    for sentence in (*_memory_reasons(answered), *_price_notes(profile, prices)):
         screen.say(printable(sentence))
     for hint in hints:
         if hint.not_asked:
@@ -60,20 +65,20 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
 
 
 def _memory_reasons(hints: list[Hint]) -> list[str]:
-    """Return why the memory of changes is not known, where there is more to say than that."""
+    """Return a sentence for each change whose memory is not known for a particular reason."""
     effects = [(hint.change, hint.memory) for hint in hints]
     return [f"{change}: memory: {effect.reason}" for change, effect in effects if effect.says_more]
 
 
-def _gain(hint: Hint) -> str:
+def _change_text(hint: Hint) -> str:
     if hint.is_in_place:
         return "already in place"
     delta = f"{1e3 * hint.delta_s:+.3f} ms"
     return f"{delta}, hardly anything" if hint.is_hardly_anything else delta
 
 
-def _of_prices(profile: StepProfile, prices: RateCard | None) -> tuple[str, ...]:
+def _price_notes(profile: StepProfile, prices: RateCard | None) -> tuple[str, ...]:
     if prices is None:
         return ()
-    unfit = "" if profile.fits else "The step does not fit: no cost is given."
+    unfit = "" if profile.fits else "The step does not fit: its cost is not shown."
     return (*filter(None, [prices.missing(profile.device), unfit]), *prices.old_prices([profile.device]))

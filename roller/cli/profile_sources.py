@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from roller.cli.common import device_of
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import ScriptRun
 from roller.cli.training import step_of, write_memory_snapshot
 from roller.cli.usage import UsageError
 
@@ -94,7 +94,7 @@ def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tupl
         The step cannot be profiled there in the same way.
     """
     alone = replace(asked, curve=False, trace=None, snapshot=None)
-    if against.startswith(_REVISION):  # the script as it was is another program, which may not run unasked
+    if against.startswith(_REVISION):  # that script is another program: ask for it, too
         return _at_revision(file, against.removeprefix(_REVISION), alone)
     alone = replace(alone, script=replace(asked.script, yes=True))
     if against.startswith(_OTHER_DEVICE):
@@ -119,7 +119,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
     options = TraceOptions(size, spec, asked.amp, asked.checkpoint)
     with checked_out(file, revision) as then:
         was_script = kind_of_file(then.entry) == "script"
-        if was_script:  # an entry file takes no arguments, but those are of the script that it has become
+        if was_script:  # if the file was an entry file then, the arguments are for today's script
             script.check(then.entry, is_script=True, name=f"{file.name} at {revision}")
         with then.step(options, asked.calls, script.arguments if was_script else None, script.patience_s) as step:
             return profile(step, spec, devices=count), then.moved_lines()

@@ -9,11 +9,11 @@ import typer
 
 from roller.cli.common import SetOption, console, device_of
 from roller.cli.outputs import check_outputs
-from roller.cli.profile import AgainstOption, HintsOption
+from roller.cli.profile import MEASURE_S, AgainstOption, HintsOption
 from roller.cli.profile_hints import read_prices
 from roller.cli.profile_sources import Asked, profile_before
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import PATIENCE_S, ScriptRun
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
@@ -94,12 +94,10 @@ def report_command(
         )
     if measure and (device or settings):
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
-    if prices is not None and not hints:
-        raise UsageError("--prices: expected --hints beside it, which have prices, got none. Add it.")
     if hints and measure:
         raise UsageError("--hints: expected a step that is traced or recorded, got one that is measured. Leave it out.")
     check_outputs([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
-    card = read_prices(prices)
+    card = read_prices(prices, hints)
     spec = device_of(device or _DEVICE, settings) if device or settings else None
     with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
         before, moved = _before(path, against, spec, batch, measure) if against else (None, None)
@@ -117,10 +115,11 @@ def report_command(
 def _before(
     path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool
 ) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the profile of ``--against``, made as the reported one is, and its lines that were moved since."""
+    """Return the profile to compare with, made like the reported one, and the lines that have moved since then."""
     made_on = [(spec or device_of(_DEVICE, None), 1)]
     asked = Asked(
-        made_on, [batch], "fp32", False, None, False, measure, 60.0, None, None, ScriptRun([], False, 5.0)
+        made_on, [batch], amp="fp32", checkpoint=False, calls=None, curve=False, measure=measure, budget_s=MEASURE_S,
+        trace=None, snapshot=None, script=ScriptRun([], yes=False, patience_s=PATIENCE_S),
     )  # fmt: skip
     return profile_before(path, against, asked, made_on[0][0].name if spec else "")
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from roller.cli.common import console
-from roller.cli.profile_sources import confirm_run
+from roller.cli.script_options import GivenArgument, ScriptRun, YesOption
 from roller.cli.training import (
     AmpOption,
     BatchesOption,
@@ -23,9 +23,6 @@ from roller.cli.usage import UsageError
 from roller.errors import RollerError
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file, or a training script.")]
-GivenArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Of a training script; behind -- if dashed.")
-]
 DevicesOption = Annotated[
     str, typer.Option("--device", "-d", metavar="NAMES", help="The first is profiled, the others beside it.")
 ]
@@ -42,7 +39,6 @@ LiveOption = Annotated[bool, typer.Option("--live/--no-live", help="Profile at e
 PatienceOption = Annotated[
     float, typer.Option("--patience", min=1.0, metavar="SECONDS", help="Without progress: the profile is given up.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
 
 
 def serve_command(
@@ -84,8 +80,7 @@ def serve_command(
             f"{file}: expected an entry file or a training script, got a {kind}. See roller report for those."
         )
     require_torch("serve")
-    if kind == "script":
-        confirm_run(file, yes)
+    ScriptRun(given or [], yes, patience).check(file, kind == "script")
     sizes = batches_of(batches)
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     if len(sizes) > 1 or len(precisions) > 1 or len(again) > 1:

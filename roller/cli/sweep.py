@@ -11,7 +11,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
-from roller.cli.script_run import GivenArgument, PatienceOption, ScriptRun, YesOption
+from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.training import (
     AmpOption,
@@ -60,11 +60,11 @@ def sweep_command(
     csv: CsvOption = None,
     picture: PictureOption = None,
     yes: YesOption = False,
-    patience: PatienceOption = 5.0,
+    patience: PatienceOption = PATIENCE_S,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
-    """Compare devices, batches and ways of training a step (entry file or script; PyTorch): `*` is what nothing beats.
+    """Compare devices, batches and ways of training a step (entry file or script; PyTorch): `*` is the Pareto front.
 
     Batches are of all devices of a row together; `--batch max` takes the largest that fits each.
     """
@@ -104,7 +104,7 @@ def sweep_command(
     screen.print(_table(rows, known))
     unpriced = sorted({row.device for row in rows if known is not None and known.per_hour(row.device) is None})
     if unpriced:
-        screen.say(f"{prices} says nothing of {', '.join(unpriced)}: not on the front.")
+        screen.say(f"{prices} has no price for {', '.join(unpriced)}: not on the front.")
     for note in known.old_prices(row.device for row in rows) if known is not None else ():
         screen.say(note)
     for row in rows:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from roller.cli.common import device_of
-from roller.cli.script_run import ScriptRun
+from roller.cli.script_options import ScriptRun
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
 from roller.errors import did_you_mean, shown
@@ -125,14 +125,14 @@ def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Return the step of an entry file or a training script, as the file has it: what each row changes is traced then.
+    """Trace the step of an entry file or a training script as it is; each row of a table changes it later.
 
     Parameters
     ----------
     file, calls
         The file, and the calls or training steps to trace.
     script
-        How a training script runs, which has been asked for; where it is ``None``, a script is refused.
+        How a training script runs; the user has allowed it. ``None`` if only an entry file is accepted.
     batch, device
         Of the first trace.
     """

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from roller.cli.listed_errors import with_listed_errors
+from roller.cli.provider_errors import with_provider_errors
 from roller.cli.verbosity import with_verbosity
 
 #: Verb -> module and attribute: a function is a verb, a ``typer.Typer`` a group of them. In the order of ``--help``.
@@ -113,5 +113,5 @@ def command_at(name: str, home: str) -> Any:
             verb.callback = with_verbosity(verb.callback)
         return get_command(target)
     single = typer.Typer(add_completion=False)
-    single.command(name)(with_verbosity(with_listed_errors(target)))
+    single.command(name)(with_verbosity(with_provider_errors(target)))
     return get_command(single)

@@ -104,9 +104,9 @@ def whatif_command(
 
 
 def _graph(files: list[Path], device: str | None) -> tuple[StepGraph, MemoryOf | None]:
-    """Return the graph of profiles, or of an entry file's step on a device that is not here, and what gives its memory.
+    """Return the graph of profiles, or of an entry file's step on a device that is not here, and a memory function.
 
-    A profile does not tell which tensors a change leaves.
+    There is none for profiles: they do not record which tensors would remain after a change.
     """
     from roller.insight.step.replay import from_kineto
 

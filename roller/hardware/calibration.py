@@ -1,20 +1,19 @@
-"""Whether a device's rates were measured on the device itself: what tells a calibrated prediction from others."""
+"""Whether the rates of a specification were measured on the device itself, which makes predictions calibrated."""
 
 from __future__ import annotations
 
 from roller.hardware.spec import DeviceSpec
 
-#: Beginnings and parts of the paths of rates, by which kernels are priced.
+#: Keys of the rates that price kernels: what their paths begin with, or contain.
 _SECTIONS, _BANDWIDTH = ("compute.", "execution."), ".bandwidth_"
 
 
 def is_calibrated(spec: DeviceSpec) -> bool:
-    """Return whether rates of a device were measured on that very device, by ``roller probe``.
+    """Return whether ``roller probe`` measured rates of the specification on this very device.
 
-    A probe leaves two traces, and one suffices: the fingerprint of the machine beside measured rates, or the spread of
-    the repetitions beside a measured rate. Measured numbers without either, as published ones, are those of any device
-    of the name. Where numbers were set by hand the device is another one, and its predictions are none of a calibrated
-    model.
+    Either of two marks of a probe is enough: the fingerprint of the machine, or the spread over the repetitions of a
+    measured rate. Measured rates with neither, such as published ones, may come from any device of that model. A
+    specification in which the user set numbers describes another device, so it is never calibrated.
 
     Examples
     --------

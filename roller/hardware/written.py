@@ -22,7 +22,7 @@ class Written:
     note
         What its author says of it; ``""`` where nothing is.
     spread
-        How far the repetitions of its measurement were apart, relative; ``None`` where it was not repeated.
+        Relative spread over the repetitions of its measurement; ``None`` if it was not repeated.
     """
 
     path: str

@@ -164,7 +164,7 @@ def compare(
         done(spec.name)
     unpriced = [s.name for s in devices if prices is not None and prices.per_hour(s.name) is None]
     if unpriced:
-        notes[f"The prices say nothing of {', '.join(unpriced)}: no cost is given."] = None
+        notes[f"No price for {', '.join(unpriced)}: the cost is not shown."] = None
     names = (*operators, *([ALL] if len(operators) > 1 else ()))
     ordered = [_mark_best_devices([_add_cost(c, prices) for c in cells if c.operator == name]) for name in names]
     return Comparison(

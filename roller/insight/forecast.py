@@ -99,7 +99,7 @@ class Forecast:
     samples: float = 0.0
 
     def _repr_html_(self) -> str:
-        """Return the operators by name for a notebook, below the step with its interval."""
+        """Return an HTML table of the operators by name for a notebook, headed by the step and its interval."""
         rows = (
             (x.name, x.kernels, seconds_text(x.compute_us / 1e6), f"{x.share:.1%}", x.resource)
             for x in self.by_operator()
@@ -126,7 +126,7 @@ class Forecast:
 
     @property
     def kind(self) -> Literal["predicted", "calibrated"]:
-        """``"calibrated"`` where rates of the device were measured on it by ``roller probe``, else ``"predicted"``."""
+        """``"calibrated"`` if ``roller probe`` measured rates on the device itself, else ``"predicted"``."""
         return "calibrated" if is_calibrated(self.step.spec) else "predicted"
 
     @property
@@ -167,7 +167,7 @@ class Forecast:
         return sorted((row for row in self.breakdown(key) if row.kernels), key=lambda row: -row.compute_us)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every time is of ``kind``."""
+        """Return JSON-ready data; ``kind`` is the origin of every time."""
         memory = self.memory
         oom = None if memory.oom is None else {"wanted_bytes": memory.oom.wanted_bytes, "said": str(memory.oom)}
         return {

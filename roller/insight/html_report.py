@@ -12,8 +12,8 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
+from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.line_texts import line_texts
-from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
@@ -61,9 +61,9 @@ def html_report(
     explain_s
         Of a compiled model: seconds in which kernels are explained.
     hints, prices
-        Of an entry file or a recording: whether to say what changes would bring, and the hourly rates of devices.
+        For an entry file or a recording: whether to show the effects of changes, and hourly rates to price them.
     before, moved_lines
-        Of a step: a profile to compare it with, and its lines that were moved since, by their former names.
+        For a step: a profile to compare it with, and lines that moved since then, keyed by their former names.
 
     Raises
     ------
@@ -88,10 +88,10 @@ def html_report(
 
 
 def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
-    """Return the hints of a profile as the page shows them: ``hints``, ``price``, and a note where there is none."""
+    """Return the hints of a profile for the page: ``hints``, ``price``, or ``price_note`` if there is no price."""
     rate = None if prices is None else prices.devices.get(found.device)
-    told = found.hints(None if rate is None else rate.per_hour)
-    parts = beside_profile(found, told, None, "" if prices is None else prices.currency, rate)
+    hints = found.hints(None if rate is None else rate.per_hour)
+    parts = beside_profile(found, hints, None, "" if prices is None else prices.currency, rate)
     if prices is not None and rate is None:
         parts["price_note"] = prices.missing(found.device)
     return parts
@@ -120,7 +120,7 @@ def kind_of_report(path: Path) -> ReportKind:
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
     if not path.name.lower().endswith(SUFFIXES):
-        raise RollerError(f"{path}: expected {UNDERSTOOD}, got another file. Name one.")
+        raise RollerError(f"{path}: expected {UNDERSTOOD}, got a file of another kind. Name one.")
     kind = kind_of_file(path)
     if kind == "script":  # somebody's program runs after a question only
         raise RollerError(

@@ -27,8 +27,8 @@ class MeasuredStep:
         Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone. Some
         microseconds of PyTorch's dispatch are in each.
     operator_interval_s
-        The interval that contains the median of each with 95 % (the least and the greatest of fewer than six); both
-        ends are the median of one that was timed once.
+        Interval of each operator that contains its median with 95 % (minimum and maximum of fewer than six times); both
+        ends equal the median if the operator was timed once.
     iteration_s, lower_s, upper_s
         Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
         the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work

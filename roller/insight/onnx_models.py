@@ -19,7 +19,7 @@ from roller.perf.unit_notes import unit_notes
 class KernelShare:
     """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time.
 
-    One expected error below and above are ``lower`` and ``upper``.
+    ``lower`` and ``upper`` are one expected error below and above.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelForecast:
     notes
         Missing features of the device's matrix unit.
     kind
-        ``"calibrated"`` where rates of the device were measured on it by ``roller probe``.
+        ``"calibrated"`` if ``roller probe`` measured rates on the device itself, else ``"predicted"``.
     """
 
     device: str
@@ -74,7 +74,7 @@ class ModelForecast:
         return self.batch / self.iteration_s if self.iteration_s else 0.0
 
     def _repr_html_(self) -> str:
-        """Return the kernels for a notebook, below the inference with its interval."""
+        """Return an HTML table of the kernels for a notebook, headed by the inference and its interval."""
         rows = (
             (x.name, x.runs, seconds_text(x.seconds), f"{seconds_text(x.lower)} to {seconds_text(x.upper)}", x.resource)
             for x in self.kernels
@@ -84,7 +84,7 @@ class ModelForecast:
         return html_table(title, ("kernel", "runs", self.kind, "interval", "bound by"), rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-ready data; every time is of ``kind``."""
+        """Return JSON-ready data; ``kind`` is the origin of every time."""
         return {**asdict(self), "throughput_per_s": self.throughput}
 
 

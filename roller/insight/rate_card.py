@@ -10,7 +10,7 @@ from pathlib import Path
 from roller.core.files import read_text
 from roller.errors import RollerError, did_you_mean, shown
 
-#: Days after which a price is old: those of rented devices change several times a year.
+#: Days after which a price is old: rental prices of devices change several times a year.
 OLD_DAYS = 180
 
 
@@ -43,13 +43,13 @@ class RateCard:
         """Return a sentence if the card lacks a device; else ``""``."""
         if name in self.devices:
             return ""
-        known = ", ".join(sorted(self.devices)) or "no device"
-        return f"The prices say nothing of {name or 'an unnamed device'}, but of {known}: no cost is given."
+        known = f" (only for {', '.join(sorted(self.devices))})" if self.devices else ""
+        return f"No price for {name or 'an unnamed device'}{known}: its cost is not shown."
 
     def old_prices(self, names: Iterable[str], today: date_type | None = None) -> tuple[str, ...]:
         """Return a sentence for each of some devices whose price is old."""
         return tuple(
-            f"The price of {name} is of {rate.date} ({rate.source}), more than {OLD_DAYS} days ago: ask for a new one."
+            f"The price of {name} is from {rate.date} ({rate.source}), more than {OLD_DAYS} days old: update it."
             for name in dict.fromkeys(names)
             if (rate := self.devices.get(name)) is not None and rate.is_old(today)
         )

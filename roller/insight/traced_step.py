@@ -47,7 +47,7 @@ class TracedStep(Trace):
     ) -> TracedStep:
         """Return the same step traced at another batch, for another device, in another precision or with checkpointing.
 
-        What is not given is as in this step, which may itself be the result of this method.
+        Options that are not given are those of this step, which may itself be a result of this method.
 
         Parameters
         ----------
@@ -94,12 +94,12 @@ class TracedStep(Trace):
         return memory_on_device(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
 
     def memory_with(self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1) -> Memory:
-        """Return the memory of the fullest of the steps with a change of this one.
+        """Return the memory of this step with a change; of several different iterations, the fullest one.
 
         Parameters
         ----------
         change
-            Of this trace's options.
+            Trace options to change.
         device, devices
             As in :func:`roller.insight.forecast.forecast`, unless the change names others.
 
@@ -108,7 +108,7 @@ class TracedStep(Trace):
         ModelError
             The step fails with the change.
         RollerError
-            The changed batch has no whole number of samples, or is unknown.
+            The changed batch is not a whole number of samples, or the batch is unknown.
         """
         device, count, changed = change.device or device, change.devices or devices, self
         if replace(change, devices=None) != MemoryChange():
@@ -153,7 +153,7 @@ class TracedStep(Trace):
 
 
 def _changed_batch(step: Trace, factor: float) -> int | None:
-    """Return a batch times a factor; ``None`` of an unknown one that stays."""
+    """Return the batch times a factor; ``None`` if it is unknown and the factor is 1."""
     own = int(step.options.get("batch") or 0)
     batch = own * factor
     if factor != 1.0 and (not batch or batch != int(batch)):

@@ -26,7 +26,7 @@ def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
     value
         JSON-ready data; arrays stay as they are.
     files
-        Names of files that are known, as they are: they may hold blanks, or have no suffix.
+        Known names of files, verbatim: they may contain spaces, or have no suffix.
 
     Examples
     --------

@@ -12,7 +12,7 @@ from roller.errors import ArtifactError
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
 
-#: What a report can be of, in words.
+#: Everything that a report can show, for messages.
 UNDERSTOOD = (
     "an entry file (.py), an ONNX model (.onnx), a recording of PyTorch's profiler (.json, .json.gz), a saved profile, "
     "a kernel or a benchmark's results (.json), or the folder of a compiled model"
@@ -39,11 +39,11 @@ def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
     try:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:
-        raise ArtifactError(f"{path}: expected {UNDERSTOOD}, got what is no JSON ({error}). Name one.") from error
-    if not isinstance(found, Mapping) or not any(True for _ in _tables(found)):
         raise ArtifactError(
-            f"{path}: expected {UNDERSTOOD}, got JSON that is none of them and has no list of rows. Name one."
-        )
+            f"{path}: expected {UNDERSTOOD}, got a file that is not JSON ({error}). Name one."
+        ) from error
+    if not isinstance(found, Mapping) or not any(True for _ in _tables(found)):
+        raise ArtifactError(f"{path}: expected {UNDERSTOOD}, got other JSON, without a list of rows. Name one.")
     name = "benchmark" if anonymous else path.stem
     data = benchmark_data(name, found)
     return html_page(f"{name}: results", without_paths(data) if anonymous else data)

@@ -95,7 +95,7 @@ def _sum(rows: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
-    """Return the sums of the ends of the steps' intervals, if the errors of all agree; ``None`` where one has none."""
+    """Return the sums of the ends of the steps' intervals: all err in one direction. ``None`` if one is unknown."""
     ends = [row["interval_s"] for row in rows if row["kind"] == "run"]
     return None if not ends or None in ends else [sum(end[place] for end in ends) for place in (0, 1)]
 

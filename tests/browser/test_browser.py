@@ -20,8 +20,8 @@ from roller.graph.steps import Copy, Run
 from roller.insight.rate_card import HourlyRate
 from roller.insight.step_profile.difference import LineDifference, difference
 from roller.insight.step_profile.hints import Hint
+from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.node import Node, Seconds
-from roller.insight.step_profile.parts_json import beside_profile
 from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile

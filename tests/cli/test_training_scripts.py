@@ -1,15 +1,14 @@
-"""Verbs about training steps take an unmodified script, and list what is wrong with the providers of an entry file."""
+"""Verbs for training steps take an unmodified script, and list all errors in the providers of an entry file."""
 
 import io
 import json
-import os
-import subprocess
 
 import pytest
 
+from tests.git_repositories import commit_all
+
 torch = pytest.importorskip("torch")
 
-GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 SCRIPT = """
 import sys
 import torch
@@ -36,15 +35,9 @@ def iteration_provider(): ...
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """Return a script in a repository, whose module is changed since HEAD."""
-
-    def git(*arguments):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, env={**os.environ, **GIT})
-
-    git("init", "-q")
     (tmp_path / "train.py").write_text(SCRIPT)
     (tmp_path / "parts.py").write_text("WIDTH = 100\n")
-    git("add", ".")
-    git("commit", "-qm", "first")
+    commit_all(tmp_path)
     (tmp_path / "train.py").write_text("# moved\n" + SCRIPT)
     (tmp_path / "parts.py").write_text("WIDTH = 200\n")
     monkeypatch.chdir(tmp_path)

@@ -1,18 +1,16 @@
-"""The commands of the guide's workflow do what it says: run one after the other, in a repository with origin/main."""
+"""The commands of the workflow in the guide for CI, run in order in a repository with origin/main, do what it says."""
 
 import json
-import os
 import shlex
-import subprocess
 
 import pytest
 import yaml
 
 from tests.docs.pages import DOCS, blocks_of
 from tests.docs.test_blocks import parse
+from tests.git_repositories import commit_all, git
 from tests.insight.step_profile.sarif_objects import problems_of
 
-GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 TRAIN = """
 import torch
 from torch import nn
@@ -52,10 +50,6 @@ def test_the_commands_of_the_workflow_have_verbs_and_options_that_there_are():
 def test_the_commands_of_the_workflow_run_in_their_order(cli, tmp_path, monkeypatch):
     pytest.importorskip("torch")
     onnx = pytest.importorskip("onnx")
-
-    def git(*arguments):
-        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True, env={**os.environ, **GIT})
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(TRAIN)
     assert cli("profile", "train.py", "-d", "h100", "--write-budget", "budget.yaml")[0] == 0
@@ -63,10 +57,8 @@ def test_the_commands_of_the_workflow_run_in_their_order(cli, tmp_path, monkeypa
         '<ir_version: 8, opset_import: ["": 17]> g (float[8, 16] x) => (float[8, 16] y) { y = Relu(x) }'
     )
     onnx.save(model, "model.onnx")
-    git("init", "-q")
-    git("add", ".")
-    git("commit", "-qm", "first")
-    git("update-ref", "refs/remotes/origin/main", "HEAD")
+    commit_all(tmp_path)
+    git(tmp_path, "update-ref", "refs/remotes/origin/main", "HEAD")
     for name, command in _steps().items():
         code, out, err = cli(*command)
         assert code == 0, f"{name}: {err}"

@@ -104,7 +104,7 @@ def test_a_page_holds_hints_with_their_price(tmp_path):
     assert amp["price_after"] == pytest.approx(amp["iteration_s"] / 8 * 1e6 * 0.001)
     assert amp["line"] == "train.py:10" and found["price"]["is_old"] is True and "price_note" not in found
     lacking = hints_beside(profile, RateCard("EUR", {}))
-    assert lacking["price"] is None and lacking["price_note"].startswith("The prices say nothing of a100")
+    assert lacking["price"] is None and lacking["price_note"] == "No price for a100: its cost is not shown."
     assert all(x["price_after"] is None for x in lacking["hints"])
     private = data_of(page_of_profile(profile, parts=parts, anonymous=True))
     assert "train.py" not in json.dumps(private["hints"])

@@ -145,7 +145,7 @@ def test_the_verbs(cli, tmp_path):
     assert code == 0 and [r["devices"] for r in rows] == [1, 2, 1] and rows[2]["price_per_million"] is None
     assert (tmp_path / "s.csv").read_text().count("\n") == 4
     out = cli("sweep", file, "-d", "a100,h100", "-b", "16", "--prices", str(tmp_path / "p.yaml"))[1]
-    assert "USD a million samples" in out and "says nothing of h100" in out
+    assert "USD a million samples" in out and "has no price for h100" in out
     out = cli("forecast", file, "-d", "a100,2xa100", "--amp", "fp32,bf16", "--top", "2")[1]
     assert out.count("2xa100") == 2 and "bf16" in out
 

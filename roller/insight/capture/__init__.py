@@ -1,1 +1,1 @@
-"""Traces a training script that has no providers: it runs in a process that can write and reach nothing."""
+"""Traces a training script without providers, in a process that can neither change files nor use the network."""

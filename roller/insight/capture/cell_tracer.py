@@ -1,7 +1,7 @@
-"""Traces code that uses the memory of this process, as a notebook's cell does, in a fork of the process.
+"""Trace code that uses objects of this process, such as a notebook cell, in a fork of the process.
 
-The fork can write and reach nothing, as the process of a script, and ends where the steps repeat; models, optimizers
-and data of this process stay as they are.
+Like the process of a script, the fork can neither change files nor use the network, and it ends once the steps repeat.
+Models, optimizers and data of this process stay unchanged.
 """
 
 from __future__ import annotations
@@ -22,40 +22,41 @@ from typing import IO, Any, NoReturn, cast
 from roller.errors import ModelError
 from roller.hardware import DeviceSpec
 from roller.insight.capture import script_worker
-from roller.insight.capture.script_tracer import PATIENCE_S, ScriptTracer
+from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.script_tracer import ScriptTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
 
-#: Between two looks whether a fork has ended.
+#: Seconds between checks whether a fork has ended.
 _POLL_S = 0.01
 
 
 class CellTracer(ScriptTracer):
-    """A tracer of code in this process: each trace runs it anew, in a fork of its own.
+    """Tracer of code in this process: each trace runs the code in a new fork.
 
     Parameters
     ----------
     code, names
-        What runs, and the names that it finds and sets.
+        The code, and the global names it reads and sets.
     name
-        Of the code, for messages, e.g. ``"In[3]"``.
-    file_name
-        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+        Name of the code in messages, e.g. ``"In[3]"``.
+    cell_of
+        Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     patience_s, calls
-        As of :class:`~roller.insight.capture.script_tracer.ScriptTracer`.
+        As in :class:`~roller.insight.capture.script_tracer.ScriptTracer`.
 
     Raises
     ------
     ModelError
-        The system forks no processes, or this process has used a GPU, which a fork of it cannot.
+        The system has no ``fork``, or this process has used a GPU, which a forked process cannot use.
     """
 
     def __init__(
-        self, code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+        self, code: CodeType, names: dict[str, Any], name: str, cell_of: Callable[[str], str] = lambda file: "", *,
         patience_s: float = PATIENCE_S, calls: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(name, patience_s=patience_s, calls=calls)
-        self._code, self._names, self._file_name = code, names, file_name
+        self._code, self._names, self._cell_of = code, names, cell_of
         _check_can_fork(name)
 
     def _started(self) -> subprocess.Popen[bytes]:
@@ -67,50 +68,51 @@ class CellTracer(ScriptTracer):
     def _run_in_fork(self) -> None:
         os.environ.update(self._environment())
         tempfile.tempdir, sys.dont_write_bytecode = self._own_folder, True
-        logging.disable(logging.CRITICAL)  # a kernel logs each message that its fork does not send
+        logging.disable(logging.CRITICAL)  # a notebook kernel logs each message that its fork cannot send
         torch = sys.modules.get("torch")
         if torch is not None:
-            torch.set_num_threads(1)  # a pool of threads does not outlive a fork
-        script_worker.main(str(self.entry), lambda: exec(self._code, self._names), self._file_name)
+            torch.set_num_threads(1)  # the threads of the pool do not exist in a fork
+        script_worker.main(str(self.entry), lambda: exec(self._code, self._names), self._cell_of)
 
 
 def trace_cell(
-    code: CodeType, names: dict[str, Any], name: str, file_name: Callable[[str], str] = lambda file: "", *,
+    code: CodeType, names: dict[str, Any], name: str, cell_of: Callable[[str], str] = lambda file: "", *,
     batch: int | None = None, device: str | DeviceSpec | None = None, patience_s: float = PATIENCE_S,
     calls: int | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the steps that code in this process takes; arguments as of :class:`CellTracer`.
+    """Trace the steps that code in this process takes; arguments as in :class:`CellTracer`.
 
     Raises
     ------
     ModelError
         The code cannot be traced.
     """
-    tracer = CellTracer(code, names, name, file_name, patience_s=patience_s, calls=calls)
+    tracer = CellTracer(code, names, name, cell_of, patience_s=patience_s, calls=calls)
     return tracer.step(TraceOptions(batch, device))
 
 
 def _check_can_fork(name: str) -> None:
     if not hasattr(os, "fork"):
         raise ModelError(
-            f"{name}: expected a system that forks processes, got {sys.platform}. Write the cells into a script, and "
-            f"ask: roller profile script.py."
+            f"{name}: expected a system that forks processes, got {sys.platform}. Move the cells to a script and run "
+            f"roller profile script.py."
         )
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         raise ModelError(
-            f"{name}: expected a kernel that has not used a GPU, since its fork cannot, got one that has. Restart it, "
-            f"and run the cells before this one on the CPU; or write them into a script: roller profile script.py."
+            f"{name}: expected a kernel that has not used a GPU, which its fork could not use, got one that has. "
+            f"Restart it and run the earlier cells on the CPU, or move the cells to a script: roller profile script.py."
         )
 
 
 class _Fork:
-    """A fork of this process, with what is used of ``subprocess.Popen``; its standard streams are pipes and a file."""
+    """A fork of this process with the part of ``subprocess.Popen``'s interface that the tracer uses."""
 
     def __init__(self, run: Callable[[], object], stderr: IO[bytes]) -> None:
         requests, answers = os.pipe(), os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # other threads of a kernel hold no lock that it needs
+            # Python warns of other threads; those of a notebook kernel hold no lock that the fork needs.
+            warnings.simplefilter("ignore", DeprecationWarning)
             self.pid = os.fork()
         if not self.pid:
             _become_worker(run, requests, answers, stderr.fileno())
@@ -120,7 +122,7 @@ class _Fork:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return how it ended, if it has."""
+        """Return the exit code, ``None`` while the fork runs."""
         if self.returncode is None:
             with contextlib.suppress(ChildProcessError):  # somebody else waited for it
                 pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -132,7 +134,7 @@ class _Fork:
         return self.returncode
 
     def wait(self, timeout: float) -> int:
-        """Wait until it has ended."""
+        """Wait for the end of the fork, and return its exit code."""
         end = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > end:
@@ -141,7 +143,7 @@ class _Fork:
         return code
 
     def kill(self) -> None:
-        """End it."""
+        """End the fork at once."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -150,7 +152,7 @@ class _Fork:
 def _become_worker(
     run: Callable[[], object], requests: tuple[int, int], answers: tuple[int, int], stderr: int
 ) -> NoReturn:
-    """Run within a fork, and end it, whatever happens."""
+    """Run in the fork that calls it, and end the fork in any case."""
     try:
         os.setsid()
         for signal_number in (signal.SIGINT, signal.SIGTERM):

@@ -150,7 +150,7 @@ def write_entry(
     _check_arguments(path, found, arguments)
     _check_inputs(path, found, shapes)
     root, module = module_of(path)
-    root = path.parent if root == path.absolute().parent else root  # as it was named
+    root = path.parent if root == path.absolute().parent else root  # relative if the path was
     target = Path(out) if out is not None else root / f"{path.stem}_entry.py"
     if target.absolute().parent != root.absolute():
         raise ModelError(f"{target}: expected a file in {root}, from where it imports the model. Leave --out a name.")

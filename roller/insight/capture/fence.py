@@ -29,9 +29,10 @@ _OTHERS = (("/dev/shm", _ALL), ("/dev/null", _WRITE_FILE | _TRUNCATE))
 
 
 def leave_network() -> bool:
-    """Refuse this process the network, for good; return whether the kernel does.
+    """Cut this process off from the network permanently; return whether the kernel supports that.
 
-    It comes first: a namespace of users, which it needs without privileges, is made only by a process with one thread.
+    Call it before threads start: an unprivileged process needs a user namespace, which the kernel grants only to a
+    process with a single thread.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -42,13 +43,13 @@ def leave_network() -> bool:
     if libc.unshare(_NEW_NETWORK | _NEW_USER) != 0:
         return False
     for name, text in (("uid_map", f"{user} {user} 1"), ("setgroups", "deny"), ("gid_map", f"{group} {group} 1")):
-        with contextlib.suppress(OSError):  # the user has no name then
+        with contextlib.suppress(OSError):  # the process then runs as the overflow user
             Path("/proc/self", name).write_text(text)
     return True
 
 
 def limit_writes(folder: str) -> bool:
-    """Refuse this process, for good, writes outside of a folder; return whether the kernel does."""
+    """Refuse this process writes outside a folder permanently; return whether the kernel supports that."""
     return sys.platform.startswith("linux") and _limit_writes(ctypes.CDLL(None, use_errno=True), folder)
 
 

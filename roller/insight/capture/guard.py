@@ -31,7 +31,7 @@ _OUTSIDE = (
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 #: Functions of ``os`` that ask for what is at a path.
 _QUESTIONS = ("stat", "access", "listdir", "scandir")
-#: Functions of ``os`` that change what is at a path, which they may where the script made it.
+#: Functions of ``os`` that change what is at a path: allowed for files that the script made.
 _OWN_CHANGES = ("chmod", "utime", "truncate", "remove", "unlink", "rmdir", "rename", "replace")
 #: What holds no file of the user's.
 _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
@@ -41,8 +41,8 @@ _DEVICES = ("/dev/null", "/dev/shm", "/dev/tty", "/proc/self")
 _NOT_FOUND = 127 << 8
 
 
-class Refused(PermissionError):
-    """A script has tried what it may not."""
+class BlockedOperationError(PermissionError):
+    """The guard blocked an operation of a script."""
 
 
 class Guard:
@@ -98,7 +98,7 @@ class Guard:
         return ask
 
     def _place_of(self, path: Any) -> str | None:
-        """Return where a path is that the script made, or that is in a folder which it made."""
+        """Return the redirected path of a file that the script made, or that is in a folder it made; else ``None``."""
         if not self._made or not isinstance(path, (str, bytes, os.PathLike)):
             return None
         whole = outer = _whole(path)
@@ -161,7 +161,9 @@ class Guard:
 
     def _refuse(self, what: str) -> None:
         self._note(what)
-        raise Refused(f"{what}: a script that is profiled writes and reaches nothing")
+        raise BlockedOperationError(
+            f"{what}: a script that is profiled may not change files, start programs or use the network"
+        )
 
 
 def _whole(path: Any) -> str:

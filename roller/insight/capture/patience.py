@@ -1,4 +1,4 @@
-"""Ends the wait for a script that does not come to train: by the time without a sign that it will."""
+"""Stops a script that does not start to train: after some time without a sign that it will."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-#: Between two looks.
+#: Seconds without a sign that a script prepares to train, after which it is stopped.
+PATIENCE_S = 5.0
+#: Seconds between checks.
 _POLL_S = 0.1
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
+from roller.insight.capture.patience import PATIENCE_S
 from roller.insight.capture.script_worker import FOLDER, kept_from_note
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import PRECISIONS, TraceOptions
@@ -22,8 +23,6 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 
-#: Seconds without a sign that a script prepares to train, after which it is given up.
-PATIENCE_S = 5.0
 #: Of the process: loggers and hubs stay silent, and no code is cached.
 _SILENT = {
     "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
@@ -88,7 +87,7 @@ class ScriptTracer(ProjectTracer):
             if value is not None:
                 raise ModelError(
                     f"{self.entry}: {name}: expected none for a training script, which has its own, got "
-                    f"{shown(value)}. Pass the script's argument for it behind --."
+                    f"{shown(value)}. Pass the script's argument for it after --."
                 )
         self._stop()
         with tempfile.TemporaryDirectory(prefix="roller-script-", ignore_cleanup_errors=True) as self._own_folder:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from roller.errors import RollerError
 from roller.insight.capture.fence import leave_network, limit_writes
-from roller.insight.capture.guard import Guard, Refused
+from roller.insight.capture.guard import BlockedOperationError, Guard
 from roller.insight.capture.patience import Patience
 from roller.insight.project_worker import device_rules, progress_sender, take_pipes
 from roller.insight.trace.options import TraceOptions
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 
 #: Environment variable with the folder that this process may write into.
 FOLDER = "ROLLER_SCRIPT_FOLDER"
-#: What a script was kept from that a note names.
+#: Blocked operations of a script that a note names.
 _MOST_NAMED = 4
-#: Bytes of standard error in which its last line is.
+#: Bytes at the end of standard error in which the last line is looked for.
 _LAST_BYTES = 2000
 
 
 def kept_from_note(things: Sequence[str]) -> list[str]:
-    """Return the note on what a script was kept from, if anything."""
+    """Return a note that names the blocked and redirected operations of a script; none if there were none."""
     if not things:
         return []
     more = f", and {len(things) - _MOST_NAMED} more" if len(things) > _MOST_NAMED else ""
-    return [f"script: it was kept from this: {'; '.join(things[:_MOST_NAMED])}{more}."]
+    return [f"script: blocked or redirected: {'; '.join(things[:_MOST_NAMED])}{more}."]
 
 
 class Worker:
@@ -57,17 +57,17 @@ class Worker:
     request
         ``arguments``, ``batch``, ``device``, ``calls``, ``patience_s``.
     body
-        Runs code of this process in place of the script, which is then a name alone.
-    file_name
-        Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+        Code of this process that runs in place of a script file; ``script`` is then only a name.
+    cell_of
+        Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
     """
 
     def __init__(
         self, script: str, answers: int, request: dict[str, Any], body: Callable[[], Any] | None = None,
-        file_name: Callable[[str], str] | None = None,
+        cell_of: Callable[[str], str] | None = None,
     ) -> None:  # fmt: skip
         self._script, self._answers, self._request = script, answers, request
-        self._body, self._file_name = body, file_name
+        self._body, self._cell_of = body, cell_of
         self._own = os.getpid()
         self._kept_from: dict[str, None] = {}
         self._tracer: ScriptTracer | None = None
@@ -110,8 +110,8 @@ class Worker:
         options = TraceOptions(given["batch"], device_rules(given["device"]))
         script = Script(Path(self._script), tuple(given["arguments"]), self._body)
         tracer = ScriptTracer(script, options, given["calls"], self._finish)
-        if self._file_name is not None:
-            tracer.session.origins.stacks.cell_of = self._file_name
+        if self._cell_of is not None:
+            tracer.session.origins.stacks.cell_of = self._cell_of
         return tracer
 
     def _patience(self) -> Patience:
@@ -141,13 +141,13 @@ class Worker:
         self._kept_from.setdefault(what + self._line())
 
     def _refusal(self, error: RollerError) -> str:
-        """Return why there is no trace, with what the script was kept from: that may be the cause."""
+        """Return why there is no trace; blocked operations are named, since they may be the cause."""
         refused = error.__context__
-        if isinstance(refused, Refused):
+        if isinstance(refused, BlockedOperationError):
             return (
-                f"{self._script}: expected a script that changes and reaches nothing before it trains, got "
-                f"{list(self._kept_from)[-1]}. Pass the arguments without which it does not behind --, or let it go "
-                f"on after a PermissionError."
+                f"{self._script}: expected a script that changes no files, starts no programs and uses no network "
+                f"before it trains, got {list(self._kept_from)[-1]}. Pass arguments that avoid it after --, or catch "
+                f"the PermissionError in the script."
             )
         return " ".join([str(error), *kept_from_note(list(self._kept_from))])
 
@@ -167,7 +167,7 @@ class Worker:
 
 
 def _last_words() -> str:
-    """Return the last line on standard error, which is a file here; ``""`` where it is none, or empty."""
+    """Return the last line of standard error, which is a file in this process; ``""`` if there is none."""
     try:
         sys.stderr.flush()
         size = os.fstat(2).st_size
@@ -177,12 +177,12 @@ def _last_words() -> str:
     return next((line for line in reversed(text.splitlines()) if line.strip()), "")
 
 
-def main(script: str, body: Callable[[], Any] | None = None, file_name: Callable[[str], str] | None = None) -> None:
+def main(script: str, body: Callable[[], Any] | None = None, cell_of: Callable[[str], str] | None = None) -> None:
     """Answer one request; arguments as of :class:`Worker`."""
     leave_network()
     requests, answers = take_pipes()
     request, _ = receive(requests)
-    Worker(script, answers, request, body, file_name).run()
+    Worker(script, answers, request, body, cell_of).run()
 
 
 if __name__ == "__main__":

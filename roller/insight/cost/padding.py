@@ -1,4 +1,4 @@
-"""The least padding of a kernel's sizes that makes it faster, by prices alone."""
+"""The smallest padding of a kernel's sizes that makes it faster, by predicted times alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import Size, resized
 from roller.insight.cost.kernels import Kernels
 
-#: Multiples to which sizes are padded, those that are tried first, and the largest growth of a size.
+#: Multiples to which sizes are padded; those that are tried first; the largest relative growth of a size.
 MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
-#: Least share of the whole time of an examined kernel, and least gain of an advice.
+#: A kernel is examined from this share of the whole time on; a padding is advised from this speedup on.
 LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
 #: Share of the saved time that a smaller padding must keep to be preferred.
 _KEPT = 0.9
@@ -32,21 +32,21 @@ def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
 def least_padding(
     expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float = LEAST_GAIN
 ) -> dict[Size, int]:
-    """Return the least padding of a kernel that keeps the largest gain; empty if none gains.
+    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if none gains enough.
 
-    Sizes are padded together first, since a fragment needs all of its sides; then each is reduced as far as the gain
-    lasts.
+    All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding is reduced
+    as long as the gain lasts.
 
     Parameters
     ----------
     expr
         The kernel.
     sizes
-        Those of its :func:`~roller.expr.resizing.growing_sizes` that may grow.
+        Sizes that may grow, of :func:`~roller.expr.resizing.growing_sizes`.
     prices
-        Kernels of the device.
+        Predicted times of kernels on the device.
     least_gain
-        Least time of the kernel over that of the padded one.
+        Smallest accepted speedup: time of the kernel over time of the padded kernel.
     """
 
     def padded_seconds(extents: Mapping[Size, int]) -> float:

@@ -99,7 +99,7 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
 
 
 def fullest(memories: Iterable[Memory]) -> Memory:
-    """Return the memory of several steps that does not fit, else the one that reserves most."""
+    """Return, of several steps, a memory that does not fit, else the one that reserves most."""
     return max(memories, key=lambda memory: (not memory.fits, memory.peak.reserved_bytes))
 
 

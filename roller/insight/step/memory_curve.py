@@ -149,16 +149,16 @@ class MemoryCurve:
     def largest_holders(
         self, counts: Sequence[int], name: Callable[[TaskContext], str], most: int
     ) -> Iterator[dict[str, int]]:
-        """Yield the live bytes by name after some of the changes, the most first.
+        """Yield the live bytes by name after each of some numbers of events, largest first.
 
         Parameters
         ----------
         counts
-            Numbers of changes, in order.
+            Numbers of events, ascending.
         name
-            Gives what made an allocation its name; those of one name are summed.
+            Maps the context of an allocation to a name; allocations of one name are summed.
         most
-            Names to yield at most.
+            Most names to yield at a time.
         """
         sizes, addresses = self._sizes.tolist(), self._addresses.tolist()
         live: dict[int, int] = {}

@@ -111,7 +111,7 @@ class ProfileDifference:
         return self.root.delta_bytes
 
     def _repr_html_(self) -> str:
-        """Return the lines that change for a notebook, below the change of the step."""
+        """Return an HTML table of the lines that differ for a notebook, headed by the change of the step."""
         rows = (
             (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
              "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)))

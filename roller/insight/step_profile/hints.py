@@ -12,7 +12,7 @@ from roller.insight.step.breakdown import line_of
 from roller.insight.step.graph import Provenance, StepGraph
 from roller.insight.step.simulate import Timeline
 from roller.insight.step.wall_time import wall_time_us
-from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import UNKNOWN, MemoryEffect, MemoryOf
 from roller.insight.whatif.predict import Answer, what_if
 from roller.insight.whatif.search import Found, search
@@ -43,14 +43,14 @@ class Hint:
     assumptions
         Assumptions of the change, a sentence each.
     is_in_place
-        Whether the step has the change already, so that nothing changes.
+        Whether the step has the change already.
     origin
-        ``"what-if"``, or ``"lint"`` for a padded size.
+        ``"what-if"``, or ``"lint"`` for padded sizes of weights.
     memory
-        What the change does to the memory of the process at its peak, as far as that is known.
+        Effect of the change on the peak memory of the process, where it is known.
     price_before, price_after
-        Price of a million samples, or of a million steps of unknown samples, with an hour's price of a device; else
-        ``None``.
+        Price of a million samples (of a million steps if the samples of a step are unknown), now and with the change;
+        ``None`` without an hourly rate.
     """
 
     change: str
@@ -79,7 +79,7 @@ class Hint:
         per_hour
             Price of an hour of the device.
         samples
-            Samples of one step of the device; 0 where they are unknown: prices are then those of a million steps.
+            Samples of a step on one device; 0 if unknown, which gives prices of a million steps.
         """
         if self.not_asked:
             return self
@@ -108,16 +108,16 @@ def hints(
     force: bool = False,
     seen: Callable[[Found], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
-    """Return the hints of a step, in the order of ``roller whatif --all``: the largest gain first; pads behind them.
+    """Return the hints of a step, in the order of ``roller whatif --all`` (largest gain first), then padded sizes.
 
     Parameters
     ----------
     graph
-        Of a forecast or a recording.
+        The graph of a forecast or a recording.
     memory_of
         Returns the memory of the step with a change; ``None`` where it cannot be traced again.
     pads
-        Those of :func:`roller.insight.step_profile.pads.padded_weights`.
+        Padded sizes from :func:`roller.insight.step_profile.weight_padding.padded_weights`.
     force, seen
         As for :func:`roller.insight.whatif.search.search`.
 

@@ -12,7 +12,7 @@ from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
 #: Points of a curve at most: of neighbours the one with the most allocated bytes is kept.
 MOST_POINTS = 400
-#: Holders of memory that a point keeps.
+#: Most holders of memory that a point lists.
 MOST_HOLDERS = 8
 
 
@@ -67,12 +67,12 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
 
 
 def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Library) -> tuple[MemoryPoint, ...]:
-    """Return the points with the largest holders of each."""
+    """Return the points with the largest holders of memory at each."""
     first = trace.iterations[-2] if len(trace.iterations) > 1 else 0
     held: dict[int, AllocEvent] = {}
     waiting, found = deque(points), list[MemoryPoint]()
 
-    def take(operator: int) -> None:  # what is before an operator holds after the one before it
+    def take(operator: int) -> None:  # events before an operator happen after the previous one
         while waiting and first + waiting[0].at < operator:
             holders = group_holders(trace, held)[:MOST_HOLDERS]
             found.append(waiting.popleft()._replace(holders={_holder_name(x): x.requested_bytes for x in holders}))

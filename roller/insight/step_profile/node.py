@@ -56,12 +56,11 @@ class Node:
     registered
         ``"file:line"`` of the lines that register a parameter, outermost first.
     error
-        Of a leaf: its seconds are expected, or were measured, between these multiples of ``seconds``; ``None`` where no
-        error is known.
+        Of a leaf: factors on ``seconds`` that give the ends of its expected or measured interval; ``None`` if unknown.
     lower, upper
-        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. The errors of all
-        leaves are taken to agree, so the ends of children sum to those of their parent; leaves without an error, such
-        as calls on the host, count as they are.
+        Ends of the interval of ``seconds``, by phase; empty where no leaf of the tree has an error. All leaves are
+        assumed to err in the same direction, so the ends of children sum to those of their parent; leaves without an
+        error, such as calls on the host, add their time to both ends.
     children
         The one with the most wall time first, then the one with the most bytes.
 
@@ -158,7 +157,7 @@ class Node:
 
 
 def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
-    """Return the sum of times by phase; exact, rounded once."""
+    """Return the sum of times by phase, rounded once."""
     found: dict[str, list[Seconds]] = {}
     for part in parts:
         for phase, seconds in part.items():
@@ -167,7 +166,7 @@ def sum_phases(parts: Iterable[Mapping[str, Seconds]]) -> dict[str, Seconds]:
 
 
 def with_intervals(root: Node) -> Node:
-    """Return a tree with the interval of every node, which follows from the errors of the leaves."""
+    """Return the tree with the interval of every node, computed from the errors of the leaves."""
     order = list(root.walk())
     if all(node.error is None for node in order):
         return root
@@ -183,5 +182,5 @@ def with_intervals(root: Node) -> Node:
 
 
 def _scaled(seconds: Mapping[str, Seconds], factor: float) -> dict[str, Seconds]:
-    """Return times with those of the host as they are: no error is known of them."""
+    """Return times multiplied by a factor, except those of the host, whose error is unknown."""
     return {p: Seconds(factor * part.wall_s, factor * part.device_s, part.host_s) for p, part in seconds.items()}

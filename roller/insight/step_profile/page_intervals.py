@@ -12,7 +12,7 @@ from roller.insight.step_profile.node import Node, Seconds
 
 
 class _Step(Protocol):
-    """What an interval of throughput follows from."""
+    """The part of a profile that gives the interval of its throughput."""
 
     @property
     def throughput(self) -> float: ...

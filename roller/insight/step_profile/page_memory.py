@@ -9,7 +9,7 @@ import numpy as np
 
 
 class _Shown(Protocol):
-    """What a curve of memory is of."""
+    """The part of a profile with the memory curve."""
 
     @property
     def source(self) -> str: ...
@@ -18,7 +18,7 @@ class _Shown(Protocol):
 
 
 def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the memory over the step; ``number_of`` gives a text its number. ``None`` if it is not known."""
+    """Return the memory over the step, ``None`` if unknown; ``number_of`` maps a text to its place in the page."""
     points = profile.memory_curve
     if not points:
         return None
@@ -34,7 +34,7 @@ def memory_columns(profile: _Shown, number_of: Callable[[str], int]) -> dict[str
 
 
 def _holder_columns(points: Sequence[Any], number_of: Callable[[str], int]) -> dict[str, Any] | None:
-    """Return the holders of all points one after the other, and where those of each point end."""
+    """Return the holders of all points in one list, with the end of each point's part."""
     held = [pair for point in points for pair in point.holders.items()]
     if not held:
         return None

@@ -106,7 +106,7 @@ class _Priced(Protocol):
 
 
 def error_of(price: _Priced) -> tuple[float, float] | None:
-    """Return the multiples of a price that are one expected error below and above it; ``None`` of no time."""
+    """Return the ends of a price's interval as factors on its seconds; ``None`` for a price of 0 s."""
     return (price.lower / price.seconds, price.upper / price.seconds) if price.seconds > 0 else None
 
 

@@ -66,7 +66,7 @@ def _node_row(node: Node, parent: int) -> dict[str, Any]:
 
 
 def _holders_data(points: Sequence[MemoryPoint]) -> dict[str, Any]:
-    """Return the names of holders, each once, and of each point the places of its holders' names with their bytes."""
+    """Return the distinct names of holders, and for each point the indices of its holders' names with their bytes."""
     names: dict[str, int] = {}
     rows = [[[names.setdefault(x, len(names)), size] for x, size in p.holders.items()] for p in points]
     return {"names": list(names), "points": rows} if names else {}

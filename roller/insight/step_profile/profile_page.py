@@ -84,7 +84,7 @@ def page_of_profile(
     text_of
         Gives the text of a line, which stands beside it.
     parts
-        What stands beside the profile: :func:`roller.insight.step_profile.parts_json.beside_profile`.
+        Hints and difference to show, too: :func:`roller.insight.step_profile.hints_difference_json.beside_profile`.
 
     Notes
     -----
@@ -106,7 +106,7 @@ def page_of_profile(
 
 
 def _files(root: Node) -> set[str]:
-    """Return the files of a tree's lines, whatever their names look like."""
+    """Return the files of a tree's lines; :func:`without_paths` may not recognise their names."""
     lines = (line for n in root.walk() for line in ((n.name, *n.registered) if n.kind == "line" else n.registered))
     return {line.rpartition(":")[0] for line in lines}
 

@@ -13,7 +13,8 @@ from roller.core.files import open_file
 from roller.errors import NoCandidateError, RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
-from roller.insight.capture.script_tracer import PATIENCE_S, trace_script
+from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
 from roller.insight.step.from_trace import from_trace
@@ -22,11 +23,11 @@ from roller.insight.step_profile.batch_curve import BatchCurve, BatchPoint, batc
 from roller.insight.step_profile.measured import measured_profile
 from roller.insight.step_profile.memory_curve import memory_over_step
 from roller.insight.step_profile.onnx_profile import profile_onnx
-from roller.insight.step_profile.pads import padded_weights
 from roller.insight.step_profile.predicted import trace_on_devices, tree_of_forecast
 from roller.insight.step_profile.profile_json import FORMAT, load_profile
 from roller.insight.step_profile.recorded import profile_of_recording
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.providers import is_script
 from roller.insight.trace.trace import Trace
@@ -43,7 +44,7 @@ DEVICE = "a100"
 _SUFFIXES: Mapping[str, FileKind] = {
     ".py": "entry", ".onnx": "model", ".json": "recording", ".json.gz": "recording"
 }  # fmt: skip
-#: Suffixes of files that may hold one of these.
+#: Suffixes of files that can be profiled.
 SUFFIXES = tuple(_SUFFIXES)
 #: Digits of a digest.
 _DIGITS = 16

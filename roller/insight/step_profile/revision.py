@@ -15,7 +15,8 @@ from tempfile import TemporaryDirectory
 
 from roller.core.files import read_text
 from roller.errors import RollerError, shown
-from roller.insight.capture.script_tracer import PATIENCE_S, ScriptTracer
+from roller.insight.capture.patience import PATIENCE_S
+from roller.insight.capture.script_tracer import ScriptTracer
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
 from roller.insight.traced_step import TracedStep
@@ -32,7 +33,7 @@ class Revision:
     name
         As git takes it, e.g. ``"HEAD~1"``.
     entry
-        The entry file, or the training script, there, in a folder that is removed afterwards.
+        The entry file or training script of that revision, in a folder that is removed afterwards.
     before, after
         Folders of the project as it was and as it is.
     commit
@@ -57,7 +58,7 @@ class Revision:
         options, calls
             As in :class:`~roller.insight.project_tracer.ProjectTracer`.
         arguments, patience_s
-            Of a training script; ``None`` for an entry file.
+            How a training script runs; ``arguments`` is ``None`` for an entry file.
         """
         made = (
             ProjectTracer(self.entry, calls=calls)

@@ -16,7 +16,7 @@ from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.hints import Hint, hints
 from roller.insight.step_profile.lines import Line, lines_of_tree
 from roller.insight.step_profile.node import Node
-from roller.insight.step_profile.pads import PaddedWeights
+from roller.insight.step_profile.weight_padding import PaddedWeights
 from roller.insight.whatif.memory_effect import MemoryOf
 
 #: Origin of a profile's times: a model of the device, a run on a device that is here, or a file of PyTorch's profiler.
@@ -38,8 +38,8 @@ class MemoryPoint(NamedTuple):
     kinds
         Bytes requested by kind of storage, where kinds are known.
     holders
-        The largest holders of memory at this moment, where they are known: kind, with module and line of what
-        allocated it -> bytes requested. Largest first.
+        The largest holders of memory at this moment, largest first, where they are known: kind, module and line of
+        the allocation -> bytes requested.
     """
 
     at: float
@@ -101,7 +101,7 @@ class StepProfile:
     is_stable
         Whether nothing disturbed the measurement; if not, only the interval is known.
     is_calibrated
-        Whether times are predicted with rates that were measured on the device itself.
+        Whether predicted times use rates that were measured on the device itself.
     versions
         What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
         specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
@@ -161,7 +161,7 @@ class StepProfile:
 
     @property
     def label(self) -> Label:
-        """What the numbers are: ``source``, or ``"calibrated"`` where rates were measured on the device itself."""
+        """Label of all numbers: ``source``, or ``"calibrated"`` for a calibrated prediction."""
         return "calibrated" if self.source == "predicted" and self.is_calibrated else self.source
 
     @property
@@ -290,12 +290,12 @@ class StepProfile:
         return self.make_curve()
 
     def hints(self, per_hour: float | None = None) -> tuple[Hint, ...]:
-        """Return what the what-ifs that apply to the step would bring, the largest gain first, and behind them pads.
+        """Return the effects of the what-ifs that apply to the step, largest gain first, then those of padded sizes.
 
         Parameters
         ----------
         per_hour
-            Price of an hour of one device, for the prices of hints; none are given for a step that does not fit.
+            Price of an hour of one device; gives hints a price, unless the step does not fit.
 
         Raises
         ------

@@ -107,7 +107,7 @@ class Tree:
         self, path: Path, phase: str, seconds: Seconds, *, calls: int = 1, bound: str = "",
         pipes: Iterable[tuple[str, float]] = (), error: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
-        """Add time to a leaf; ``error`` says between which multiples of it the true time is expected."""
+        """Add time to a leaf; ``error`` has the ends of its interval as factors on the time."""
         leaf = self._leaf(path)
         leaf.calls += calls
         leaf.seconds.setdefault(phase, []).append(seconds)
@@ -194,7 +194,7 @@ def _build_node(draft: _Draft, children: list[Node]) -> Node:
 
 
 def _mean_error(errors: list[tuple[float, tuple[float, float]]]) -> tuple[float, float] | None:
-    """Return the error of a leaf: where its calls differ, the mean by their time."""
+    """Return the error of a leaf: the mean over its calls, weighted by their time."""
     if len({error for _, error in errors}) < 2:
         return errors[0][1] if errors else None
     whole = math.fsum(weight for weight, _ in errors)

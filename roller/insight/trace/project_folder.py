@@ -18,14 +18,14 @@ def project_of(path: Path) -> Path:
 
 
 def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
-    """Return the folder from which a file is imported, and by what name.
+    """Return the folder from which a file is imported, and its module name.
 
     Parameters
     ----------
     path
         A Python file.
     least
-        Folders that are packages even without ``__init__.py``.
+        Number of enclosing folders that count as packages even without ``__init__.py``.
     """
     folder, names = path.absolute().parent, [path.stem]
     while (folder / "__init__.py").is_file() or len(names) <= least:

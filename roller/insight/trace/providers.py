@@ -32,7 +32,7 @@ class ProviderProblem:
     Parameters
     ----------
     file, line
-        Where, relative to the project; line 1 for a function that is missing.
+        Place of the error; the path is relative to the project. Line 1 for a missing function.
     text
         What was expected, what was found, and what to do.
     """

@@ -25,7 +25,7 @@ class Retracer(Generic[T]):
     first
         Options of the first trace, which are the defaults of later ones.
     wrap
-        Function from a trace, and a retracer whose defaults are the options of that trace, to the result.
+        Function of a trace and of a retracer with that trace's options as defaults; makes the result.
     """
 
     def __init__(

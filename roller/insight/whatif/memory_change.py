@@ -1,4 +1,4 @@
-"""Options under which a step is traced that has the memory of a change."""
+"""Trace options that give a step the memory it has with a change."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class MemoryChange:
-    """Options under which a step is traced that has the memory of a change; by default its tensors stay as they are.
+    """Trace options that give a step the memory it has with a change; by default all tensors stay as they are.
 
     Parameters
     ----------
     amp, checkpoint, device
         As in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the step.
     batch_factor
-        Times as many samples.
+        Factor on the samples of a batch.
     devices
         Devices that train together; ``None`` keeps their number.
     """
@@ -31,6 +31,6 @@ class MemoryChange:
         return self == MemoryChange()
 
     def followed_by(self, other: MemoryChange) -> MemoryChange:
-        """Return both changes as one; of what both set, the later one holds."""
+        """Return both changes as one; where both set an option, the later change wins."""
         later = {name: value for name, value in vars(other).items() if value is not None}
         return replace(self, **{**later, "batch_factor": self.batch_factor * other.batch_factor})

@@ -1,4 +1,4 @@
-"""What changes do to the memory of a step: by tracing it again with them, or nothing where no tensor changes."""
+"""Effect of changes on the memory of a step: zero where no tensor changes, else from a trace with the changes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.what_if import WhatIf
 
-#: Words where no number is known.
+#: Reason where the effect on memory is not modelled.
 NOT_MODELLED = "not modelled"
 #: Returns the memory of a step with a change.
 MemoryOf = Callable[[MemoryChange], Memory]
@@ -34,16 +34,16 @@ class MemoryEffect(NamedTuple):
 
     @property
     def in_short(self) -> str:
-        """What stands in place of a number: ``"not modelled"``, or whether the step fits; ``""`` if there is one."""
+        """Short text in place of an unknown number: ``"not modelled"``, or whether the step fits; else ``""``."""
         return NOT_MODELLED if self.reason.startswith(NOT_MODELLED) else self.reason.partition(",")[0]
 
     @property
     def says_more(self) -> bool:
-        """Whether there is a reason beyond that it is not modelled."""
+        """Whether ``reason`` says more than that the effect is not modelled."""
         return self.reason not in ("", NOT_MODELLED)
 
 
-#: Of a change whose memory nothing tells.
+#: Effect of a change that is not modelled.
 UNKNOWN = MemoryEffect(None, NOT_MODELLED)
 
 
@@ -53,11 +53,11 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
     Parameters
     ----------
     graph
-        Graph of the step, which tells the changes that are in place already.
+        Graph of the step; changes that it already has count as none.
     changes
-        Those that apply to it, one after the other.
+        Changes, applied one after the other.
     memory_of
-        Traces the step again; ``None`` where that is not possible.
+        Traces the step again and returns its memory; ``None`` if it cannot be traced again.
     """
     whole = MemoryChange()
     for change in changes:
@@ -76,5 +76,5 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
     if before.fits and after.fits:
         return MemoryEffect(after.total_bytes - before.total_bytes)
     if after.fits:
-        return MemoryEffect(None, f"then fits, in {bytes_text(after.total_bytes)}")
-    return MemoryEffect(None, f"{'still' if not before.fits else 'then'} does not fit")
+        return MemoryEffect(None, f"fits with the change, in {bytes_text(after.total_bytes)}")
+    return MemoryEffect(None, "does not fit with the change" if before.fits else "still does not fit")

@@ -1,4 +1,4 @@
-"""Repeated blocks of a model, as far as the layers of a profile's tasks show them."""
+"""Repeated blocks of a model, found from the module paths of a step's tasks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from roller.insight.whatif.select import compute_tasks
 def repeated_blocks(graph: StepGraph) -> tuple[str, ...]:
     """Return the outermost blocks that repeat in forward and backward: two or more numbered layers with inner ones.
 
-    Their order is that of the model's lists. They are those of ``--checkpoint yes``, as long as the layers of one list
-    are of one class, which a profile does not tell.
+    They are in the order of the model's lists. ``--checkpoint yes`` chooses the same blocks if all layers of a list
+    have one class, which a profile does not record.
     """
     forward, backward = (
         {graph.tasks[n].context.module for n in compute_tasks(graph, phase)} for phase in ("forward", "backward")

@@ -60,7 +60,7 @@ class Found:
         return " + ".join(map(str, self.changes))
 
     def memory_effect(self, graph: StepGraph, memory_of: MemoryOf | None) -> MemoryEffect:
-        """Return what the changes do to the memory of the step, see :func:`memory_effect`; nothing if none is made."""
+        """Return the effect of the changes on the step's memory (see :func:`memory_effect`); 0 if nothing changes."""
         if self.answer is not None and not self.answer.is_changed:
             return MemoryEffect(0)
         return memory_effect(graph, self.changes, memory_of)

@@ -106,8 +106,8 @@ class WhatIf(ABC):
     assumptions: ClassVar[tuple[str, ...]] = ()
     #: Whether it changes each task by itself, so that it applies to the joint graph of several ranks.
     of_several_ranks: ClassVar[bool] = False
-    #: Parameters and the fields of a :class:`MemoryChange` that they are, for a step that has the memory of the change;
-    #: empty where tensors of the device stay as they are, ``None`` where that is not modelled.
+    #: Pairs of a parameter and the field of :class:`MemoryChange` that it sets, for a trace with the memory of the
+    #: change; empty where all tensors on the device stay as they are, ``None`` where memory is not modelled.
     traced_with: ClassVar[tuple[tuple[str, str], ...] | None] = None
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class WhatIf(ABC):
         return ""
 
     def memory_change(self) -> MemoryChange | None:
-        """Return how a step is traced that has the memory of the change; ``None`` where that is not modelled."""
+        """Return the trace options for the memory of the changed step; ``None`` where it is not modelled."""
         if self.traced_with is None:
             return None
         return MemoryChange(**{option: getattr(self, own) for own, option in self.traced_with})

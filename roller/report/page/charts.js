@@ -176,7 +176,7 @@ function memoryCurve(curve, label, capacity, names) {
   });
   move(peak);
   return el("div", {}, el("div.beside", {}, holder, el("div", {}, when, values)),
-    curve.holders ? el("div", {}, el("h3", {}, "Largest holders at this moment"), el("p.hint", {}, "Point at the curve, or use the arrow keys; a click or Enter keeps the moment. Memory at the peak is in the tree above, whole."), holders) : null);
+    curve.holders ? el("div", {}, el("h3", {}, "Largest holders at this moment"), el("p.hint", {}, "Point at the curve, or use the arrow keys; a click or Enter keeps the moment. The tree above has all memory at the peak."), holders) : null);
 }
 
 /** A curve over the batch: the fitted line, what was computed beside it, and limits. */

@@ -80,12 +80,12 @@ function text(value, unit) {
   return unit ? `${shown} ${unit}` : shown;
 }
 
-/** What is known of a number that has no interval, in words. */
+/** Why a number has no interval, in words. */
 const WITHOUT_INTERVAL = { exact: "exact", derived: "a ratio of other numbers", unknown: "no interval is known" };
 
 /**
  * A number on the page: its text for people, and all digits, origin and interval for whatever reads the page.
- * interval: [lower, upper], or a key of WITHOUT_INTERVAL; without one, shares are ratios and others unknown.
+ * interval: [lower, upper], or a key of WITHOUT_INTERVAL; by default "derived" for shares, "unknown" for others.
  */
 function number(value, unit, label, interval) {
   const made = el("span.n");
@@ -112,7 +112,7 @@ function hasInterval(interval) {
   return Array.isArray(interval) && interval[1] > interval[0];
 }
 
-/** An interval in words: "1.2 to 1.5 ms"; the unit stands once where both ends share it. */
+/** An interval in words: "1.2 to 1.5 ms"; the unit is written once if both ends share it. */
 function range(interval, unit) {
   if (!hasInterval(interval)) return "not known";
   const [from, to] = interval.map((end) => text(end, unit));

@@ -1,4 +1,4 @@
-// What would change a step: its hints, each with time, memory and money, and a link to the line that it changes most.
+// The hints of a step: changes with their effect on time, memory and price, and a link to the line that changes most.
 
 /** The section of hints; `pick(kind, name)` goes to a part of the tree. */
 function hintsSection(data, pick) {
@@ -10,7 +10,7 @@ function hintsSection(data, pick) {
   const body = ([title, rows]) => rows.length ? el("tbody", {}, el("tr", {}, el("th.t", { scope: "rowgroup", colspan: String(titles.length) }, title)), rows.map((hint) => hintRow(data, hint, priced, pick))) : null;
   const reasons = asked.filter((hint) => hint.memory_note && hint.memory_note !== "not modelled");
   const assumed = [...new Set(asked.flatMap((hint) => hint.assumptions))];
-  const made = section("What would change it", "The largest gain first. A line's name goes to its part of the tree.",
+  const made = section("What would change it", "Largest gain first. Click a line to see it in the tree.",
     el("div.scroll.whole", { tabindex: "0", role: "region", "aria-label": "What would change it" }, el("table.changes", {},
       el("thead", {}, el("tr", {}, titles.map((title, place) => el(place === 0 || place >= titles.length - 2 ? "th.t" : "th", { scope: "col" }, title)))), kinds.map(body))),
     priced && data.price ? el("p.hint", {}, "At ", number(data.price.per_hour, currency, "recorded"), ` an hour (${data.price.source}, ${data.price.date}${data.price.is_old ? ", more than 180 days old" : ""}).`) : data.price_note ? el("p.hint", {}, data.price_note) : null,

@@ -89,9 +89,9 @@ function icicle(options) {
     remark();
   }
 
-  /** Stands for parts that are too narrow to draw; whoever reads the page finds them in the tables. */
+  /** One box in place of parts that are too narrow to draw; the tables list them. */
   function restBox(count, level, from, share) {
-    return el("div.rest", { "aria-hidden": "true", title: `${count} smaller parts, which the tables have`, style: placed(level, from, share) },
+    return el("div.rest", { "aria-hidden": "true", title: `${count} smaller parts, listed in the tables`, style: placed(level, from, share) },
       share * state.width > 110 ? `${count} smaller parts` : "");
   }
 

@@ -1,4 +1,4 @@
-"""Code in the memory of a process is traced in a fork of it: as a script, and nothing of the process changes."""
+"""Code that uses objects of this process is traced in a fork: like a script, and without changing the process."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What training scripts do around a step by habit: packages, checkpoints, programs, GPUs; what is refused is said."""
+"""Habits of training scripts around the step: packages, checkpoints, programs, several GPUs; refusals say why."""
 
 import os
 
@@ -77,10 +77,10 @@ def test_what_a_script_may_not_do_is_said_whether_it_goes_on_or_not(run):
     found = run("os.system('touch new.txt')\ntry: os.kill(os.getppid(), 0)\nexcept PermissionError: pass")
     (note,) = [sentence for sentence in found.warnings if sentence.startswith("script: ")]
     assert note == (
-        f"script: it was kept from this: os.system touch new.txt at train.py:7; os.kill {os.getpid()} at train.py:8."
+        f"script: blocked or redirected: os.system touch new.txt at train.py:7; os.kill {os.getpid()} at train.py:8."
     )
-    with pytest.raises(ModelError, match=r"expected a script that changes and reaches nothing before it trains, got "
-                                         r"subprocess.Popen git at train.py:8. Pass the arguments"):  # fmt: skip
+    with pytest.raises(ModelError, match=r"uses no network before it trains, got subprocess.Popen git at train.py:8. "
+                                         r"Pass arguments that avoid it after --"):  # fmt: skip
         run("import subprocess\nsubprocess.check_output(['git', 'rev-parse', 'HEAD'])")
     with pytest.raises(ModelError, match=r"a process of multiprocessing at train.py:8"):
         run("import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()")
@@ -95,8 +95,8 @@ def test_a_step_over_several_gpus_is_said_to_be_that_of_one(run):
     apart = "model[2].to('cuda:1')\nmodel.forward = lambda x: model[2](model[1](model[0](x)).to('cuda:1'))\n"
     said = [sentence for sentence in run(apart).warnings if sentence.startswith("device: ")]
     assert said == [
-        "device: the program names several GPUs. The step is that of one device, which holds and computes all of it; "
-        "copies between them are left out."
+        "device: the program uses several GPUs. It is profiled as if one GPU held and computed everything; copies "
+        "between GPUs are left out."
     ]
     assert not run("x = torch.zeros(2, device='cuda:0').to(model[0].weight.device)\ny = x.cuda(0)\n").warnings
 

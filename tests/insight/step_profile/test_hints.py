@@ -83,10 +83,9 @@ def test_a_price_is_old_after_180_days():
     day = date(2026, 7, 1)  # 181 days after the first of January
     assert [rate.is_old(day) for rate in card.devices.values()] == [True, False]
     (note,) = card.old_prices(["a100", "t4", "h100", "a100"], day)
-    assert note.startswith("The price of a100 is of 2026-01-01 (mine), more than 180 days ago")
-    assert card.missing("t4") == "" and card.missing("h100").startswith(
-        "The prices say nothing of h100, but of a100, t4"
-    )
+    assert note.startswith("The price of a100 is from 2026-01-01 (mine), more than 180 days old")
+    assert card.missing("t4") == ""
+    assert card.missing("h100") == "No price for h100 (only for a100, t4): its cost is not shown."
 
 
 ENTRY = """
@@ -184,9 +183,9 @@ def test_the_verb_prints_time_memory_and_money(cli, entry, tmp_path, monkeypatch
     rows = {row.split()[0]: row for row in out[out.index("What would change it") :].splitlines() if row.strip()}
     assert "hardly anything" in rows["CudaGraph()"] and "not modelled" in rows["CudaGraph()"]
     assert " MiB" in rows["AMP()"] and "train.py:" in rows["AMP()"] and " EUR " in rows["hint"]
-    assert " EUR a million samples." in out and "more than 180 days ago" in out
+    assert " EUR a million samples; all figures" in out and "more than 180 days old" in out
     other = cli("profile", entry, "--device", "t4", "--hints", "--prices", tmp_path / "p.yaml")[1]
-    assert "The prices say nothing of t4, but of a100: no cost is given." in other and "EUR" not in other
+    assert "No price for t4 (only for a100): its cost is not shown." in other and "EUR" not in other
 
 
 def test_a_changed_step_keeps_the_other_options_of_a_trace(entry):

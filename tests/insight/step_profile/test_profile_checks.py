@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 
 import pytest
 
 from roller.errors import RollerError
 from roller.insight.step_profile.profile_json import save_profile
+from tests.git_repositories import commit_all
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_difference import NET, STEP
 from tests.insight.step_profile.test_profile_files import recorded as recorded
 from tests.insight.step_profile.test_profile_json import sample
-
-GIT = {"GIT_AUTHOR_NAME": "a", "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b"}
 
 
 @pytest.fixture
@@ -24,14 +21,8 @@ def project(tmp_path):
     """Return an entry file in a repository, in which a layer is 1000 wide and was 999 at HEAD, three lines above."""
     folder = tmp_path / "project"
     folder.mkdir()
-
-    def git(*arguments):
-        subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True, env={**os.environ, **GIT})
-
-    git("init", "-q")
     (folder / "train.py").write_text("WIDTH = 999\n" + NET + STEP)
-    git("add", ".")
-    git("commit", "-qm", "first")
+    commit_all(folder)
     (folder / "train.py").write_text("WIDTH = 1000\n# three\n# more\n# lines\n" + NET + STEP)
     return folder / "train.py"
 

@@ -91,8 +91,8 @@ def test_what_is_not_known_is_said_and_never_zero():
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (True, False, "then does not fit"), (False, False, "still does not fit"),
-        (False, True, "then fits, in 600 B"),
+        (True, False, "does not fit with the change"), (False, False, "still does not fit"),
+        (False, True, "fits with the change, in 600 B"),
     ],
 )  # fmt: skip
 def test_memory_before_a_failure_is_no_difference(before, after, reason):

@@ -14,7 +14,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from roller.insight.trace.pytorch import dynamic_output_operators, host_tensors, known_values
-from roller.insight.trace.pytorch.meta_results import MetaResults
+from roller.insight.trace.pytorch.meta_result_cache import MetaResultCache
 
 _aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -49,7 +49,7 @@ class Values:
         self.warnings: dict[str, None] = {}
         self._where = where
         self.hosted = hosted
-        self._results = MetaResults()
+        self._results = MetaResultCache()
         self._rules: Mapping[Any, Callable[..., Any]] = {
             _aten._local_scalar_dense.default: self._item,
             _aten._to_copy.default: self._copy,

@@ -110,8 +110,8 @@ class DeviceMode(TorchFunctionMode):
     def _move_tensor(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
         if name == "cuda" or (name == "cpu" and self.host):
-            for number in (*args[1:2], kwargs.get("device")):
-                self._is_traced_device(number)
+            for device in (*args[1:2], kwargs.get("device")):
+                self._is_traced_device(device)  # counts the GPUs
             return tensor.to(_META)
         if not tensor.is_meta:
             if name != "cpu" and host_tensors.has_unknown_values(tensor):
@@ -155,12 +155,12 @@ class DeviceMode(TorchFunctionMode):
         return device is not None and self._is_traced_device(device)
 
     def _is_traced_device(self, device: Any) -> bool:
-        """Return whether a device is the traced one: any GPU is, the host is if it is traced."""
+        """Return whether a device is the traced one: any GPU is, the host if it is traced. Count named GPUs."""
         if isinstance(device, str):
             kind, _, number = device.partition(":")
             device = torch.device(kind, int(number)) if number.isdigit() else torch.device(kind)
         if isinstance(device, torch.device):
-            if device.type == "cuda" and device is not self.name:  # else it is that of a tensor
+            if device.type == "cuda" and device is not self.name:  # ``self.name`` is what traced tensors answer
                 self._count_gpu(device.index or 0)
             return device.type == "cuda" or (device.type == "cpu" and self.host)
         is_number = isinstance(device, int) and not isinstance(device, bool) and not self.host
@@ -172,8 +172,8 @@ class DeviceMode(TorchFunctionMode):
         self._numbers.add(number)
         if len(self._numbers) == 2:
             self.values.add_note(
-                "device: the program names several GPUs. The step is that of one device, which holds and computes all "
-                "of it; copies between them are left out."
+                "device: the program uses several GPUs. It is profiled as if one GPU held and computed everything; "
+                "copies between GPUs are left out."
             )
 
 

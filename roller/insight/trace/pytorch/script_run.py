@@ -46,7 +46,7 @@ _MOVES = frozenset(("to", "cuda", "cpu", "copy_", "__get__", "__set__", "numpy",
 
 @dataclass(frozen=True)
 class Script:
-    """A training script and its arguments; or what runs code of this process in its place."""
+    """A training script and its arguments, or a function of this process that runs in its place."""
 
     path: Path
     arguments: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class ScriptTracer:
         self._script, self._options, self._finish = script, options, finish
         #: Called where the script gives a sign that it prepares to train: a parameter is made, a batch is fetched.
         self.sign: Callable[[], None] = lambda: None
-        #: Returns what the script wrote last to standard error.
+        #: Returns the last line that the script wrote to standard error.
         self.last_words: Callable[[], str] = str
         self.seen = Seen()
         self.fetches = Fetches(options.batch, self._begin_batch)
@@ -98,7 +98,7 @@ class ScriptTracer:
             Target(capability), folder=script.path.absolute().parent, fetches=self.fetches, count=calls,
             when_complete=self._complete,
         )  # fmt: skip
-        if script.body is not None:  # it may use what was made before
+        if script.body is not None:  # its optimizers may have been made before
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
@@ -163,7 +163,7 @@ class ScriptTracer:
             what = f"one of {got}" if self.fetches.sizes else "no DataLoader whose batch could be changed"
             raise ModelError(
                 f"{self._script.path}: batch: expected a loader that gives {wanted} samples, got {what}. "
-                f"Pass the script's own argument for it behind --."
+                f"Pass the script's own argument for it after --."
             )
         return self.session.make_script_trace({
             "entry": str(self._script.path), "arguments": list(self._script.arguments), "amp": self.seen.amp,
@@ -174,7 +174,7 @@ class ScriptTracer:
     def _refuse_group(self, *_: Any, **__: Any) -> None:
         raise ModelError(
             f"{self._script.path}: expected a script that trains on one device, got one that starts a group of "
-            f"processes (torch.distributed). Pass the arguments for one device behind --, and ask for several, e.g. "
+            f"processes (torch.distributed). Pass the arguments for one device after --, and ask for several, e.g. "
             f"-d 2xa100: what they exchange is added to the step."
         )
 
@@ -209,7 +209,8 @@ class ScriptTracer:
             return move(module, *(torch.device("cuda", x) if type(x) is int else x for x in args), **kwargs)
 
         def load_on_host(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-            with without_modes(), without_torch_function():  # values of a file, as of data
+            # A file's values stay real on the host, as those of data do.
+            with without_modes(), without_torch_function():
                 return load(file, "cpu", *args, **kwargs)
 
         with ExitStack() as stack:
@@ -228,7 +229,7 @@ class ScriptTracer:
 
 
 def _levels_of_imports(path: Path) -> int:
-    """Return the dots of the longest relative import of a file; 0 where it has none, or cannot be read."""
+    """Return the most leading dots of a relative import in a file; 0 if it has none, or cannot be parsed."""
     try:
         nodes = ast.walk(ast.parse(read_text(path)))
     except (OSError, ValueError, SyntaxError, RecursionError):  # running it raises a better error

@@ -297,5 +297,5 @@ def never_trains(script: str, how: str) -> ModelError:
     """Return the error of a script without a step."""
     return ModelError(
         f"{script}: expected a script that trains, got {how} without a step of an optimizer. Pass the arguments with "
-        f"which it trains behind --, or give it more time: --patience 60."
+        f"which it trains after --, or give it more time: --patience 60."
     )

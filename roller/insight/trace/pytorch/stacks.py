@@ -63,7 +63,7 @@ class Stacks:
 
     def __init__(self, project: Path) -> None:
         self.project = project.resolve()
-        #: Returns the name of a notebook's cell by the file name of its code; ``""`` for other code.
+        #: Maps the file name of a notebook cell's code to the name of the cell; ``""`` for other code.
         self.cell_of: Callable[[str], str] = lambda file: ""
         self._codes: dict[int, tuple[CodeType, str]] = {}
         self._known: dict[tuple[Any, ...], Stack] = {}
@@ -124,7 +124,7 @@ class Stacks:
         return file.startswith("<") or str(Path(file).resolve()).startswith(_FOREIGN)
 
     def shown(self, file: str) -> str:
-        """Return a file of code as a message names it."""
+        """Return the name of a code's file for messages: the cell, or the file."""
         return self.cell_of(file) or file
 
     def whole(self, frame: Frame) -> str:

@@ -39,7 +39,7 @@ _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')
 class TimedOperator(NamedTuple):
     """Median seconds of an operator, and the interval that contains it with 95 %.
 
-    Both ends are the median where it was timed once.
+    Both ends equal the median if the operator was timed once.
     """
 
     median_s: float

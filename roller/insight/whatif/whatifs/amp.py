@@ -12,8 +12,6 @@ from roller.insight.whatif.select import compute_tasks, parameter_bytes, tasks_b
 from roller.insight.whatif.task_prices import Priced, TaskPrices, uses_float32
 from roller.insight.whatif.what_if import Pricing, WhatIf, allowed_values
 
-_CASTS = "Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32."
-
 
 @dataclass(frozen=True)
 class AMP(WhatIf):
@@ -33,7 +31,8 @@ class AMP(WhatIf):
     compute: float = 1 / 3
     memory: float = 1 / 2
     prices: Pricing = field(default="model", metadata=allowed_values("model", "factor"))
-    assumptions, traced_with = (_CASTS,), (("dtype", "amp"),)
+    assumptions = ("Weights and gradients are cast once a step, each parameter in one pass; the update is on fp32.",)
+    traced_with = (("dtype", "amp"),)
 
     def in_place(self, graph: StepGraph) -> str:
         """Return the reason if it is in place."""

@@ -48,7 +48,7 @@ class DDP(WhatIf):
     assumptions, in_place = _ASSUMED, already_applied.data_parallel_reason
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the step of one of the devices, which holds buckets of the usual size."""
+        """Return the trace options of one of the devices; ``None`` for buckets of another size than PyTorch's."""
         usual = (self.first_bytes, self.bucket_bytes) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return super().memory_change() if usual else None
 

@@ -23,10 +23,10 @@ class Recompute(WhatIf):
 
     blocks: tuple[str, ...]
     traced_with = (("blocks", "checkpoint"),)
-    assumptions = ("All of a block runs again; PyTorch ends it with the last tensor that its backward reads.",)
+    assumptions = ("A whole block runs again, although PyTorch stops at the last tensor that its backward reads.",)
 
     def memory_change(self) -> MemoryChange | None:
-        """Return the checkpointed step; not of patterns, which layers and modules read differently."""
+        """Return the trace options of the checkpointed step; ``None`` for patterns: traces match them differently."""
         return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
     def change(self, graph: StepGraph) -> StepGraph:

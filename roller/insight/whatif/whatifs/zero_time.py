@@ -31,7 +31,8 @@ class ZeroTime(WhatIf):
     layers: tuple[str, ...] | str = ()
     name: str = ""
     assumptions = ("An upper bound: nothing takes no time.",)
-    of_several_ranks, traced_with = True, ()
+    of_several_ranks = True
+    traced_with = ()
 
     def __post_init__(self) -> None:
         """Check that the name is a regular expression, too."""

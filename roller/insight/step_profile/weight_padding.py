@@ -1,4 +1,4 @@
-"""Sizes of a step's weights that slow its kernels down, as ``roller lint`` finds them, and the nearest aligned ones."""
+"""Sizes of a step's weights that would be faster padded, found as in ``roller lint``: the price of the padded step."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.primitives import annotate, set_duration
 
-#: Weights that a pad names.
+#: Weights that the name of a padding lists.
 _NAMED = 3
 _ASSUMED = (
-    "Zeros beside the old elements change no result; all weights that have these sizes grow together.",
-    "Kernels that no weight is part of keep their times, and so do those where a size is also one of the batch.",
+    "The new elements are zeros and change no result; all weights with these sizes grow together.",
+    "Kernels without a weight keep their times, and so do those in which the batch has the same size.",
 )
 
 
 @dataclass(frozen=True)
 class PaddedWeights:
-    """A change of a graph: sizes of weights grow with zeros, and the kernels that read or make them are priced anew.
+    """A graph transform: sizes of weights grow by zeros, and the kernels that read or write them get new times.
 
     Parameters
     ----------
     sizes
         Size -> padded size.
     weights
-        Names of the parameters that have one of the sizes.
+        Names of the parameters with one of these sizes.
     delta_s
         Task -> change of its time.
     """
@@ -60,7 +60,7 @@ class PaddedWeights:
 
 @dataclass(frozen=True)
 class _Site:
-    """A kernel of a task, and those of its sizes that a weight has."""
+    """A kernel of a task, and its sizes that are sizes of a weight."""
 
     task: int
     kernel: Kernel
@@ -73,9 +73,9 @@ class _Site:
 
 
 def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> tuple[PaddedWeights, ...]:
-    """Return the paddings of a step's weights that make kernels with at least 2 % of its time faster, each by itself.
+    """Return the paddings of a step's weights that speed up kernels with at least 2 % of its time.
 
-    Sizes that one kernel needs together are one padding. Only on GPUs: on a processor the price of a kernel depends on
+    Sizes that one kernel needs together are one padding. There are none on a CPU, where the time of a kernel depends on
     the step around it.
 
     Parameters
@@ -83,9 +83,9 @@ def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> t
     graph
         Graph of the last step of ``trace``.
     trace
-        Tells which tensors are weights.
+        The traced step, in which weights are followed through casts and gradients.
     policy
-        Whose kernels: ``"library"`` or ``"roller"``.
+        Whose kernels are priced: ``"library"`` or ``"roller"``.
     """
     spec = graph.device
     if spec is None or not spec.traits.blocks:
@@ -110,14 +110,14 @@ def _sites(graph: StepGraph, trace: Trace) -> Iterator[_Site]:
         for kernel in (x for x in operator_launches(operator)[0] if isinstance(x, Kernel)):
             grows = growing_sizes(kernel.expr)
             count = Counter(size.extent for size in grows)
-            # a size that is there more often than the weight has it is the batch's, too: they cannot be told apart
+            # a size that the kernel has more often than the weight is a size of the batch, too: it is ambiguous
             own = tuple(s for s in grows if count[s.extent] == dims[s.extent] and larger_multiples(s.extent))
             if own:
                 yield _Site(number, kernel, own, tuple((names[t.storage], frozenset(t.shape)) for t in held))
 
 
 def _weights_by_storage(trace: Trace) -> dict[int, str]:
-    """Return the names of parameters by the storages of their shape: their own, gradients', and casts of both."""
+    """Return the names of parameters by storage: of the parameters, their gradients, and casts of both."""
     names = {n: s.name for n, s in trace.storages.items() if s.kind in ("parameter", "gradient") and s.name}
     alone = [found for operator in trace.operators if (found := _copied(operator)) is not None]
     for source, result in alone:
@@ -130,7 +130,7 @@ def _weights_by_storage(trace: Trace) -> dict[int, str]:
 
 
 def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
-    """Return the input and the result of an operator that has one of each, of one shape."""
+    """Return input and output of an operator that has one of each, of equal shape; else ``None``."""
     if len(operator.inputs) != 1 or len(operator.outputs) != 1:
         return None
     (source,), (result,) = operator.inputs, operator.outputs
@@ -138,7 +138,7 @@ def _copied(operator: Operator) -> tuple[TensorRecord, TensorRecord] | None:
 
 
 def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list[dict[int, int]]:
-    """Return the least padding of every kernel that gains, as size -> padded size."""
+    """Return the smallest padding of every kernel that gains, as size -> padded size."""
     seconds: dict[tuple[TensorExpr, tuple[Size, ...]], float] = defaultdict(float)
     for site in sites:
         seconds[site.key] += site.kernel.count * prices.price_expression(site.kernel.expr).seconds
@@ -150,7 +150,7 @@ def _paddings(graph: StepGraph, sites: Sequence[_Site], prices: Kernels) -> list
 
 
 def _joined(paddings: Sequence[Mapping[int, int]]) -> list[dict[int, int]]:
-    """Return paddings that share a size as one, with the largest padded sizes."""
+    """Merge paddings that share a size; each size gets its largest padding."""
     groups: list[dict[int, int]] = []
     for one in paddings:
         whole = dict(one)

@@ -1,4 +1,4 @@
-"""What ``--json`` and the HTML report hold beside a profile: its hints with their price, and a difference."""
+"""Hints with prices, and the difference to another profile, as data for ``--json`` and the HTML report."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class _Rate(Protocol):
 
 
 def hints_data(profile: StepProfile, hints: Sequence[Hint]) -> list[dict[str, Any]]:
-    """Return hints as JSON-ready data; what is there for all of them stands in each."""
+    """Return hints as JSON-ready data; each repeats what its prices refer to."""
     of = "samples" if profile.samples else "steps"
     return [{**hint.to_dict(), "price_per": f"million {of}"} for hint in hints]
 
 
 def price_data(currency: str, rate: _Rate | None) -> dict[str, Any] | None:
-    """Return the hour's price of a device as JSON-ready data; ``None`` where there is none."""
+    """Return the hourly rate of a device as JSON-ready data; ``None`` where there is none."""
     if rate is None:
         return None
     return {
@@ -46,16 +46,16 @@ def beside_profile(
     currency: str = "",
     rate: _Rate | None = None,
 ) -> dict[str, Any]:
-    """Return what stands beside a profile as JSON-ready data: ``hints`` with their ``price``, and ``difference``.
+    """Return what was asked for besides a profile as JSON-ready data: ``hints`` with ``price``, and ``difference``.
 
     Parameters
     ----------
     profile
         The profile.
     hints, found
-        Its hints, and its difference to another one; ``None`` where they were not asked for.
+        The hints, and the difference to another profile; ``None`` where they were not asked for.
     currency, rate
-        Of the prices of hints.
+        Currency and hourly rate of the hints' prices.
     """
     data: dict[str, Any] = {}
     if found is not None:
@@ -75,12 +75,12 @@ def difference_data(found: ProfileDifference) -> dict[str, Any]:
 
 
 def differing_lines(found: ProfileDifference) -> list[LineDifference]:
-    """Return the lines of a difference in which anything differs, in its order."""
+    """Return the lines that differ in time, memory or what they register, in the order of the difference."""
     return [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
 
 
 def _kind_of(found: ProfileDifference) -> str:
-    """Return where differences come from: the less certain one of both sources."""
+    """Return the source of a difference: the less certain one of the two profiles' sources."""
     sources = (found.before.source, found.after.source)
     return next(source for source in ("predicted", "recorded", "measured") if source in sources)
 

@@ -1,8 +1,8 @@
-"""Results of operators on meta tensors, computed once for arguments of the same layout.
+"""Cache of the results of operators on meta tensors, by the layout of their arguments.
 
-Many kernels for meta tensors are Python of PyTorch and take most of a trace's time, while a step calls the same
-operators on the same shapes layer after layer. Only results that follow from layouts are kept: of ATen's operators on
-strided meta tensors, which return new tensors or the arguments that they write.
+Many of PyTorch's meta kernels are written in Python and take most of a trace's time, while a step calls the same
+operators on the same shapes layer after layer. A result is cached only if it follows from layouts: ATen operators on
+strided meta tensors that return new tensors, or the arguments that they write.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 import torch
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-#: Arguments that are part of a key as they are, beside their type: 2 and 2.0 promote to different dtypes.
+#: Arguments whose value and type are part of a key: 2 and 2.0 promote to different dtypes.
 _VALUES = (bool, int, float, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 _UNFIT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view}
 
 
 class _NoKeyError(Exception):
-    """An argument is of a kind whose part in the result is not known."""
+    """A call has an argument that cannot be part of a key."""
 
 
-class MetaResults:
-    """Runs operators on meta tensors; those with known results are not run again.
+class MetaResultCache:
+    """Runs operators on meta tensors, and returns cached results for arguments of a known layout.
 
     Examples
     --------
-    >>> results = MetaResults()
+    >>> results = MetaResultCache()
     >>> x = torch.empty(2, 3, device="meta")
     >>> for _ in range(2):
     ...     made = results.run(torch.ops.aten.sum.dim_IntList, (x, [0]), {})
@@ -42,7 +42,7 @@ class MetaResults:
 
     @property
     def known(self) -> int:
-        """Number of results that are known."""
+        """Number of cached results."""
         return len(self._results)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class MetaResults:
         kind = self._kinds.get(func)
         if kind is None:
             kind = self._kinds[func] = _kind_of(func)
-        # Another mode wants to see what the operator calls.
+        # Another active mode has to see what the operator calls.
         if kind is _Kind.UNFIT or torch._C._len_torch_dispatch_stack():
             return func(*args, **kwargs)
         tensors: list[torch.Tensor] = []
@@ -63,7 +63,7 @@ class MetaResults:
             return _repeat(made, tensors)
         result = func(*args, **kwargs)
         recipe = _recipe(result, tensors)
-        if recipe is None or key != _key_of_call(args, kwargs, [], kind):  # it changed the layout of an argument
+        if recipe is None or key != _key_of_call(args, kwargs, [], kind):  # the call changed the layout of an argument
             self._kinds[func] = _Kind.UNFIT
         else:
             self._results[func, key] = recipe
@@ -84,7 +84,7 @@ def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kin
     key = (_key(args, tensors), *[(name, _key(value, tensors)) for name, value in kwargs.items()])
     if kind is _Kind.READS:
         return key
-    # Where an operator writes, it matters which arguments are one tensor; overlaps may be refused.
+    # For an operator that writes it matters which arguments are the same tensor; PyTorch may refuse overlaps.
     numbers: dict[int, int] = {}
     same = tuple(numbers.setdefault(id(tensor), n) for n, tensor in enumerate(tensors))
     if len({tensors[n].untyped_storage()._cdata for n in numbers.values()}) != len(numbers):
@@ -93,11 +93,11 @@ def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kin
 
 
 def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
-    """Return what decides a result; ``tensors`` gets those that it names."""
+    """Return the part of a key for an argument; its tensors are appended to ``tensors``."""
     if isinstance(value, torch.Tensor):
         if (
             type(value) not in _PLAIN or not value.is_meta or value.layout is not torch.strided
-            or not value.dim()  # may be a number in disguise, which promotes dtypes in another way
+            or not value.dim()  # may be a wrapped number, which promotes dtypes differently
             or value.dtype.is_complex
         ):  # fmt: skip
             raise _NoKeyError
@@ -111,7 +111,7 @@ def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
 
 
 def _recipe(result: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return how to make a result again, ``None`` where that is not known."""
+    """Return a description from which :func:`_repeat` makes an equal result; ``None`` if there is none."""
     if result is None:
         return (None,)
     if isinstance(result, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Results on meta tensors that are made again are those that PyTorch's kernels would give."""
+"""Cached results on meta tensors equal those of PyTorch's meta kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from roller.insight.trace.pytorch.meta_results import MetaResults  # noqa: E402
+from roller.insight.trace.pytorch.meta_result_cache import MetaResultCache  # noqa: E402
 
 _aten = torch.ops.aten
 
@@ -67,7 +67,7 @@ def _calls():
 
 
 def test_results_are_those_of_the_kernels():
-    results = MetaResults()
+    results = MetaResultCache()
     order = [*range(len(_calls()))] * 3
     random.Random(0).shuffle(order)
     for number in order:
@@ -93,33 +93,33 @@ def _flat(value):
 
 
 def test_new_results_share_no_memory():
-    results, x = MetaResults(), _meta(4, 6)
+    results, x = MetaResultCache(), _meta(4, 6)
     one, other = (results.run(_aten.relu.default, (x,), {}) for _ in range(2))
     assert one.untyped_storage()._cdata != other.untyped_storage()._cdata != x.untyped_storage()._cdata
 
 
 def test_views_are_views_each_time():
-    results, x = MetaResults(), _meta(4, 6)
+    results, x = MetaResultCache(), _meta(4, 6)
     for _ in range(2):
         view = results.run(_aten._unsafe_view.default, (x, [24]), {})
         assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
 def test_an_output_that_is_an_input_once_is_not_the_input_later():
-    results, x, y, z = MetaResults(), _meta(4), _meta(4), _meta(4)
+    results, x, y, z = MetaResultCache(), _meta(4), _meta(4), _meta(4)
     assert results.run(_aten.add.out, (x, x), {"out": x}) is x
     assert results.run(_aten.add.out, (x, y), {"out": z}) is z
     assert results.run(_aten.add.out, (x, y), {"out": x}) is x
 
 
 def test_numbers_promote_by_their_type():
-    results, x = MetaResults(), _meta(4, dtype=torch.int32)
+    results, x = MetaResultCache(), _meta(4, dtype=torch.int32)
     dtypes = [results.run(_aten.mul.Tensor, (x, number), {}).dtype for number in (1, 1.0, True, 1)]
     assert dtypes == [torch.int32, torch.float32, torch.int32, torch.int32]
 
 
 def test_sparse_results_are_made_each_time():
-    results, indices = MetaResults(), _meta(1, 3, dtype=torch.int64)
+    results, indices = MetaResultCache(), _meta(1, 3, dtype=torch.int64)
     options = {"dtype": torch.float32, "layout": torch.sparse_coo, "device": torch.device("meta")}
     for _ in range(2):
         args = (1, 1, [10, 4], indices, _meta(3, 4))
@@ -129,7 +129,7 @@ def test_sparse_results_are_made_each_time():
 
 
 def test_errors_are_raised_each_time():
-    results = MetaResults()
+    results = MetaResultCache()
     for _ in range(2):
         with pytest.raises(RuntimeError):
             results.run(_aten.mm.default, (_meta(2, 3), _meta(4, 5)), {})
@@ -145,7 +145,7 @@ def test_other_modes_see_every_call():
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    results, x = MetaResults(), _meta(4)
+    results, x = MetaResultCache(), _meta(4)
     with Seen():
         for _ in range(3):
             results.run(_aten.relu.default, (x,), {})
@@ -157,8 +157,8 @@ def test_layers_of_a_step_are_computed_once(monkeypatch):
     from roller.insight.tracing import trace
 
     runs = []
-    run = MetaResults.run
-    monkeypatch.setattr(MetaResults, "run", lambda self, *call: (runs.append(self), run(self, *call))[1])
+    run = MetaResultCache.run
+    monkeypatch.setattr(MetaResultCache, "run", lambda self, *call: (runs.append(self), run(self, *call))[1])
     traced = trace(
         lambda: torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(12)]), torch.zeros(2, 8), optimizer="sgd"
     )

@@ -1,4 +1,4 @@
-"""Errors of providers as a list: one line each, ``file:line: text``, and as JSON beside ``--json``."""
+"""Errors in the providers of an entry file as a list: ``file:line: text`` a line, and JSON with ``--json``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from roller.cli.verbosity import is_verbose
 from roller.errors import ModelError, printable
 
 
-def with_listed_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a verb that prints all that is wrong with the providers of an entry file, and exits with 1."""
+def with_provider_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a verb that lists every error in the providers of an entry file, and then exits with 1."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -25,13 +25,13 @@ def with_listed_errors(command: Callable[..., Any]) -> Callable[..., Any]:
 
             if not isinstance(error, ProviderErrors):
                 raise
-            _tell(error.rows(), as_json=bool(kwargs.get("as_json")))
+            _print_errors(error.rows(), as_json=bool(kwargs.get("as_json")))
             raise typer.Exit(1) from error
 
     return run
 
 
-def _tell(rows: list[dict[str, Any]], *, as_json: bool) -> None:
+def _print_errors(rows: list[dict[str, Any]], *, as_json: bool) -> None:
     if is_verbose():
         traceback.print_exc()
     if as_json:

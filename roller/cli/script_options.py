@@ -1,0 +1,73 @@
+"""Options of verbs that take a training script without providers: its arguments, and permission to run it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from roller.cli.usage import UsageError
+from roller.insight.capture.patience import PATIENCE_S as PATIENCE_S
+
+GivenArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="ARGUMENTS...", help="Arguments of a training script, after --.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Run a training script without asking.")]
+PatienceOption = Annotated[
+    float,
+    typer.Option("--patience", metavar="SECONDS", help="Stop a script that shows no sign of training for so long."),
+]
+
+
+@dataclass(frozen=True)
+class ScriptRun:
+    """How a training script runs.
+
+    Parameters
+    ----------
+    arguments
+        Command-line arguments of the script.
+    yes
+        Whether the script may run without asking the user.
+    patience_s
+        Seconds without a sign of training after which the script is stopped.
+    """
+
+    arguments: list[str]
+    yes: bool
+    patience_s: float
+
+    def check(self, file: Path, is_script: bool, name: str = "") -> None:
+        """Ask the user whether a training script may run, unless ``--yes`` allows it; refuse arguments of other files.
+
+        Parameters
+        ----------
+        file
+            The script, or a file of another kind.
+        is_script
+            Whether it is a training script.
+        name
+            Name of the file in messages; the file's own by default.
+
+        Raises
+        ------
+        UsageError
+            A file that takes no arguments is given some, there is no terminal to ask on, or the user says no.
+        """
+        name = name or file.name
+        if not is_script:
+            if self.arguments:
+                raise UsageError(f"{name}: expected no arguments for a file of this kind, got some. Leave them out.")
+            return
+        if self.yes:
+            return
+        what = f"{name} has no providers, so the script itself runs, up to its first training steps"
+        if not sys.stdin.isatty():
+            raise UsageError(f"{what}: expected permission to run it, got no terminal to ask on. Pass --yes.")
+        if not typer.confirm(
+            f"{what}. It updates no weights, and can neither change files nor use the network. Run it?", err=True
+        ):
+            raise UsageError(f"{name}: expected yes, got no. Nothing ran.")
