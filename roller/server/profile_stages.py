@@ -16,6 +16,7 @@ from roller.insight.step_profile.profiling import kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
+from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
 #: Lines of a difference that are told.
@@ -148,7 +149,7 @@ class _Asked:
         found = self._profile()
         if found.make_graph is None:
             return {"error": "hints: expected one device, got several. Choose one."}
-        return {"hints": [hint.to_dict() for hint in found.hints()]}
+        return {"hints": [{**hint.to_dict(), "options": options_of_change(hint.change)} for hint in found.hints()]}
 
     def whatif_data(self) -> dict[str, Any] | None:
         """Return what the chosen changes would bring together."""
