@@ -25,6 +25,11 @@ function liveState() {
   return state;
 }
 
+/** Replace what an element holds, as el() takes children. */
+function fill(parent, ...children) {
+  parent.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+}
+
 /** Take a message of the server into the state. */
 function takeMessage(state, message) {
   if (message.type === "hello") {
