@@ -26,12 +26,12 @@ function dialPanel(state, server, source) {
 
   /** Marks of the axis: {batch, name, short, interval}. */
   function choices() {
-    const found = state.data("curve"), { data, profile } = state.model;
+    const found = state.data("curve"), { data } = state.model;
     const rows = [];
     if (data.balanced_batch) rows.push({ batch: Math.max(1, Math.round(data.balanced_batch)), exact: data.balanced_batch, name: "weights = activations", kind: "balanced" });
     if (found?.diminishing_from) rows.push({ batch: found.diminishing_from, exact: found.diminishing_from, name: "little more from here", kind: "diminishing" });
     if (found?.curve?.largest) rows.push({ batch: found.curve.largest, exact: found.curve.largest, name: "largest that fits", kind: "largest" });
-    return rows.filter((row) => row.batch !== profile.batch || row.kind !== "diminishing");
+    return rows;
   }
 
   // Drawing
@@ -51,7 +51,7 @@ function dialPanel(state, server, source) {
         if (at > to) break;
         root.append(svg("line", { class: "tick-line", x1: x(at), x2: x(at), y1: floor, y2: floor + 4 }));
         if (x(at) - last > 34) {
-          root.append(svg("text", { class: "tick", x: Math.max(left + 4, Math.min(width - 14, x(at))), y: DIAL_HEIGHT - 6, "text-anchor": "middle" }, String(at)));
+          root.append(svg("text", { class: "tick", x: Math.max(left + 4, Math.min(width - 14, x(at))), y: DIAL_HEIGHT - 6, "text-anchor": "middle" }, at < 1000 ? String(at) : at < 1e6 ? `${at / 1000}k` : `${at / 1e6}M`));
           last = x(at);
         }
       }
@@ -113,7 +113,8 @@ function dialPanel(state, server, source) {
       if (batch.candidates.length) parts.push(el("p", {}, "Numbers that may be the batch: ", batch.candidates.map((one) => [el("button", { type: "button", onclick: () => adopt(one) }, `${one.name} = ${one.value}`), " "])));
     }
     if (found?.error) parts.push(el("p", {}, found.error));
-    for (const note of found?.curve?.notes || []) parts.push(el("p.faint", {}, note));
+    const notes = found?.curve?.notes || [];
+    if (notes.length) parts.push(el("details", {}, el("summary", {}, "How far the line holds"), notes.map((note) => el("p.faint", {}, note))));
     const stale = state.isStale("curve") || (state.model && !found);
     if (stale && state.head?.status === "running") parts.unshift(el("p.faint", {}, "The curve of this save is being computed."));
     fill(says, ...parts);

@@ -86,7 +86,7 @@ function changePanel(state, server) {
       el("span.gain", {}, hint.upper_bound ? el("span.faint", { title: "It cannot be built: it bounds the gain." }, "at most ") : null, signed(hint.delta_s, "s", hint.kind), before ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null),
       el("span.to.faint", {}, "to ", number(hint.iteration_s, "s", hint.kind, interval), interval[1] > interval[0] ? [" (", spreadText(interval, "s", hint.kind), ")"] : null,
         hint.hardly_anything ? ", hardly anything" : null, hint.line ? [", most at ", state.placeLink(hint.line), " ", signed(hint.line_delta_s, "s", hint.kind)] : null),
-      el("details", {}, el("summary", {}, `rests on what is ${hint.rests_on}`), el("ul.plain", {}, hint.assumptions.map((one) => el("li", {}, one)))));
+      el("details", {}, el("summary", { title: "What the least certain of its times rests on" }, hint.rests_on), el("ul.plain", {}, hint.assumptions.map((one) => el("li", {}, one)))));
   }
 
   state.on("status hints whatif profile", () => state.head && draw());

@@ -20,7 +20,7 @@
   document.getElementById("main").append(
     ...messages(state), summary(state),
     el("div.columns", {}, source.element, el("div.column", {}, where.element, dial.element)),
-    el("div.below", {}, devicePanel(state, server).element, changePanel(state, server).element, differencePanel(state, server).element));
+    el("div.below", {}, el("div.column", {}, devicePanel(state, server).element, differencePanel(state, server).element), changePanel(state, server).element));
   state.on("connection", () => document.body.classList.toggle("cut", state.connection !== "open"));
   state.on("profile", () => document.documentElement.dataset.ready ||= String(Math.round(performance.now())));
   new PerformanceObserver((list) => list.getEntries().forEach((one) => one.name === "first-contentful-paint" && (document.documentElement.dataset.painted = Math.round(one.startTime)))).observe({ type: "paint", buffered: true });

@@ -121,18 +121,39 @@ function isDialled(state) {
   return state.dialled !== null && state.model !== null && state.dialled !== state.model.profile.batch;
 }
 
-/** Seconds and bytes of a node, at the batch that is shown; of nodes whose line is not known, in proportion. */
+/** Seconds and bytes of a node, at the batch that is shown. */
 function valuesOf(state, node) {
-  const { model, dialled, lines } = state;
+  const { model } = state;
   if (!isDialled(state)) return [model.time[node], model.bytes[node]];
-  let known = node;
-  while (known && !lines?.has(model.keys[known])) known = model.parent[known];
-  const line = lines?.get(model.keys[known]);
-  if (!line) return [model.time[node], model.bytes[node]];
-  const [a, b, c, d] = line;
-  const time = Math.max(0, a * dialled + b), size = Math.max(0, c * dialled + d);
-  if (known === node) return [time, size];
-  return [model.time[known] ? (time * model.time[node]) / model.time[known] : 0, model.bytes[known] ? (size * model.bytes[node]) / model.bytes[known] : 0];
+  const kept = state.atBatch;
+  if (kept?.batch !== state.dialled || kept.model !== model || kept.lines !== state.lines) state.atBatch = valuesAt(state);
+  return [state.atBatch.time[node], state.atBatch.bytes[node]];
+}
+
+/**
+ * All nodes by their lines over the batch. Children share what their parent takes: outside of the batches that the lines
+ * are of, some would be below nothing; and parts without a line, such as kernels, keep their share.
+ */
+function valuesAt(state) {
+  const { model, dialled, lines } = state;
+  const [time, bytesOf] = [model.time, model.bytes].map((known, place) => {
+    const found = new Float64Array(model.count), weight = new Float64Array(model.count);
+    for (let node = 0; node < model.count; node++) {
+      const line = lines?.get(model.keys[node]);
+      weight[node] = line ? Math.max(0, line[2 * place] * dialled + line[2 * place + 1]) : -1;
+    }
+    found[0] = weight[0] < 0 ? known[0] : weight[0];
+    for (let node = 0; node < model.count; node++) {
+      const below = model.children[node];
+      if (!below.length) continue;
+      const isKnown = below.every((child) => weight[child] >= 0);
+      const part = (child) => (isKnown ? weight[child] : known[child]);
+      const whole = below.reduce((sum, child) => sum + part(child), 0);
+      for (const child of below) found[child] = whole ? (found[node] * part(child)) / whole : 0;
+    }
+    return found;
+  });
+  return { batch: dialled, model, lines, time, bytes: bytesOf };
 }
 
 /** What is said of a node's place: the line that it is, or that calls it. */

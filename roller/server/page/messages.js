@@ -60,7 +60,7 @@ function pageHead(state, server) {
 
   state.on("hello status connection", draw);
   state.on("progress", progress);
-  return el("header.head", {}, title, status, bar, el("span.push", {}), live.element, profile, theme);
+  return el("header.page-head", {}, title, status, bar, el("span.push", {}), live.element, profile, theme);
 }
 
 /** The step in four numbers. */
@@ -77,7 +77,7 @@ function summary(state) {
       changed && changed.iteration_us ? fact("With the changes", number(changed.iteration_us / 1e6, "s", "predicted", [changed.lower_us / 1e6, changed.upper_us / 1e6]), spreadText([changed.lower_us / 1e6, changed.upper_us / 1e6], "s", "predicted"), "changed") : null,
       fact("Throughput", at.fits && at.throughput ? number(at.throughput, "samples/s", at.label) : "–", at.batch ? ["batch ", number(at.batch, "", isExact ? "recorded" : "predicted")] : "", "throughput"),
       fact("Memory at the peak", number(at.bytes, "bytes", at.label, error && at.bytes ? [at.bytes - error, at.bytes + error] : null), profile.capacity_bytes ? [at.bytes ? number(at.bytes / profile.capacity_bytes, "share", at.label) : "", " of ", number(profile.capacity_bytes, "bytes", "recorded")] : "capacity not known", "memory"),
-      fact("On", `${profile.devices > 1 ? `${profile.devices} × ` : ""}${profile.device}`, [chip(at.label), " ", profile.amp, profile.checkpoint.length ? ", checkpoints" : "", profile.bound ? `, bound by the ${profile.bound}` : ""], "device"));
+      fact("On", `${profile.devices > 1 ? `${profile.devices} × ` : ""}${profile.device}`, [chip(at.label), " ", profile.amp, profile.checkpoint.length ? ", checkpoints" : "", profile.bound ? `, bound by the ${profile.bound}` : ""], "on"));
   }
   state.on("status profile curve batch whatif", draw);
   return element;

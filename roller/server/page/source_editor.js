@@ -72,7 +72,7 @@ function sourceEditor(options) {
     CM.EditorView.cspNonce.of(options.nonce), CM.lineNumbers(), gutterOf("time"), gutterOf("memory"), markField, literalField, linkedField,
     CM.history(), CM.drawSelection(), CM.highlightActiveLine(), CM.bracketMatching(), CM.indentUnit.of("    "), CM.python(),
     CM.syntaxHighlighting(CM.classHighlighter), CM.EditorState.tabSize.of(4),
-    CM.EditorView.contentAttributes.of({ "aria-label": `Source of ${label}`, spellcheck: "false" }),
+    CM.EditorView.contentAttributes.of({ "aria-label": `Source of ${label}`, spellcheck: "false", tabindex: "0" }),
     // Tab stays the key that leaves the editor; Enter indents.
     CM.keymap.of([{ key: "Mod-s", preventDefault: true, run: () => (options.save(), true) }, ...CM.defaultKeymap, ...CM.historyKeymap]),
     CM.EditorView.updateListener.of((update) => {
@@ -116,7 +116,12 @@ function sourceEditor(options) {
     },
     goTo(number, focus) {
       const { from } = line(number);
-      view.dispatch({ selection: { anchor: from }, effects: CM.EditorView.scrollIntoView(from, { y: "center" }) });
+      view.dispatch({ selection: { anchor: from } });
+      // Within the editor alone: the page stays where it is, unless the reader goes to the source.
+      view.requestMeasure({
+        read: () => view.lineBlockAt(from).top - view.scrollDOM.clientHeight / 2,
+        write: (top) => (view.scrollDOM.scrollTop = top),
+      });
       if (focus) view.focus();
     },
     /** Write a change of the disk: it is no step of the undo history. */

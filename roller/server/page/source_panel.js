@@ -18,7 +18,7 @@ function sourcePanel(state, server) {
       state.tell("hover");
     },
   });
-  const holder = el("div.editor", {}, editor.view.dom);
+  const holder = el("div.editor", {}, el("div.editor-frame", {}, editor.view.dom));
   const scope = el("span.scope.faint", {});
   const element = el("section.panel.source", { "aria-label": "Source" },
     el("div.panel-head", {}, el("h2.sr", {}, "Source"), picker, dirty, scope, el("span.push", {}), undoButton, saveButton),
@@ -206,7 +206,9 @@ function sourcePanel(state, server) {
     /** The entry file in the editor, for the dial. */
     async forDial() {
       await open(state.hello.entry);
-      return editor.literal();
+      const span = editor.literal();
+      if (span) editor.goTo(editor.view.state.doc.lineAt(span[0]).number, false);
+      return span;
     },
   };
 }

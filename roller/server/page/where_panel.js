@@ -99,7 +99,7 @@ function wherePanel(state, source) {
     const made = el("div.part", { role: "treeitem", tabindex: "-1", "aria-level": 1, "aria-selected": "false", "aria-expanded": model.children[node].length ? "false" : null, "data-node": node },
       el("span.swatch", { style: { background: colour } }),
       el("span.what", {}, el("span.name", {}, name === null ? code || place : name), " ", el("span.faint", {}, name === null ? (code ? place : "") : place ? [place, code ? el("code", {}, ` ${code}`) : ""] : kind)),
-      el("span.n.time"), el("span.n.share"), el("span.n.memory"), el("span.n.share"),
+      el("span.n.time"), el("span.n.part-share"), el("span.n.memory"), el("span.n.part-share"),
       model.children[node].length ? el("span.chevron", { "aria-hidden": "true", title: "Go in" }, "›") : el("span"));
     rows.set(node, made);
     return made;
@@ -135,14 +135,18 @@ function wherePanel(state, source) {
     const { model, opened } = state;
     const parts = Object.entries(model.nodes[opened].held_bytes || {}).filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]);
     const whole = parts.reduce((sum, [, value]) => sum + value, 0);
-    kinds.classList.toggle("off", isDialled(state)); // kinds are known at the profile's batch alone
+    if (kinds.firstChild) kinds.firstChild.textContent = kindsTitle(); // kinds are known at the profile's batch alone
     if (kindBar === model.nodes[opened]) return;
     kindBar = model.nodes[opened];
-    fill(kinds, ...(whole ? [el("h3", {}, "Memory by kind, at the peak"), stackedBar(parts, "bytes", model.profile.source, whole, "Memory by kind at the peak").element] : []));
+    fill(kinds, ...(whole ? [el("h3", {}, kindsTitle()), stackedBar(parts, "bytes", model.profile.source, whole, "Memory by kind at the peak").element] : []));
     const split = model.data.split;
     if (opened === 0 && split && split.weights_bytes !== undefined && whole)
       kinds.append(el("p.split", {}, "Weights ", number(split.weights_bytes, "bytes", label), split.weights_bytes > split.activations_bytes ? " hold more than" : " hold less than",
         " activations ", number(split.activations_bytes, "bytes", label), "."));
+  }
+
+  function kindsTitle() {
+    return `Memory by kind, at the peak${isDialled(state) ? `, at batch ${state.model.profile.batch}` : ""}`;
   }
 
   function drawCrumbs() {
@@ -259,7 +263,14 @@ function wherePanel(state, source) {
     while (child > 0 && model.parent[child] !== around) child = model.parent[child];
     go(around, child);
   };
-  state.on("profile", () => ((kindBar = null), (drawn = -1), draw(), state.tell("node")));
+  let isFirst = true;
+  state.on("profile", () => {
+    kindBar = null;
+    draw();
+    state.tell("node");
+    if (isFirst) show(lineAround(state.model, state.chosen)); // the source is shown where most of the time goes
+    isFirst = false;
+  });
   state.on("curve batch", revalue);
   state.on("hover", link);
   state.on("status profile", () => (stale.hidden = !state.isStale("profile")));
