@@ -39,7 +39,7 @@ async function open(browser, url, more) {
     /** What the page says of the step: the values with all their digits. */
     values: () => page.evaluate(() => Object.fromEntries([...document.querySelectorAll(".fact")].map((one) => [one.classList[1], Number(one.querySelector(".fact-value .n")?.dataset.value)]))),
     literal: () => page.locator(".batch-literal").allTextContents(),
-    shot: async (name) => SHOTS && page.screenshot({ path: path.join(SHOTS, `${name}.png`), fullPage: true }),
+    shot: async (name) => SHOTS && (await page.evaluate("scrollTo(0, 0)"), 1) && page.screenshot({ path: path.join(SHOTS, `${name}.png`), fullPage: true }),
     async axe() {
       await page.evaluate(AXE); // past the page's policy, which allows no other script
       return (await page.evaluate("axe.run()")).violations.filter((one) => ["serious", "critical"].includes(one.impact)).map((one) => `${one.id}: ${one.nodes[0].html.slice(0, 160)}`);

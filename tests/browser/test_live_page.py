@@ -73,7 +73,7 @@ def served(file: Path):
         yield re.search(r"http://\S+", process.stdout.readline())[0]
     finally:
         process.terminate()
-        process.wait(20)
+        process.communicate(timeout=20)
 
 
 def driven(file: Path, script: str, seconds: float = 560):

@@ -8,11 +8,11 @@ function dialPanel(state, server, source) {
   const values = { time: el("span.n"), throughput: el("span.n"), bytes: el("span.n") };
   const verdict = el("span.verdict", {});
   const marks = el("ul.dial-marks", { "aria-label": "Batches to choose" });
-  const says = el("div.dial-says", {});
+  const limits = el("p.limits.faint", {}), says = el("div.dial-says", {});
   const element = el("section.panel.batch", { "aria-label": "Batch" },
     el("div.panel-head", {}, el("h2", {}, "Batch"), el("label.typed", {}, typed), verdict, el("span.push", {}), el("span.faint.keys", {}, "drag, arrow and page keys, or type; Esc goes back")),
     el("div.dial-values", {}, el("span", {}, el("span.faint", {}, "step "), values.time), el("span", {}, el("span.faint", {}, "throughput "), values.throughput), el("span", {}, el("span.faint", {}, "memory "), values.bytes)),
-    chart, marks, says);
+    chart, marks, limits, says);
   let width = 0, scale = null, gesture = null;
 
   const curveOf = () => state.data("curve")?.curve || null;
@@ -85,8 +85,8 @@ function dialPanel(state, server, source) {
     const label = "predicted", found = state.data("curve");
     fill(marks, ...choices().map(({ batch, exact, name, kind }) => el("li", {},
       el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label)))));
-    if (found?.most_throughput) marks.append(el("li.faint", {}, "limit of large batches ", number(found.most_throughput, "samples/s", label)));
-    if (found?.throughput_at_largest) marks.append(el("li.faint", {}, "at the largest ", number(found.throughput_at_largest, "samples/s", label)));
+    fill(limits, found?.most_throughput ? ["At most ", number(found.most_throughput, "samples/s", label), " by the line"] : null,
+      found?.throughput_at_largest ? [found.most_throughput ? "; " : "", number(found.throughput_at_largest, "samples/s", label), " at the largest batch that fits"] : null);
   }
 
   /** Move the handle, and tell the step at its batch. */
@@ -157,9 +157,9 @@ function dialPanel(state, server, source) {
       made.timer = setTimeout(() => gesture === made && write(made), EDIT_MS - (now - made.last) + 1);
       return;
     }
-    made.last = now;
     made.written = state.dialled;
     source.editor.writeLiteral(String(made.written));
+    made.last = performance.now();
   }
 
   async function end() {

@@ -1,5 +1,6 @@
 // What would change the step: how it is profiled, and hints that are switched on to see what they bring together.
 
+const NOTHING_S = 1e-15;
 const PRECISIONS = [["fp32", "fp32"], ["fp16", "fp16 (AMP)"], ["bf16", "bf16 (AMP)"]];
 /** Links between devices by what one direction brings in bytes/s; nominal rates. */
 const LINKS = [["Ethernet 10 Gbit/s", 1.25e9], ["Ethernet 100 Gbit/s", 12.5e9], ["PCIe 4.0 ×16", 32e9], ["NVLink 3, 300 GB/s", 300e9], ["NVLink 4, 450 GB/s", 450e9]];
@@ -97,7 +98,7 @@ function changePanel(state, server) {
 function hintName(change) {
   return change.split(" + ").map((one) => {
     const [, name, parameters] = /^(\w+)\((.*)\)$/.exec(one) || [null, one, ""];
-    const apart = /^[A-Z]+$/.test(name) ? name : name.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase().replace(/^./, (first) => first.toUpperCase());
+    const apart = /^[A-Z]+$/.test(name) ? name : name.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase().replace(/^cuda/, "CUDA").replace(/^./, (first) => first.toUpperCase());
     return parameters ? `${apart} (${parameters})` : apart;
   }).join(" and ");
 }
@@ -105,7 +106,8 @@ function hintName(change) {
 /** A number with its sign: what is added or taken away. */
 function signed(value, unit, label) {
   const made = number(value, unit, label);
-  if (value > 0) made.textContent = `+${made.textContent}`;
+  if (Math.abs(value) < NOTHING_S && unit === "s") made.textContent = "0"; // what is left of a sum's rounding
+  else if (value > 0) made.textContent = `+${made.textContent}`;
   made.textContent = made.textContent.replace("-", "−");
   made.classList.add(value < 0 ? "less" : value > 0 ? "rise" : "same");
   return made;

@@ -30,6 +30,8 @@ function devicePanel(state, server) {
     const wanted = search.value.trim().toLowerCase().split(/\s+/);
     const chosen = new Set(state.head.options.devices.map(([name]) => name));
     offered = state.hello.devices.filter((one) => !chosen.has(one.name) && wanted.every((word) => `${one.name} ${one.description}`.toLowerCase().includes(word)));
+    const rank = ({ name }) => (name === wanted[0] ? 0 : name.startsWith(wanted[0]) ? 1 : name.includes(wanted[0]) ? 2 : 3);
+    offered.sort((a, b) => rank(a) - rank(b));
     active = Math.min(active, offered.length - 1);
     fill(options, ...offered.map((one, place) => {
       const price = state.hello.prices?.devices[one.name];

@@ -28,7 +28,11 @@ function partWords(model, node) {
     if (only.length === 1 && model.nodes[only[0]].kind === "module") return { name: short(model.nodes[only[0]].name, within), place, kind: "module" };
     return { name: null, place, kind };
   }
-  return { name: kind === "module" ? short(name, within) : words(name).replace(/^aten(\.|::)/, ""), place: kind === "module" ? place : null, kind };
+  return { name: kind === "module" ? short(name, within) : nameOf(kind, name), place: kind === "module" ? place : null, kind };
+}
+
+function nameOf(kind, name) {
+  return kind === "tensors" || kind === "overhead" ? words(name) : name.replace(/^aten(\.|::)/, "");
 }
 
 function wherePanel(state, source) {
