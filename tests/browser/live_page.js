@@ -17,7 +17,7 @@ async function open(browser, url, more) {
   page.on("console", (message) => ["error", "warning"].includes(message.type()) && errors.push(message.text()));
   page.on("pageerror", (error) => errors.push(String(error)));
   page.on("request", (request) => requests.push(request.url()));
-  page.on("response", async (response) => (bytes += (await response.body().catch(() => "")).length));
+  page.on("response", (response) => (bytes += Number(response.headers()["content-length"])));
   await page.routeWebSocket(/\/socket/, (socket) => {
     const server = socket.connectToServer();
     socket.onMessage((message) => (asked.push(JSON.parse(message)), server.send(message)));

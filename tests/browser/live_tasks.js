@@ -2,7 +2,7 @@
 // a leaf, T3 says whether weights or activations hold more, T4 where they are equal, T5 from where more brings little.
 await stage("profile");
 const found = { tree: {} };
-const rows = () => page.evaluate(() => [...document.querySelectorAll(".part")].map((row) => ({
+const rows = () => page.evaluate(() => [...document.querySelectorAll(".step-part")].map((row) => ({
   node: Number(row.dataset.node), goes: row.hasAttribute("aria-expanded"), chosen: row.getAttribute("aria-selected") === "true", focused: document.activeElement === row,
   time: Number(row.children[2].dataset.value || 0), bytes: Number(row.children[4].dataset.value || 0),
 })));
@@ -14,7 +14,7 @@ for (const by of ["time", "memory"]) {
   for (let row; (row = (await rows())[0]); ) { // by the chevron
     way.push(row);
     if (!row.goes) break;
-    await page.locator(".part").first().locator(".chevron").click();
+    await page.locator(".step-part").first().locator(".chevron").click();
   }
   found.tree[`mouse ${by}`] = way;
   await home();

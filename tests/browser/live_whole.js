@@ -9,8 +9,8 @@ found.hints = await page.evaluate(() => [...document.querySelectorAll(".hints li
   change: row.dataset.change, delta: Number(row.querySelector(".gain .n")?.dataset.value), to: Number(row.querySelector(".to .n")?.dataset.value), lower: Number(row.querySelector(".to .n")?.dataset.lower), hardly: row.classList.contains("hardly"),
 })));
 found.numbers = await page.evaluate(() => [...document.querySelectorAll("main .n")].filter((one) => one.textContent && one.textContent !== "–").map((one) => ({ text: one.textContent, ...one.dataset })));
-await page.locator(".part").first().hover();
-found.linked = await page.evaluate(() => [".strip .piece.linked", ".part.linked", ".linked-line"].map((one) => document.querySelectorAll(one).length));
+await page.locator(".step-part").first().hover();
+found.linked = await page.evaluate(() => [".strip .piece.linked", ".step-part.linked", ".linked-line"].map((one) => document.querySelectorAll(one).length));
 await shot("live-1280-light");
 found.axe = await axe();
 
@@ -95,7 +95,7 @@ await page.keyboard.press("Space");
 await ready();
 
 // The connection is cut and regained: what was opened stays, and what changed meanwhile comes.
-await page.locator(".part").first().dblclick();
+await page.locator(".step-part").first().dblclick();
 const opened = await page.locator(".where .crumbs button").allTextContents();
 sockets.at(-1).close();
 await until("the cut", async () => (await status()).startsWith("no connection"), 10);

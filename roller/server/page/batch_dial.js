@@ -129,6 +129,7 @@ function dialPanel(state, server, source) {
 
   function begin() {
     if (gesture || !state.model || !state.model.profile.batch) return Boolean(gesture);
+    state.isTurning = true;
     const made = (gesture = { from: shown(), before: null, written: null, last: 0, timer: 0 });
     const hasLiteral = state.head.options.batch === null && !(state.head.batch.error && !state.chosenLiteral);
     made.ready = hasLiteral ? source.forDial().then((span) => {
@@ -179,6 +180,7 @@ function dialPanel(state, server, source) {
       source.editor.keepLiteral(made.before, String(batch));
       await source.save();
     } else server.send({ type: "options", options: { ...state.head.options, batch } });
+    state.isTurning = Boolean(gesture);
   }
 
   function cancel() {
@@ -193,6 +195,7 @@ function dialPanel(state, server, source) {
   function cancelled(made) {
     if (made.before !== null && made.written !== null) source.editor.writeLiteral(made.before);
     state.dialled = null;
+    state.isTurning = false;
     state.tell("batch");
   }
 

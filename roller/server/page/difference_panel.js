@@ -2,6 +2,12 @@
 
 const WHATS = [["last", "last save"], ["head", "git HEAD"]];
 
+/** What a line takes more; of a line that only makes what others run, what that takes more. */
+function deltaOf(own, made, unit, label) {
+  if (own) return signed(own, unit, label);
+  return made ? [signed(made, unit, label), el("span.faint", { title: "Of what this line makes and others run" }, " made")] : "";
+}
+
 function differencePanel(state, server) {
   const choice = el("div.choice", { role: "group", "aria-label": "Compared with" }, WHATS.map(([what, name]) =>
     el("button", { type: "button", "data-what": what, onclick: () => server.send({ type: "against", what }) }, name)));
@@ -20,8 +26,8 @@ function differencePanel(state, server) {
       found.lines.length ? el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Lines that changed" }, el("table", {},
         el("thead", {}, el("tr", {}, ["line", "time", "was", "memory", "was"].map((title) => el("th", { scope: "col" }, title)))),
         el("tbody", {}, found.lines.map((row) => el("tr", {}, el("td", {}, /:\d+$/.test(row.name) ? state.placeLink(row.name) : row.name),
-          el("td", {}, row.delta_s ? signed(row.delta_s, "s", label) : ""), el("td.faint", {}, number(row.before_s, "s", label)),
-          el("td", {}, row.delta_bytes ? signed(row.delta_bytes, "bytes", label) : ""), el("td.faint", {}, number(row.before_bytes, "bytes", label))))))) : el("p.faint", {}, "No line takes another time or memory."));
+          el("td", {}, deltaOf(row.delta_s, row.made_delta_s, "s", label)), el("td.faint", {}, number(row.before_s, "s", label)),
+          el("td", {}, deltaOf(row.delta_bytes, row.made_delta_bytes, "bytes", label)), el("td.faint", {}, number(row.before_bytes, "bytes", label))))))) : el("p.faint", {}, "No line takes another time or memory."));
     if (found.more) body.append(el("p.faint", {}, `${found.more} more lines changed less.`));
   }
 

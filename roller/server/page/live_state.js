@@ -13,6 +13,7 @@ function liveState() {
     lines: null, // key of a node -> [a, b, c, d] over the batch
     opened: 0, chosen: 0, hovered: null, // nodes of the model
     dialled: null, // batch while the dial is moved, until the profile of it is there
+    isTurning: false, // from the dial's first move until what it wrote is saved
     on(topics, act) {
       for (const topic of topics.split(" ")) listeners.set(topic, [...(listeners.get(topic) || []), act]);
     },
@@ -61,7 +62,7 @@ function takeResult(state, stage, revision, data) {
     state.opened = before ? state.model.find(before.keys[state.opened]) : 0;
     state.chosen = before ? state.model.find(before.keys[state.chosen]) : 0;
     state.hovered = null;
-    if (state.dialled === data.profile.batch || state.head?.status !== "running") state.dialled = null;
+    if (!state.isTurning && revision === state.head?.revision) state.dialled = null;
   }
   if (stage === "curve") {
     const of = state.results.profile;

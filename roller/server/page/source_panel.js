@@ -151,7 +151,10 @@ function sourcePanel(state, server) {
     refresh();
     const isBack = update.transactions.some((one) => one.isUserEvent("undo") || one.isUserEvent("redo"));
     // Undo of what was saved is saved too where it is the batch: the file has the bytes that it had.
-    if (isBack && wasClean && shown === state.hello.entry && isOfLiteral(update)) save();
+    if (!isBack || !wasClean || shown !== state.hello.entry || !isOfLiteral(update)) return;
+    save();
+    state.dialled = null;
+    state.tell("batch");
   }
 
   function isOfLiteral(update) {

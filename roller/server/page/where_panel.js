@@ -100,7 +100,7 @@ function wherePanel(state, source) {
     const { model } = state;
     const { name, place, kind } = partWords(model, node);
     const code = place ? source.lineText(place) : "";
-    const made = el("div.part", { role: "treeitem", tabindex: "-1", "aria-level": 1, "aria-selected": "false", "aria-expanded": model.children[node].length ? "false" : null, "data-node": node },
+    const made = el("div.step-part", { role: "treeitem", tabindex: "-1", "aria-level": 1, "aria-selected": "false", "aria-expanded": model.children[node].length ? "false" : null, "data-node": node },
       el("span.swatch", { style: { background: colour } }),
       el("span.what", {}, el("span.name", {}, name === null ? code || place : name), " ", el("span.faint", {}, name === null ? (code ? place : "") : place ? [place, code ? el("code", {}, ` ${code}`) : ""] : kind)),
       el("span.n.time"), el("span.n.part-share"), el("span.n.memory"), el("span.n.part-share"),
