@@ -14,7 +14,7 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env browser lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
+.PHONY: demo env browser page lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
   typecheck check-all clean dist
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
@@ -50,6 +50,10 @@ torch: $(STAMP)
 # What the tests of reports in a browser need; Chromium and Node come from the system.
 browser:
 	cd tests/browser && npm ci --ignore-scripts --no-audit --no-fund
+
+# The editor of the live page, bundled from page/ into roller/server/page/codemirror.js; Node comes from the system.
+page:
+	cd page && npm ci --ignore-scripts --no-audit --no-fund && node build.js
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)
