@@ -36,8 +36,8 @@ function devicePanel(state, server) {
     fill(options, ...offered.map((one, place) => {
       const price = state.hello.prices?.devices[one.name];
       return el("li", { role: "option", id: `device-${place}`, "aria-selected": String(place === active), onpointerdown: (event) => (event.preventDefault(), add(place)) },
-        el("strong", {}, one.name), " ", el("span.faint", {}, one.description), el("span.push", {}),
-        number(one.capacity_bytes, "bytes", "recorded"), price ? [" ", number(price.per_hour, `${state.hello.prices.currency}/h`, "recorded")] : null);
+        el("strong", {}, one.name), number(one.capacity_bytes, "bytes", "recorded"), price ? number(price.per_hour, `${state.hello.prices.currency}/h`, "recorded") : el("span"),
+        el("span.faint", {}, one.description));
     }));
     if (!offered.length) options.append(el("li.faint", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, "There is no other device of these words."));
     open(true);

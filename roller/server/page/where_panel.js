@@ -178,6 +178,7 @@ function wherePanel(state, source) {
     draw();
     if (focus) rows.get(state.chosen)?.focus();
     state.tell("node");
+    if (focus !== null) show(lineAround(state.model, state.chosen)); // the source follows
   }
 
   function enter(node, focus) {
@@ -265,7 +266,7 @@ function wherePanel(state, source) {
     while (around > 0 && model.children[around].length === 1) around = model.parent[around];
     let child = node;
     while (child > 0 && model.parent[child] !== around) child = model.parent[child];
-    go(around, child);
+    go(around, child, null);
   };
   let isFirst = true;
   state.on("profile", () => {
