@@ -35,6 +35,7 @@ async function open(browser, url, more) {
         if (Date.now() > end) throw new Error(`${what}: expected within ${seconds} s, got none; the status is ${await page.locator(".status").textContent()}`);
       }
     },
+    painted: async () => Number(await page.evaluate(() => document.documentElement.dataset.painted)),
     status: () => page.locator(".status").textContent(),
     /** What the page says of the step: the values with all their digits. */
     values: () => page.evaluate(() => Object.fromEntries([...document.querySelectorAll(".fact")].map((one) => [one.classList[1], Number(one.querySelector(".fact-value .n")?.dataset.value)]))),
@@ -61,7 +62,7 @@ async function open(browser, url, more) {
     const found = await script(...Object.values(names));
     const origin = new URL(url).origin;
     console.log(JSON.stringify({ found, errors: made.errors, foreign: made.requests.filter((one) => new URL(one).origin !== origin && !one.startsWith("data:")), bytes: made.bytes(),
-      painted: Number(await made.page.evaluate(() => document.documentElement.dataset.painted)) }));
+      painted: await made.painted() }));
   } finally {
     await browser.close();
   }

@@ -30,9 +30,10 @@ for (const by of ["time", "memory"]) {
     if (!row.goes) break;
   }
   found.tree[`keys ${by}`] = keys;
-  found.deepest = await page.locator(".where .crumbs button").count();
+  const crumbs = () => page.locator(".where .crumbs button").allTextContents();
+  found.deepest = await crumbs();
   await page.keyboard.press("Escape");
-  found.escaped = await page.locator(".where .crumbs button").count();
+  found.escaped = await crumbs();
 }
 await home();
 found.split = await page.evaluate(() => ({ said: document.querySelector(".split").textContent, values: [...document.querySelectorAll(".split .n")].map((one) => Number(one.dataset.value)) }));

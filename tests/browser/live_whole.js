@@ -5,7 +5,7 @@ await ready();
 found.ready = Number(await page.evaluate(() => document.documentElement.dataset.ready));
 found.values = await values();
 found.device = await page.evaluate(() => Object.fromEntries([...document.querySelectorAll(".device dl > div")].map((row) => [row.firstChild.textContent, Object.fromEntries(Object.entries(row.querySelector(".n")?.dataset || {}))])));
-found.hints = await page.evaluate(() => [...document.querySelectorAll(".hints li")].map((row) => ({
+found.hints = await page.evaluate(() => [...document.querySelectorAll(".hints > li")].map((row) => ({
   change: row.dataset.change, delta: Number(row.querySelector(".gain .n")?.dataset.value), to: Number(row.querySelector(".to .n")?.dataset.value), lower: Number(row.querySelector(".to .n")?.dataset.lower), hardly: row.classList.contains("hardly"),
 })));
 found.numbers = await page.evaluate(() => [...document.querySelectorAll("main .n")].filter((one) => one.textContent && one.textContent !== "–").map((one) => ({ text: one.textContent, ...one.dataset })));
@@ -122,7 +122,7 @@ await page.getByLabel("Precision").selectOption("fp32");
 await until("fp32", async () => (await values()).step === found.values.step, 120);
 await ready();
 mark = told.length;
-const hint = page.locator(".hints li").filter({ has: page.locator("input:enabled") }).first();
+const hint = page.locator(".hints > li").filter({ has: page.locator("input:enabled") }).first();
 found.hint = await hint.getAttribute("data-change");
 await hint.getByRole("switch").focus();
 await page.keyboard.press("Space");
@@ -166,5 +166,6 @@ for (const [width, height, scheme] of [[1280, 900, "dark"], [390, 844, "light"]]
   await look.shot(`live-${width}-${scheme}`);
   found.axe.push(...(await look.axe()));
   found.errors = [...(found.errors || []), ...look.errors, ...second.errors];
+  found.painted = [...(found.painted || []), await look.painted(), await second.painted(), await made.painted()];
 }
 return found;

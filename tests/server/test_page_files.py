@@ -25,9 +25,7 @@ def test_the_editor_is_bundled_from_its_lock_file():
 
 def test_what_is_bundled_has_its_licences():
     locked = json.loads((ROOT / "page" / "package-lock.json").read_text("utf-8"))["packages"]
-    shipped = {
-        path.removeprefix("node_modules/"): row for path, row in locked.items() if path and not row.get("dev")
-    }
+    shipped = {path.removeprefix("node_modules/"): row for path, row in locked.items() if path and not row.get("dev")}
     licences = (PAGE / "LICENSES.txt").read_text("utf-8")
     missing = [name for name, row in shipped.items() if f"{name} {row['version']} ({row['license']})\n" not in licences]
     assert len(shipped) > 10 and not missing
@@ -37,7 +35,10 @@ def test_the_page_is_small_and_runs_nothing_inline():
     files = page_files()
     assert sum(len(body) for body, _ in files.values()) < MOST_BYTES
     page = files["/"][0].decode()
-    assert re.findall(r"<script([^>]*)>([^<]*)", page) == [(' src="/codemirror.js"', ""), (' src="/page.js"', "")]
+    assert re.findall(r"<script([^>]*)>([^<]*)", page) == [
+        (' defer src="/codemirror.js"', ""),
+        (' defer src="/page.js"', ""),
+    ]
     assert not re.search(r"<style|\son\w+=|\sstyle=|https?://", page)
     assert "innerHTML" not in files["/page.js"][0].decode()
 

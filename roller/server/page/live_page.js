@@ -17,7 +17,7 @@
   const where = wherePanel(state, source);
   const dial = dialPanel(state, server, source);
   document.body.prepend(pageHead(state, server));
-  document.getElementById("main").append(
+  document.getElementById("main").replaceChildren(
     ...messages(state), summary(state),
     el("div.columns", {}, source.element, el("div.column", {}, where.element, dial.element)),
     el("div.below", {}, el("div.column", {}, devicePanel(state, server).element, differencePanel(state, server).element), changePanel(state, server).element));

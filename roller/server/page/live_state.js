@@ -40,6 +40,11 @@ function takeMessage(state, message) {
     const { results, error, ...head } = message;
     state.head = head;
     state.error = error;
+    // The file has another batch than its latest profile: what the lines say is shown until the next profile.
+    if (state.model && !state.isTurning && head.status !== "failed" && state.isStale("profile") && head.options.batch === null && head.batch.value) {
+      state.dialled = head.batch.value;
+      state.tell("batch");
+    }
     state.tell("status");
     if (results) for (const [stage, { revision, data }] of Object.entries(results)) takeResult(state, stage, revision, data);
   } else if (message.type === "progress") {

@@ -153,7 +153,7 @@ function sourcePanel(state, server) {
     // Undo of what was saved is saved too where it is the batch: the file has the bytes that it had.
     if (!isBack || !wasClean || shown !== state.hello.entry || !isOfLiteral(update)) return;
     save();
-    state.dialled = null;
+    state.dialled = Number(editor.text().slice(...editor.literal())) || null;
     state.tell("batch");
   }
 
