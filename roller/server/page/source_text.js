@@ -1,17 +1,20 @@
 // The text of a file as it is on disk, and as the editor has it: the editor knows one end of a line only.
 
-/** Lines that end otherwise keep their ends; a lone carriage return ends a line as well. */
-function endsOf(raw) {
-  return raw.match(/\r\n|\r|\n/g) || [];
-}
-
-/** The file's text for the editor's: line ends as they were, new lines end like most others. */
+/** The file's text for the editor's: what was not changed is as it was to the byte; new lines end like most others. */
 function withEnds(edited, raw) {
   if (!raw.includes("\r")) return edited;
-  const ends = endsOf(raw), lines = edited.split("\n");
-  if (lines.length - 1 === ends.length) return lines.map((line, place) => line + (ends[place] ?? "")).join("");
+  const change = changeBetween(raw.replace(/\r\n?/g, "\n"), edited);
+  if (!change) return raw;
+  const ends = raw.match(/\r\n|\r|\n/g);
   const often = ends.filter((end) => end === "\r\n").length * 2 >= ends.length ? "\r\n" : "\n";
-  return lines.join(often);
+  return raw.slice(0, fromEditor(raw, change.from)) + change.insert.replaceAll("\n", often) + raw.slice(fromEditor(raw, change.to));
+}
+
+/** A place of the editor as the file's text counts. */
+function fromEditor(raw, place) {
+  let at = 0;
+  for (let passed = 0; passed < place; passed++) at += raw[at] === "\r" && raw[at + 1] === "\n" ? 2 : 1;
+  return at;
 }
 
 /** A place in the file's text as the editor counts. */
