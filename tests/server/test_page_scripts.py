@@ -27,9 +27,10 @@ def said(expressions: list[str], *scripts: str) -> list:
 def test_a_files_line_ends_come_back_after_an_edit():
     raw = "a = 1\r\nb = 2\nc = 16\r\n"
     edited = "a = 1\nb = 2\nc = 128\n"
+    longer = edited + "d = 4\n"
     calls = [
         f"withEnds({json.dumps(edited)}, {json.dumps(raw)})",
-        f"withEnds({json.dumps(edited + "d = 4\n")}, {json.dumps(raw)})",
+        f"withEnds({json.dumps(longer)}, {json.dumps(raw)})",
         "withEnds('x', 'y')",
         f"toEditor({json.dumps(raw)}, {raw.index('16')})",
         "changeBetween('batch=16)', 'batch=128)')",
