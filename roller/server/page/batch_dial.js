@@ -86,7 +86,7 @@ function dialPanel(state, server, source) {
     fill(marks, ...choices().map(({ batch, exact, name, kind }) => el("li", {},
       el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label)))));
     fill(limits, found?.most_throughput ? ["At most ", number(found.most_throughput, "samples/s", label), " by the line"] : null,
-      found?.throughput_at_largest ? [found.most_throughput ? "; " : "", number(found.throughput_at_largest, "samples/s", label), " at the largest batch that fits"] : null);
+      found?.throughput_at_largest ? [found.most_throughput ? "; " : "", number(found.throughput_at_largest, "samples/s", label), " at the largest"] : null);
   }
 
   /** Move the handle, and tell the step at its batch. */

@@ -106,8 +106,11 @@ function hintName(change) {
 /** A number with its sign: what is added or taken away. */
 function signed(value, unit, label) {
   const made = number(value, unit, label);
-  if (Math.abs(value) < NOTHING_S && unit === "s") made.textContent = "0"; // what is left of a sum's rounding
-  else if (value > 0) made.textContent = `+${made.textContent}`;
+  if (Math.abs(value) < NOTHING_S && unit === "s") {
+    made.textContent = "0"; // what is left of a sum's rounding; the digits of the element have it
+    return made;
+  }
+  if (value > 0) made.textContent = `+${made.textContent}`;
   made.textContent = made.textContent.replace("-", "−");
   made.classList.add(value < 0 ? "less" : value > 0 ? "rise" : "same");
   return made;

@@ -25,7 +25,7 @@ function differencePanel(state, server) {
       el("p.sums", {}, el("span", {}, "Time ", number(found.before.iteration_s, "s", label), " ", signed(found.delta_s, "s", label)), el("span", {}, "Memory ", number(found.before.total_bytes, "bytes", label), " ", signed(found.delta_bytes, "bytes", label))),
       found.lines.length ? el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Lines that changed" }, el("table", {},
         el("thead", {}, el("tr", {}, ["line", "time", "was", "memory", "was"].map((title) => el("th", { scope: "col" }, title)))),
-        el("tbody", {}, found.lines.map((row) => el("tr", {}, el("td", {}, /:\d+$/.test(row.name) ? state.placeLink(row.name) : row.name),
+        el("tbody", {}, found.lines.map((row) => el("tr", {}, el("td", {}, /:\d+$/.test(row.name) ? state.placeLink(row.name) : row.name || el("span.faint", {}, "no line")),
           el("td", {}, deltaOf(row.delta_s, row.made_delta_s, "s", label)), el("td.faint", {}, number(row.before_s, "s", label)),
           el("td", {}, deltaOf(row.delta_bytes, row.made_delta_bytes, "bytes", label)), el("td.faint", {}, number(row.before_bytes, "bytes", label))))))) : el("p.faint", {}, "No line takes another time or memory."));
     if (found.more) body.append(el("p.faint", {}, `${found.more} more lines changed less.`));
