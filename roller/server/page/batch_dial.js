@@ -179,7 +179,7 @@ function dialPanel(state, server, source) {
     if (made.before !== null) {
       source.editor.keepLiteral(made.before, String(batch));
       await source.save();
-    } else server.send({ type: "options", options: { ...state.head.options, batch } });
+    } else chooseOptions(state, server, { batch });
     state.isTurning = Boolean(gesture);
   }
 

@@ -22,7 +22,7 @@ function changePanel(state, server) {
   link.value = 300e9;
 
   function set(changed) {
-    server.send({ type: "options", options: { ...state.head.options, ...changed } });
+    chooseOptions(state, server, changed);
   }
 
   /** Add and take away what-ifs of the step. */

@@ -21,7 +21,7 @@ function devicePanel(state, server) {
 
   function choose(devices) {
     const seen = new Set(), kept = devices.filter(([name, count]) => !seen.has(`${name} ${count}`) && seen.add(`${name} ${count}`));
-    server.send({ type: "options", options: { ...state.head.options, devices: kept } });
+    chooseOptions(state, server, { devices: kept });
   }
 
   // The picker

@@ -57,6 +57,13 @@ function takeMessage(state, message) {
   }
 }
 
+/** Ask for other options; what is chosen before the server has answered is of these. */
+function chooseOptions(state, server, changed) {
+  const options = { ...state.head.options, ...changed };
+  if (server.send({ type: "options", options })) state.head.options = options;
+  state.tell("status");
+}
+
 function takeResult(state, stage, revision, data) {
   const known = state.results[stage];
   if (known && known.revision === revision && JSON.stringify(known.data) === JSON.stringify(data)) return; // told again after a reconnect
