@@ -14,8 +14,8 @@ comma := ,
 EXTRAS := $(if $(filter Linux-x86_64 Linux-aarch64,$(shell uname -s)-$(shell uname -m)),dev$(comma)cuda12,dev)
 WORKERS ?= 2
 
-.PHONY: demo env browser lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
-  typecheck check-all clean dist vscode
+.PHONY: demo env browser page vscode lock newest test affected hostile slow exhaustive slow-list torch fuzz docs docs-tools lint format \
+  typecheck check-all clean dist
 
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS)
 # uv is six times as fast; pip where uv is unavailable or cannot reach the index.
@@ -54,6 +54,10 @@ browser:
 # The extension for VS Code, bundled and packed in editors/vscode/dist, with its tests against a stub of the editor.
 vscode:
 	cd editors/vscode && npm ci --ignore-scripts --no-audit --no-fund && npm run package && npm test
+
+# The editor of the live page, bundled from page/ into roller/server/page/codemirror.js; Node comes from the system.
+page:
+	cd page && npm ci --ignore-scripts --no-audit --no-fund && node build.js
 
 # Wheel and sdist in dist/, tried in an empty environment; the slow tests try them as well.
 dist: $(STAMP)

@@ -7,7 +7,10 @@ from importlib import resources
 
 #: Scripts in the order they are read; each defines what the next ones use.
 _SHARED = ("dom.js", "icicle.js", "table.js", "charts.js")
-_OWN = ("connection.js", "live_page.js")
+_OWN = (
+    "connection.js", "live_state.js", "source_text.js", "source_editor.js", "source_panel.js", "where_panel.js",
+    "batch_dial.js", "device_panel.js", "change_panel.js", "difference_panel.js", "messages.js", "live_page.js",
+)  # fmt: skip
 #: CodeMirror, bundled by ``make page`` from ``page/``; it defines ``CodeMirror``.
 _BUNDLE = "codemirror.js"
 _JAVASCRIPT, _CSS, _HTML = "text/javascript", "text/css", "text/html"

@@ -17,6 +17,7 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.server.fitting import fit_data
+from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
 #: Lines of a difference that are told.
@@ -153,7 +154,7 @@ class _Asked:
         found = self._profile()
         if found.make_graph is None:
             return {"error": "hints: expected one device, got several. Choose one."}
-        return {"hints": [hint.to_dict() for hint in found.hints()]}
+        return {"hints": [{**hint.to_dict(), "options": options_of_change(hint.change)} for hint in found.hints()]}
 
     def whatif_data(self) -> dict[str, Any] | None:
         """Return what the chosen changes would bring together."""

@@ -89,7 +89,8 @@ class PageServer:
             return PlainTextResponse(f"expected the address that roller serve printed: {self.hosts[0]}", 421)
         body, kind = self._files[request.url.path]
         nonce = secrets.token_urlsafe(16)  # of styles that the editor adds
-        sockets = " ".join(f"ws://{host}" for host in self.hosts)
+        # A policy knows no IPv6 addresses; there 'self' stands for the socket.
+        sockets = " ".join(f"ws://{host}" for host in self.hosts if not host.startswith("["))
         return Response(
             body.replace(_NONCE, nonce.encode()), media_type=kind,
             headers={

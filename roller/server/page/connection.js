@@ -1,1 +1,74 @@
+// The connection to the server: asks, takes what is told, and comes back by itself when it is cut.
 
+const PROTOCOL = 1;
+const FIRST_WAIT_MS = 250, LONGEST_WAIT_MS = 8000;
+/** Codes with which the server closes for good, and what helps. */
+const REFUSALS = {
+  4403: "This address belongs to another run: open the one that roller serve printed last.",
+  4400: "This page is of another release than the server: reload it.",
+};
+
+/**
+ * Connect. handlers: tell(message) for what the server says, status(what, seconds) with "open", "waiting" or "refused".
+ * Returns {send(message), ask(message) -> promise of the answer to this client alone}.
+ */
+function connect(handlers) {
+  const address = new URL("/socket", location.href);
+  address.protocol = "ws:";
+  address.search = new URLSearchParams({ token: new URLSearchParams(location.search).get("token") || "" });
+  const answers = new Map();
+  let socket = null, count = 0, wait = FIRST_WAIT_MS, timer = 0;
+
+  function open() {
+    clearTimeout(timer);
+    socket = new WebSocket(address);
+    socket.onopen = () => send({ type: "hello", version: PROTOCOL });
+    socket.onmessage = (event) => take(JSON.parse(event.data));
+    socket.onclose = (event) => closed(event.code, event.reason);
+  }
+
+  function take(message) {
+    if (message.type === "hello") {
+      wait = FIRST_WAIT_MS;
+      handlers.status("open");
+    }
+    const waiting = answers.get(message.id);
+    if (waiting && ["source", "saved", "refused"].includes(message.type)) {
+      answers.delete(message.id);
+      if (message.type === "refused") waiting.reject(new Error(message.text));
+      else waiting.resolve(message);
+    } else handlers.tell(message);
+  }
+
+  function closed(code, reason) {
+    for (const waiting of answers.values()) waiting.reject(new Error("The connection was cut; it is made again by itself."));
+    answers.clear();
+    if (REFUSALS[code]) return handlers.status("refused", REFUSALS[code] || reason);
+    handlers.status("waiting", wait / 1000);
+    timer = setTimeout(open, wait * (0.75 + Math.random() / 2));
+    wait = Math.min(LONGEST_WAIT_MS, wait * 2);
+  }
+
+  function send(message) {
+    if (socket.readyState !== WebSocket.OPEN) return false;
+    socket.send(JSON.stringify(message));
+    return true;
+  }
+
+  function ask(message) {
+    const id = ++count;
+    return new Promise((resolve, reject) => {
+      answers.set(id, { resolve, reject });
+      if (!send({ ...message, id })) {
+        answers.delete(id);
+        reject(new Error("There is no connection to the server; it is made again by itself."));
+      }
+    });
+  }
+
+  const now = () => socket.readyState === WebSocket.CLOSED && answers && timer && open();
+  addEventListener("online", now);
+  document.addEventListener("visibilitychange", () => document.hidden || now());
+  open();
+  return { send, ask };
+}

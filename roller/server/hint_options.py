@@ -1,0 +1,34 @@
+"""Hints as options: what a page sends back to apply one."""
+
+from __future__ import annotations
+
+import re
+
+from roller.errors import RollerError
+from roller.insight.whatif.scenario import parse_what_if_option
+from roller.insight.whatif.whatifs import WHATIFS
+
+_ONE = re.compile(r"(\w+)\((.*)\)")
+
+
+def options_of_change(change: str) -> list[str]:
+    """Return a hint's change as options of ``roller whatif --do``; none where they would mean another change.
+
+    Examples
+    --------
+    >>> options_of_change("AMP() + ZeroTime(phase=optimizer)")
+    ['amp', 'zero-time:phase=optimizer']
+    """
+    names = {kind.__name__: name for name, kind in WHATIFS.items()}
+    found = []
+    for part in change.split(" + "):
+        match = _ONE.fullmatch(part)
+        if match is None or match[1] not in names:
+            return []
+        parameters = match[2].replace(", ", ",")
+        found.append(f"{names[match[1]]}:{parameters}" if parameters else names[match[1]])
+    try:
+        is_same = " + ".join(str(parse_what_if_option(option)) for option in found) == change
+    except (RollerError, ValueError, TypeError):
+        return []
+    return found if is_same else []
