@@ -1,6 +1,6 @@
-"""``python -m roller.server.fork_server FD``: forks processes that profile, after PyTorch has been imported once.
+"""``main(descriptor)``, as a process of its own: forks processes that profile, after PyTorch has been imported once.
 
-The other end of the socket ``FD`` is the server. It sends lines of JSON: ``{"fork": n}`` with two descriptors, the
+The other end of the socket is the server. It sends lines of JSON: ``{"fork": n}`` with two descriptors, the
 socket of the new process and where its output goes, which is answered by ``{"forked": n, "pid": pid}``; and
 ``{"kill": pid}``. An end is told as ``{"ended": pid, "status": status}``. No code of a project is loaded here. When the
 server is gone, this process and all that it forked end.
@@ -193,7 +193,3 @@ def main(descriptor: int) -> NoReturn:
     gc.freeze()  # what all processes share is not written to by their collectors
     server.sendall(b'{"ready": true}\n')
     ForkServer(server).run()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from roller.errors import RollerError
+from roller.errors import RollerError, bounded, printable
 from roller.insight.trace.progress import Cancelled, listening
 from roller.insight.trace.providers import ProviderErrors
 from roller.runtime.channel import ChannelClosed, receive, send
@@ -79,7 +79,7 @@ def _progress(tell: Callable[..., None]) -> Callable[[str, int, int], None]:
 
 
 def _text_of(error: BaseException, request: ProfileRequest) -> str:
-    said = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    said = bounded(printable("".join(traceback.format_exception_only(error)).strip())).splitlines()
     name = Path(request.entry).name
     return (
         f"{name}: expected a step that can be traced, got {said[-1] if said else 'no message'}. Run {name} by itself."

@@ -47,7 +47,10 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
     for name, (wanted, is_right) in keys.items():
         if name not in found or not is_right(found[name]):
             raise ProtocolError(f"{kind}: {name}: expected {wanted}, got {shown(found.get(name))}.")
-    return {"type": kind, **{name: found[name] for name in keys}, "id": found.get("id")}
+    number = found.get("id")
+    if number is not None and not isinstance(number, (int, str)):
+        raise ProtocolError(f"{kind}: id: expected text or a whole number, got {shown(number)}.")
+    return {"type": kind, **{name: found[name] for name in keys}, "id": number}
 
 
 def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from roller.errors import RollerError
+from roller.errors import RollerError, bounded, printable, shown
 from roller.server.batch_literal import BatchLiteral, find_batch_literal
 from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
 from roller.server.places import last_place, places_in
@@ -272,12 +272,15 @@ class Session:
             self._fail(f"{name}: expected a profile from the step's process, got {ended}. Run {name} by itself.")
         except RollerError as error:
             self._fail(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever a project's process says, the session goes on
+            name, what = self.project.entry_name, shown(f"{type(error).__name__}: {error}")
+            self._fail(f"{name}: expected answers about the step, got others ({what}). Run roller profile {name}.")
         finally:
             if self._running is asyncio.current_task():
                 self._running = None
 
     def _fail(self, text: str, problems: Sequence[Mapping[str, Any]] = ()) -> None:
-        output = list(self._worker.output) if self._worker is not None else []
+        text, output = bounded(printable(text)), list(self._worker.output) if self._worker is not None else []
         found = [dict(problem) for problem in problems] or places_in(text, self.project)
         self.state.status, self.state.progress = "failed", None
         self.state.error = self.project.relative({"text": text, "problems": found, "output": output})
@@ -369,7 +372,7 @@ class Session:
     def _watch_files(self, files: Sequence[str], since_ns: int) -> None:
         """Watch files that a profile loaded; one that changed since it began counts as changed."""
         for path in files:
-            if path not in self._watched and self.project.name_of(path) is not None:
+            if isinstance(path, str) and path not in self._watched and self.project.name_of(path) is not None:
                 state = state_of(path)
                 self._watched[path] = state if state[0] < since_ns else (0, -1, 0)
 

@@ -7,6 +7,7 @@ the page's origin and a token that only the address of the page holds.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 import secrets
@@ -20,10 +21,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from roller.errors import RollerError
+from roller.errors import RollerError, shown
 from roller.server import protocol
 from roller.server.page_files import page_files
-from roller.server.session import Session
+from roller.server.session import Listener, Session
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 MOST_CLIENTS, _MOST_WAITING = 16, 256
 #: Codes with which a socket is closed: of the protocol's own range.
 REFUSED, TOO_MANY, OTHER_VERSION, TOO_SLOW = 4403, 4429, 4400, 4408
+#: Bytes of the reason of a close, as WebSockets have room for.
+_REASON_BYTES = 120
+#: A client greets, and takes a message, within so many seconds, or its place is given to another.
+GREETS_S, TAKES_S = 10.0, 20.0
 _NONCE = b"@nonce@"
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'nonce-{nonce}'; img-src 'self' data:; "
@@ -115,7 +120,7 @@ class PageServer:
             return
         await socket.accept()
         if self._clients >= MOST_CLIENTS:
-            await socket.close(TOO_MANY, f"at most {MOST_CLIENTS} clients at once")
+            await _close(socket, TOO_MANY, f"at most {MOST_CLIENTS} clients at once")
             return
         self._clients += 1
         try:
@@ -127,15 +132,17 @@ class PageServer:
 
     async def _converse(self, socket: WebSocket) -> None:
         try:
-            hello = protocol.parse_message(await socket.receive_text())
+            hello = protocol.parse_message(await asyncio.wait_for(socket.receive_text(), GREETS_S))
+        except asyncio.TimeoutError:
+            await _close(socket, OTHER_VERSION, f"expected hello within {GREETS_S:g} s, got none")
+            return
         except (RollerError, KeyError) as error:
-            await socket.close(OTHER_VERSION, str(error)[:100])
+            await _close(socket, OTHER_VERSION, str(error))
             return
         if hello["type"] != "hello" or hello["version"] != protocol.VERSION:
-            said = (
-                f"this server speaks version {protocol.VERSION}, not {hello.get('version')}; use one release for both"
-            )
-            await socket.close(OTHER_VERSION, said)
+            other = shown(hello.get("version"))
+            said = f"this server speaks version {protocol.VERSION}, not {other}; use one release for both"
+            await _close(socket, OTHER_VERSION, said)
             return
         waiting: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(_MOST_WAITING)
 
@@ -150,34 +157,53 @@ class PageServer:
         listener(self._greeting())
         listener(self.session.snapshot())
         stop = self.session.listen(listener)
-        telling = asyncio.ensure_future(self._tell(socket, waiting))
+        both = [
+            asyncio.ensure_future(self._tell(socket, waiting)), asyncio.ensure_future(self._listen(socket, listener))
+        ]  # fmt: skip
         try:
-            while True:
-                message = await socket.receive()
-                if message["type"] == "websocket.disconnect":
-                    return
-                answer = self._answer(message.get("text") or message.get("bytes") or "")
-                if answer is not None:
-                    listener(answer)
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop()
-            telling.cancel()
+            for one in both:
+                one.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _listen(self, socket: WebSocket, listener: Listener) -> None:
+        while True:
+            message = await socket.receive()
+            if message["type"] == "websocket.disconnect":
+                return
+            answer = self._answer(message.get("text") or message.get("bytes") or "")
+            if answer is not None:
+                listener(answer)
 
     async def _tell(self, socket: WebSocket, waiting: asyncio.Queue[dict[str, Any] | None]) -> None:
+        """Send what waits until the client is too slow: it lets messages wait, or takes none for some time."""
         while True:
             message = await waiting.get()
             if message is None:
-                await socket.close(TOO_SLOW, "too many messages wait for this client")
+                await _close(socket, TOO_SLOW, "too many messages wait for this client")
                 return
-            await socket.send_text(json.dumps(message, allow_nan=False))
+            try:
+                await asyncio.wait_for(socket.send_text(json.dumps(message, allow_nan=False)), TAKES_S)
+            except asyncio.TimeoutError:
+                return
 
     def _greeting(self) -> dict[str, Any]:
         project = self.session.project
         return {
             "type": "hello", "version": protocol.VERSION, "project": project.folder.name, "entry": project.entry_name,
             "devices": self._devices, "prices": self._prices,
-            "source": self._source(project.entry_name),
+            "source": self._entry_source(),
         }  # fmt: skip
+
+    def _entry_source(self) -> dict[str, Any]:
+        """Return the entry file; one that cannot be read now may be there again in a moment."""
+        project = self.session.project
+        try:
+            return self._source(project.entry_name)
+        except RollerError as error:
+            return {"file": project.entry_name, "text": "", "digest": "", "error": project.relative(str(error))}
 
     def _source(self, name: str) -> dict[str, Any]:
         found = self.session.project.read(name)
@@ -205,6 +231,13 @@ class PageServer:
         except RollerError as error:
             return {"type": "refused", "id": number, "text": self.session.project.relative(str(error))}
         return None
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    """Close a conversation, with as much of the reason as there is room for."""
+    said = reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(socket.close(code, said), TAKES_S)
 
 
 def _rates(prices: RateCard | None) -> Mapping[str, Any] | None:

@@ -21,6 +21,8 @@ _HEAD = struct.Struct("<Q")
 _LARGEST = 1 << 29
 #: Lines and bytes of a process's output that are kept, and the bytes of a line.
 _OUTPUT_LINES, _LINE_BYTES = 200, 2000
+#: Without the folder that it is started in on the path: a project's ``yaml.py`` is no module of ours.
+_FORKS = "import sys; sys.path.pop(0); from roller.server.fork_server import main; main(int(sys.argv[1]))"
 #: A process that was asked where it is answers within.
 _ANSWER_S = 0.5
 
@@ -90,12 +92,12 @@ class Worker:
             data = await self._reader.readexactly(self._size)
             self._size = None
             answer = json.loads(data)
-            if not isinstance(answer, dict):
-                raise ValueError("no object")
+            if not isinstance(answer, dict) or not isinstance(answer.get("stage"), str):
+                raise ValueError("no answer")
             return answer
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             raise WorkerEnded(await self.how_it_ended()) from None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise WorkerEnded("what is no answer") from None
 
     async def how_it_ended(self) -> str:
@@ -235,7 +237,7 @@ class WorkerProcesses:
         paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
         try:
             self._process = await asyncio.create_subprocess_exec(
-                self._python, "-m", "roller.server.fork_server", str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                self._python, "-c", _FORKS, str(theirs.fileno()), pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
             )  # fmt: skip

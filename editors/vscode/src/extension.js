@@ -6,6 +6,8 @@ const { Pages } = require("./pages");
 const { drillDown } = require("./drill_down");
 
 const SETTINGS = ["entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience"];
+/** Without the folder of the project on the path: its modules are not imported in place of the server's. */
+const START = "import sys; sys.path.pop(0); from roller.cli.main import main; main()";
 const INSTALL = "pip install 'roller[lsp,serve,insight]'";
 
 /** Return the extension for an editor, with a function that makes a language client. */
@@ -16,7 +18,7 @@ function createExtension(vscode, makeClient) {
   async function start(uri) {
     const python = await pythonOf(vscode, uri);
     const folder = uri && vscode.workspace.getWorkspaceFolder(uri);
-    const server = { command: python, args: ["-m", "roller.cli.main", "lsp"], options: folder ? { cwd: folder.uri.fsPath } : {} };
+    const server = { command: python, args: ["-c", START, "lsp"], options: folder ? { cwd: folder.uri.fsPath } : {} };
     const client = makeClient("roller", "Roller", server, {
       documentSelector: [{ scheme: "file", language: "python" }],
       initializationOptions: settingsOf(uri),

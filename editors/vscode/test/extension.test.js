@@ -34,7 +34,7 @@ test("a profile saves the file, and starts the server where the workspace says",
   await run("roller.profileFile");
   assert.equal(told.saved, 1);
   const [{ server, options }] = made.clients;
-  assert.deepEqual([server.command, server.args, server.options.cwd], ["/env/bin/python", ["-m", "roller.cli.main", "lsp"], "/work"]);
+  assert.deepEqual([server.command, server.args, server.options.cwd], ["/env/bin/python", ["-c", "import sys; sys.path.pop(0); from roller.cli.main import main; main()", "lsp"], "/work"]);
   assert.deepEqual([options.initializationOptions.device, options.initializationOptions.live, options.initializationOptions.batch], ["h100", false, null]);
   assert.deepEqual(made.requests, [["workspace/executeCommand", "roller.profile", "file:///work/train.py"]]);
   await run("roller.profileFile");

@@ -141,6 +141,14 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
         yield Revision(revision, before / place, before, root, commit)
 
 
+def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
+    """Leave out what leads out of the folder, such as a link to where the data are."""
+    try:
+        return tarfile.data_filter(member, folder)
+    except tarfile.FilterError:
+        return None
+
+
 def commit_of(folder: Path, revision: str) -> str:
     """Return the digest of a revision's commit.
 
@@ -155,7 +163,7 @@ def commit_of(folder: Path, revision: str) -> str:
 def _extract(archive: tarfile.TarFile, folder: str) -> None:
     """Extract what git packed; patch releases of Python 3.10 before the 12th know no filter."""
     if hasattr(tarfile, "data_filter"):
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, filter=_within)
     else:
         archive.extractall(folder)
 

@@ -184,7 +184,7 @@ function sourcePanel(state, server) {
   }
 
   state.on("hello", () => {
-    take(state.hello.source);
+    if (!state.hello.source.error) take(state.hello.source);
     if (shown === null) open(state.hello.entry);
     else if (shown !== state.hello.entry) load(shown).catch(() => null);
   });
