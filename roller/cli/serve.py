@@ -62,7 +62,7 @@ def serve_command(
     this machine reaches it, with the address that is printed.
     """
     try:
-        from roller.server.serve import serve
+        from roller.server.serve import is_local, serve
     except ImportError as error:
         raise RollerError(
             f"serve: expected the package {error.name}, got none. Install roller with the extra 'serve', e.g. "
@@ -99,6 +99,8 @@ def serve_command(
     def ready(address: str) -> None:
         screen.say(f"{file.name}: {address}")
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
+        if not is_local(host):
+            screen.say(f"Other machines reach {host}, and the address goes over the network unencrypted.")
         if opens:
             webbrowser.open(address)
 

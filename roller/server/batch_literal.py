@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller.insight.trace.providers import names_of
 
+_BYTE_ORDER_MARK = "\ufeff"
 _PROVIDER, _PARAMETER = "input_provider", "batch_size"
 
 
@@ -68,6 +69,11 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     >>> find_batch_literal("SIZE = 32\ndef input_provider(batch_size=SIZE): ...").name
     'SIZE'
     """
+    if source.startswith(_BYTE_ORDER_MARK):  # the parser takes one in bytes only
+        found = find_batch_literal(source[1:])
+        if isinstance(found, BatchLiteral):
+            return _moved_by_one(found)
+        return replace(found, candidates=tuple(map(_moved_by_one, found.candidates)))
     try:
         body = ast.parse(source).body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -96,6 +102,10 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
         f"{ast.unparse(default)[:40]}. Write the number itself.",
         tuple(constants.values()),
     )  # fmt: skip
+
+
+def _moved_by_one(literal: BatchLiteral) -> BatchLiteral:
+    return replace(literal, start=literal.start + 1, end=literal.end + 1)
 
 
 def _defaults(arguments: ast.arguments) -> Iterator[tuple[str, ast.expr | None]]:

@@ -115,6 +115,8 @@ class ForkServer:
             _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             most = LARGEST_FILE_BYTES if hard == resource.RLIM_INFINITY else min(hard, LARGEST_FILE_BYTES)
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")  # where memory runs out, this process is ended before the server and others
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)

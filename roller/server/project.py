@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
+import tokenize
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,9 +115,9 @@ class Project:
             if path.stat().st_size > _LARGEST:
                 raise ProjectError(f"{name}: expected at most {_LARGEST >> 20} MiB of source, got more. Name another.")
             data = read_file(path)
-            return SourceFile(name, data.decode(), digest_of(data))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProjectError(f"{name}: expected UTF-8 text that can be read, got {shown(error)}.") from error
+        except OSError as error:
+            raise ProjectError(f"{name}: expected a file that can be read, got {shown(error.strerror)}.") from error
+        return SourceFile(name, _decoded(data, name), digest_of(data))
 
     def write(self, name: str, text: str, base: str) -> SourceFile:
         """Write a file of the project, whole or not at all.
@@ -133,19 +135,50 @@ class Project:
         path = self.path_of(name)
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
-        try:
-            data = text.encode()
-        except UnicodeEncodeError as error:
-            raise ProjectError(
-                f"{name}: expected text, got half a character at {error.start}. Save what UTF-8 can say."
-            ) from None
+        data = _encoded(text, name)
+        mode = path.stat().st_mode & 0o7777
+        if not mode & 0o222 or not os.access(path, os.W_OK):
+            raise ProjectError(f"{name}: expected a file that may be written, got one that may only be read.")
         try:
             with whole_file(path) as file:
-                os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+                os.fchmod(file.fileno(), mode)
                 file.write(data)
         except OSError as error:
             raise ProjectError(f"{name}: expected a file that can be written, got {shown(error.strerror)}.") from error
         return SourceFile(name, text, digest_of(data))
+
+
+def _encoding_of(data: bytes) -> str:
+    """Return the encoding that a source declares (PEP 263); a byte order mark stays in the text."""
+    found, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return "utf-8" if found == "utf-8-sig" else found
+
+
+def _decoded(data: bytes, name: str) -> str:
+    encoding = "UTF-8"
+    try:
+        encoding = _encoding_of(data)
+        text = data.decode(encoding)
+        is_same = text.encode(encoding) == data
+    except (SyntaxError, LookupError, ValueError):
+        is_same = False
+    if not is_same:
+        raise ProjectError(f"{name}: expected text in {encoding}, got other bytes. Declare the encoding, or use UTF-8.")
+    return text
+
+
+def _encoded(text: str, name: str) -> bytes:
+    encoding = "UTF-8"
+    try:
+        encoding = _encoding_of(text.encode(errors="replace"))
+        return text.encode(encoding)
+    except UnicodeEncodeError as error:
+        what = "half a character" if encoding.upper() == "UTF-8" else shown(text[error.start])
+        raise ProjectError(
+            f"{name}: expected text, got {what} at {error.start}. Save what {encoding.upper()} can say."
+        ) from None
+    except (SyntaxError, LookupError, ValueError):
+        raise ProjectError(f"{name}: expected an encoding that Python knows, got another. Use UTF-8.") from None
 
 
 def digest_of(data: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,9 +56,7 @@ def serve(
     """
     project = Project(entry)
     listening = listen_on(host, port)
-    port = listening.getsockname()[1]
-    names = dict.fromkeys((host, *(_LOOPBACK if host in _LOOPBACK else ())))
-    hosts = tuple(f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names)
+    hosts = hosts_of(host, *listening.getsockname()[:2])
 
     async def run() -> None:
         processes = WorkerProcesses()
@@ -76,6 +75,47 @@ def serve(
     asyncio.run(run())
 
 
+def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
+    """Return what a browser may have as the host of the page, the one to print first.
+
+    Parameters
+    ----------
+    host
+        As it was given.
+    address, port
+        Where the socket listens.
+
+    Raises
+    ------
+    RollerError
+        It listens on all addresses, none of which a browser has.
+
+    Examples
+    --------
+    >>> hosts_of("MyHost", "10.0.0.2", 8000)
+    ('myhost:8000', '10.0.0.2:8000')
+    >>> hosts_of("::1", "::1", 80)
+    ('[::1]:80', '127.0.0.1:80', 'localhost:80', '[::1]', '127.0.0.1', 'localhost')
+    """
+    if ipaddress.ip_address(address).is_unspecified:
+        raise RollerError(
+            f"serve: --host {host}: expected one address of this machine, got all of them. Name the one that the "
+            f"browser uses, or keep the default and forward its port over SSH."
+        )
+    name = host.lower()
+    names = dict.fromkeys((name, address, *(_LOOPBACK if name in _LOOPBACK else ())))
+    shown = [f"[{one}]" if ":" in one else one for one in names]
+    return (*(f"{one}:{port}" for one in shown), *(shown if port == 80 else ()))  # browsers leave out port 80
+
+
+def is_local(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
 def facts_of(spec: DeviceSpec) -> dict[str, Any]:
     """Return what a list of devices says of one."""
     from roller.insight.memory.largest_batch import capacity_of
@@ -91,15 +131,17 @@ def listen_on(host: str, port: int) -> socket.socket:
     RollerError
         The address cannot be used.
     """
+    host = host.lower()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
         made.listen(128)  # who has the address may connect before the page runs
-    except OSError as error:
+    except (OSError, UnicodeError, ValueError) as error:
         made.close()
+        why = getattr(error, "strerror", None) or error
         raise RollerError(
-            f"serve: {host}:{port}: expected an address that is free, got {error.strerror}. Name another --port."
+            f"serve: {host}:{port}: expected an address that is free, got {why}. Name another --host or --port."
         ) from None
     return made

@@ -18,6 +18,7 @@ from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfi
 from roller.server.places import last_place, places_in
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
 from roller.server.project import Project, ProjectError, SourceFile, state_of
+from roller.server.restlessness import Restlessness
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
 #: Between two looks at the project's files.
@@ -97,6 +98,7 @@ class Session:
         self._count = 0
         self._watched: dict[str, tuple[int, int, int]] = {str(project.entry): state_of(project.entry)}
         self._earlier = EarlierProfiles(project, processes, patience_s)
+        self._restlessness = Restlessness()
 
     # Listeners
 
@@ -226,6 +228,7 @@ class Session:
             return
         self._watched = now
         self.state.revision += 1
+        self._restlessness.note_change(self._running is not None)
         if self.is_live:
             self.profile()
         else:
@@ -263,6 +266,9 @@ class Session:
                 await asyncio.wait([before])
         revision = self.state.revision
         try:
+            if self._restlessness.must_wait:
+                self._drop_worker()
+                await self._restlessness.rest(self.project.entry_name)
             worker = await self._worker_of(revision)
             await self._follow(worker, wanted, revision)
         except asyncio.CancelledError:
@@ -278,6 +284,7 @@ class Session:
         finally:
             if self._running is asyncio.current_task():
                 self._running = None
+                self._restlessness.note_end()
 
     def _fail(self, text: str, problems: Sequence[Mapping[str, Any]] = ()) -> None:
         text, output = bounded(printable(text)), list(self._worker.output) if self._worker is not None else []
