@@ -193,5 +193,6 @@ def main(descriptor: int) -> NoReturn:
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # what all processes share is not written to by their collectors
-    server.sendall(b'{"ready": true}\n')
+    with contextlib.suppress(OSError):  # the server is gone: the first read finds that, too
+        server.sendall(b'{"ready": true}\n')
     ForkServer(server).run()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from roller.errors import NoCandidateError, RollerError
-from roller.hardware import DeviceSpec, load_spec
+from roller.errors import NoCandidateError, RollerError, did_you_mean, shown
+from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.step_profile.difference import ProfileDifference, difference
@@ -166,8 +166,26 @@ class _Asked:
         found = self._profile()
         if found.make_graph is None:
             return {"error": "whatif: expected one device, got several. Choose one."}
-        answer = what_if(found.make_graph(), *(parse_what_if_option(text) for text in self._options.changes))
+        changes = [parse_what_if_option(text) for text in self._options.changes]
+        check_devices_of(changes)
+        answer = what_if(found.make_graph(), *changes)
         return answer.to_dict()
+
+
+def check_devices_of(changes: Sequence[Any]) -> None:
+    """Raise where a what-if names a file as its device: a client reads nothing outside of the project.
+
+    Raises
+    ------
+    RollerError
+        A device is none that roller knows by name.
+    """
+    known = list_specs()
+    for change in changes:
+        for name in (getattr(change, field) for field, role in change.traced_with if role == "device"):
+            if name not in known:
+                meant = did_you_mean(name, known) or "."
+                raise RollerError(f"whatif: device: expected a name, got {shown(name)}{meant}")
 
 
 def _rest(options: StepOptions) -> tuple[int | None, str, bool]:

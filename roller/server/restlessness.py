@@ -1,9 +1,10 @@
-"""Files that change while they are profiled, again and again: an editor that saves a lot, or a step that writes them."""
+"""Files that change in each profile: an editor that saves a lot, or a step that writes them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from roller.errors import RollerError
 
@@ -34,7 +35,7 @@ class Restlessness:
         """Whether the files have to rest first."""
         return self._count >= _BEFORE_WAITING
 
-    async def rest(self, name: str) -> None:
+    async def rest(self, name: str, stop: Callable[[], None]) -> None:
         """Wait for as long as files have to rest; whoever sees a change meanwhile cancels this.
 
         Raises
@@ -48,6 +49,7 @@ class Restlessness:
                 f"{name}: expected files that stay as they are while the step is profiled, got others each time. "
                 f"If the step writes Python files of its project, let it write elsewhere."
             )
+        stop()  # what runs of the project: it writes nothing while files rest
         self._is_waiting = True
         try:
             await asyncio.sleep(_REST_S)

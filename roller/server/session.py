@@ -267,8 +267,7 @@ class Session:
         revision = self.state.revision
         try:
             if self._restlessness.must_wait:
-                self._drop_worker()
-                await self._restlessness.rest(self.project.entry_name)
+                await self._restlessness.rest(self.project.entry_name, self._drop_worker)
             worker = await self._worker_of(revision)
             await self._follow(worker, wanted, revision)
         except asyncio.CancelledError:

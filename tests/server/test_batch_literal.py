@@ -75,3 +75,12 @@ def test_why_there_is_none(source: str, line: int, words: str, candidates: list[
     assert found.line == line
     assert words in found.text
     assert [one.name for one in found.candidates] == candidates
+
+
+def test_a_byte_order_mark_is_a_character_of_the_source() -> None:
+    source = "\ufeffSIZE = 8\ndef input_provider(batch_size=16): ..."
+    found = find_batch_literal(source)
+    assert isinstance(found, BatchLiteral)
+    assert source[found.start : found.end] == "16"
+    other = find_batch_literal("\ufeffSIZE = 8\n")
+    assert [(one.start, one.end) for one in other.candidates] == [(8, 9)]  # type: ignore[union-attr]

@@ -86,7 +86,7 @@ def test_a_text_that_is_none_is_refused_when_saved(project: Project) -> None:
 def test_what_is_no_source_is_not_read(project: Project) -> None:
     (project.folder / "latin.py").write_bytes("x = 'ü'\n".encode("latin-1"))
     (project.folder / "large.py").write_bytes(b"#" * ((4 << 20) + 1))
-    with pytest.raises(ProjectError, match=r"latin\.py: expected UTF-8"):
+    with pytest.raises(ProjectError, match=r"latin\.py: expected text in UTF-8"):
         project.read("latin.py")
     with pytest.raises(ProjectError, match=r"large\.py: expected at most 4 MiB"):
         project.read("large.py")
@@ -109,3 +109,24 @@ def test_the_state_of_a_file_changes_with_it(project: Project) -> None:
     after = state_of(project.entry)
     project.entry.unlink()
     assert len({before, after, state_of(project.entry)}) == 3
+
+
+def test_a_source_keeps_the_encoding_that_it_declares(project: Project) -> None:
+    for data in ("# coding: latin-1\nx = 'é'\r\n".encode("latin-1"), b"\xef\xbb\xbfx = 1\n"):
+        project.entry.write_bytes(data)
+        found = project.read("train.py")
+        project.write("train.py", found.text + "# end\n", found.digest)
+        assert project.entry.read_bytes() == data + b"# end\n"
+    for wrong in (b"x = '\xff'\n", b"# coding: rot13\n", b"# coding: nope\n", b"# coding: utf-7\n+AGEAYg-\n+-"):
+        project.entry.write_bytes(wrong)
+        with pytest.raises(ProjectError, match=r"^train.py: expected text in"):
+            project.read("train.py")
+    project.entry.write_bytes(b"# coding: latin-1\n")
+    with pytest.raises(ProjectError, match=r"LATIN-1|ISO-8859-1"):
+        project.write("train.py", "# coding: latin-1\n# π\n", project.read("train.py").digest)
+
+
+def test_a_file_that_may_only_be_read_is_not_replaced(project: Project) -> None:
+    project.entry.chmod(0o444)
+    with pytest.raises(ProjectError, match="may only be read"):
+        project.write("train.py", "y = 1\n", project.read("train.py").digest)

@@ -123,6 +123,48 @@ def test_what_a_projects_code_may_do(tmp_path: Path) -> None:
     assert not (tmp_path / "large").exists() or (tmp_path / "large").stat().st_size <= 1 << 30
 
 
+def test_what_a_project_writes_into_the_conversation_is_no_answer(tmp_path: Path) -> None:
+    sockets = (
+        "import json, os, stat, struct, time\n"
+        "for n in range(3, 64):\n"
+        "    try:\n"
+        "        if not stat.S_ISSOCK(os.fstat(n).st_mode): continue\n"
+        "    except OSError: continue\n"
+    )
+    frame = "    os.write(n, struct.pack('<Q', len(t)) + t)\n"
+    bodies = {
+        "    os.write(n, b'garbage garbage garbage')\n": "what is no answer",
+        "    t = b'[' * 5000\n" + frame: "what is no answer",
+        '    t = b\'{"x": 1, "blobs": []}\'\n' + frame: "what is no answer",
+        "    for i in range(200):\n"
+        "        t = json.dumps({'id': i, 'stage': 'profile', 'blobs': []}).encode()\n    " + frame: "got others",
+    }
+
+    async def act(watched: Watched) -> None:
+        for body, words in bodies.items():
+            _entry(tmp_path, sockets + body + "time.sleep(1000)")
+            watched.session.look()
+            await watched.ended()
+            assert words in watched.error, (body, watched.error)
+
+    _run(_entry(tmp_path, "raise ValueError('first')"), act)
+
+
+def test_nothing_is_imported_from_where_the_server_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "yaml.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+
+    async def act() -> None:
+        processes = WorkerProcesses()
+        try:
+            await processes.fork()
+        finally:
+            await processes.close()
+
+    asyncio.run(act())
+    assert not (tmp_path / "ran").exists()
+
+
 def test_a_provider_that_never_ends_is_named_with_its_line(tmp_path: Path) -> None:
     async def act(watched: Watched) -> None:
         await watched.ended()

@@ -168,6 +168,66 @@ def test_who_does_not_greet_is_sent_away_in_words(tmp_path: Path) -> None:
     _attack(tmp_path, act)
 
 
+def test_reasons_are_cut_and_ids_can_be_said_again(tmp_path: Path) -> None:
+    async def act(site: Site) -> None:
+        for first in ('{"type": "hello", "version": ' + "1" * 4000 + "}", json.dumps({"type": "🙂" * 200})):
+            found = await site.connect()
+            await found.send(first)
+            with pytest.raises(ConnectionClosed) as closed:
+                await found.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == OTHER_VERSION
+        found = await site.opened()
+        for wrong in ("NaN", "1.5", "[" * 900 + "]" * 900, "{}"):
+            await found.send('{"type": "open", "file": "train.py", "id": ' + wrong + "}")
+            assert "id: expected" in json.loads(await asyncio.wait_for(found.recv(), 10))["text"]
+        await found.send('{"type": "open", "file": "train.py", "id": "π"}')
+        assert json.loads(await found.recv())["id"] == "π"
+        await found.close()
+
+    _attack(tmp_path, act)
+
+
+def test_a_client_gets_in_while_the_entry_file_is_away(tmp_path: Path) -> None:
+    async def act(site: Site) -> None:
+        site.page.session.project.entry.unlink()
+        found = await site.connect()
+        await found.send(_HELLO)
+        source = json.loads(await found.recv())["source"]
+        assert (source["file"], source["text"]) == ("train.py", "")
+        assert "expected a Python file" in source["error"]
+        assert json.loads(await found.recv())["type"] == "state"
+        await found.close()
+
+    _attack(tmp_path, act)
+
+
+def test_clients_that_say_or_take_nothing_give_their_places_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roller.server.web.GREETS_S", 0.1)
+    monkeypatch.setattr("roller.server.web.TAKES_S", 0.1)
+
+    async def act(site: Site) -> None:
+        silent = await site.connect()
+        with pytest.raises(ConnectionClosed) as closed:
+            await asyncio.wait_for(silent.recv(), 10)
+        assert closed.value.rcvd is not None
+        assert "expected hello" in closed.value.rcvd.reason
+        deaf = await site.opened(compression=None)
+        deaf.transport.pause_reading()
+        for _ in range(200):
+            site.page.session._tell({"type": "progress", "text": "x" * 1_000_000})
+        for _ in range(500):
+            if site.page._clients == 0:
+                break
+            await asyncio.sleep(0.02)
+        assert site.page._clients == 0
+        deaf.transport.abort()
+
+    _attack(tmp_path, act)
+
+
 def test_fifty_clients_and_their_place_afterwards(tmp_path: Path) -> None:
     async def act(site: Site) -> None:
         clients = [await site.connect() for _ in range(50)]
