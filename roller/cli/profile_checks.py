@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 from rich.table import Table
 
+from roller.cli.usage import UsageError
 from roller.core.files import whole_file
-from roller.errors import printable
+from roller.errors import RollerError, printable
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen
+    from roller.insight.step_profile.budget import Budget
     from roller.insight.step_profile.difference import ProfileDifference
     from roller.insight.step_profile.step_profile import StepProfile
 
@@ -45,12 +47,24 @@ def _delta(seconds: float) -> str:
     return f"{1e3 * seconds:+.3f} ms"
 
 
-def check_budget_file(profile: StepProfile, path: Path, sarif_path: Path | None) -> None:
-    """Print what exceeds a budget, write it as SARIF if a file is named, and exit with 1 if anything does."""
-    from roller.insight.step_profile.budget import changed_versions, check_budget, read_budget, sarif
+def budget_of(path: Path | None) -> Budget | None:
+    """Return the budget of a file; a file that is none is a wrong option."""
+    from roller.insight.step_profile.budget import read_budget
 
-    budget = read_budget(path)
-    found = check_budget(profile, budget)
+    try:
+        return None if path is None else read_budget(path)
+    except RollerError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_budget_of(profile: StepProfile, budget: Budget, sarif_path: Path | None) -> None:
+    """Print what exceeds a budget, write it as SARIF if a file is named, and exit with 1 if anything does."""
+    from roller.insight.step_profile.budget import changed_versions, check_budget, sarif
+
+    try:
+        found = check_budget(profile, budget)
+    except RollerError as error:  # 1 is for what exceeds the budget
+        raise UsageError(str(error)) from error
     causes = changed_versions(profile, budget) if found else ()
     if sarif_path is not None:
         with whole_file(sarif_path) as file:

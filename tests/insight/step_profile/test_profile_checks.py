@@ -42,12 +42,28 @@ def test_a_budget_decides_the_exit_status(cli, tmp_path):
         "profile", tmp_path / "p.json", "--budget", tmp_path / "tight.yaml", "--sarif", tmp_path / "found.sarif"
     )
     assert code == 1
-    assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 more." in err
+    assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 ms more." in err
     assert "roller's model is another one than the budget's" in err
     data = json.loads((tmp_path / "found.sarif").read_text())
     assert problems_of(data) == []
     (result,) = data["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 9
+
+
+def test_only_an_exceeded_budget_exits_with_1(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    path = tmp_path / "budget.yaml"
+    code, _, err = cli("profile", tmp_path / "p.json", "--budget", path)
+    assert code == 2 and "budget.yaml" in err
+    for text, said in (
+        ("{made_for: {device: h100, batch: 4}, step: {time_ms: 300}}",
+         "budget is for h100 at batch 4, the profile for a100 at batch 8. "),
+        ("{stop: {time_ms: 300}}", "expected a mapping of step, modules, lines, made_for, made_with, got 'stop'"),
+        ("{modules: {fd: {time_ms: 1}}}", "expected a module of the step, got 'fd'"),
+    ):  # fmt: skip
+        path.write_text(text)
+        code, _, err = cli("profile", tmp_path / "p.json", "--budget", path)
+        assert code == 2 and said in err
 
 
 def test_a_budget_that_is_kept_leaves_a_valid_file_without_results(cli, tmp_path):
@@ -69,10 +85,10 @@ def test_a_slower_device_of_the_same_name_is_said_to_be_the_cause(cli, project, 
     slower = ["--set", "memory_layers.global.bandwidth_bytes_per_s=1e9"]
     code, _, err = cli("profile", project, *slower, "--budget", budget, "--sarif", found)
     assert code == 1
-    cause = "the specification of the device is another one than the budget's"
+    cause = "the specification of a100 changed since the budget was written"
     said = [line for line in err.splitlines() if "expected a time of at most" in line]
     assert cause in err and [x.split(": ")[2] for x in said] == ["step", "module body", "module head"]
-    assert all(re.search(r"train\.py:\d+: .* got .* ms, .* more\.", x) for x in said)
+    assert all(re.search(r"train\.py:\d+: .* got .* ms, .* ms more\.", x) for x in said)
     data = json.loads(found.read_text())
     assert problems_of(data) == []
     assert [cause in result["message"]["text"] for result in data["runs"][0]["results"]] == [True, True, True]
