@@ -116,7 +116,8 @@ def kind_of_report(path: Path) -> ReportKind:
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
+        got = "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
+        raise RollerError(f"{path}: expected a file, got {got}. Name one that can be read.") from error
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
     if not path.name.lower().endswith(SUFFIXES):

@@ -54,7 +54,7 @@ def test_kinds_are_told_by_content(tmp_path, profile_file):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(RollerError, match="cannot read it"):
+    with pytest.raises(RollerError, match="expected a file, got none"):
         html_report(tmp_path / "nothing.json")
 
 

@@ -131,7 +131,7 @@ class BatchCurve:
         """
         line = self.line
         if line is None or not line.holds:
-            why = self.notes[0] if self.notes else "three batches do not fit"
+            why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(
                 f"profile: diminishing_from: expected a time that is linear in the batch, got another ({why}). "
                 f"Look at the computed batches."
@@ -179,7 +179,7 @@ class BatchCurve:
 
     def _line(self) -> BatchLine:
         if self.line is None:
-            why = self.notes[0] if self.notes else "three batches do not fit"
+            why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
         return self.line
 

@@ -121,6 +121,8 @@ def read_budget(path: str | Path) -> Budget:
 
     try:
         data = yaml.safe_load(read_text(path))
+    except FileNotFoundError as error:
+        raise RollerError(f"{path}: expected a budget, got none. Name one, or write it with --write-budget.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _invalid(path, "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
     known = ("step", *_SECTIONS, "made_for", "made_with")
@@ -305,9 +307,10 @@ def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
     found = list(_outermost(root, name))
     if not found:
         known = list(dict.fromkeys(node.name for node in root.walk() if node.kind == "module"))
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise RollerError(
             f"budget: modules: expected a module of the step, got {shown(name)}{did_you_mean(name, known)}. Modules "
-            f"that run: {', '.join(known[:8]) or 'none'}{', ...' if len(known) > 8 else ''}."
+            f"that run: {', '.join(known[:8]) or 'none'}{more}."
         )
     return math.fsum(node.wall_s for node in found), sum(node.total_held_bytes for node in found)
 

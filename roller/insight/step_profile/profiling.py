@@ -177,12 +177,14 @@ def kind_of_file(path: str | Path) -> FileKind:
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(
-            f"{path}: expected a file, got what cannot be read ({error.strerror}). Name one that is there."
-        ) from error
+        raise RollerError(f"{path}: expected a file, got {_unreadable(error)}. Name one that can be read.") from error
     if kind == "entry" and is_script(Path(path)):
         return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
+
+
+def _unreadable(error: OSError) -> str:
+    return "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
 
 
 def _profile_of_file(

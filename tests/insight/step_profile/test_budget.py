@@ -117,6 +117,12 @@ def test_an_excess_of_the_memory_has_a_line_where_no_tensor_takes_most_of_it(wri
     assert result["locations"][0]["physicalLocation"]["region"] == {"startLine": 2}
 
 
+def test_a_refusal_names_some_modules_and_counts_the_others(write):
+    made = _profile_of(*(((Key("module", f"m{n}"), Key("operator", "mm")), 0.1, 1) for n in range(10)))
+    with pytest.raises(RollerError, match=r"m0, m1, m2, m3, m4, m5, m6, m7 and 2 more\.$"):
+        check_budget(made, read_budget(write("modules: {zzz: {time_ms: 1}}")))
+
+
 def test_an_excess_of_a_step_without_lines_is_at_the_beginning_of_its_file(write):
     made = _profile_of(((Key("module", "fc"), Key("operator", "mm")), 0.1, 1 << 30))
     budget = read_budget(write("{step: {memory_mib: 1, time_ms: 1}, modules: {fc: {time_ms: 1}}}"))

@@ -54,7 +54,7 @@ def test_only_an_exceeded_budget_exits_with_1(cli, tmp_path):
     save_profile(sample(), tmp_path / "p.json")
     path = tmp_path / "budget.yaml"
     code, _, err = cli("profile", tmp_path / "p.json", "--budget", path)
-    assert code == 2 and "budget.yaml" in err
+    assert code == 2 and "budget.yaml: expected a budget, got none. Name one" in err
     for text, said in (
         ("{made_for: {device: h100, batch: 4}, step: {time_ms: 300}}",
          "budget is for h100 at batch 4, the profile for a100 at batch 8. "),
@@ -164,15 +164,18 @@ def test_a_revision_against_the_working_tree(cli, project):
 def test_what_is_no_revision_is_refused(project, tmp_path):
     from roller.insight.step_profile.revision import checked_out
 
-    for revision, said in (("none", "expected a repository and a revision of it"), ("-x", "expected a revision, got")):
+    for revision, said in (
+        ("none", "--against git:none: expected a revision of this repository, got none"),
+        ("-x", "expected a revision, got"),
+    ):
         with pytest.raises(RollerError, match=said), checked_out(project, revision):
             pass
     alone = tmp_path / "alone.py"
     alone.write_text("")
-    with pytest.raises(RollerError, match="git rev-parse: expected a repository"), checked_out(alone, "HEAD"):
+    with pytest.raises(RollerError, match=r"git:HEAD: expected alone\.py in a repository"), checked_out(alone, "HEAD"):
         pass
     new = project.with_name("new.py")
     new.write_text("")
-    said = r"new\.py: expected a file at revision 'HEAD', got none"
+    said = r"new\.py: expected a file at revision 'HEAD', got none\. It is not in git: commit it first\."
     with pytest.raises(RollerError, match=said), checked_out(new, "HEAD"):
         pass
