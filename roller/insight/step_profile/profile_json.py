@@ -87,6 +87,10 @@ def _curve_data(curve: BatchCurve) -> dict[str, Any]:
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],
         "largest": curve.largest,
+        "limit_by": curve.limit_by,
+        "most_throughput": curve.most_throughput,
+        "most_computed": None if (most := curve.most_computed) is None else most.batch,
+        "diminishing_from": curve.diminishing_from() if curve.limit_by else None,
         "notes": list(curve.notes),
     }
 

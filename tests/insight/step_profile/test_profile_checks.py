@@ -8,7 +8,10 @@ import re
 import pytest
 
 from roller.errors import RollerError
+from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.profile_json import save_profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.tree import Key, Tree
 from tests.git_repositories import commit_all
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_difference import NET, STEP
@@ -31,6 +34,35 @@ def test_the_difference_to_a_saved_profile(cli, tmp_path, recorded):
     save_profile(sample(), tmp_path / "p.json")
     code, out, _ = cli("profile", recorded, "--against", tmp_path / "p.json")
     assert code == 0 and "Before: train.py: predicted on 2xa100" in out and "Difference: -349.000 ms" in out
+
+
+def _lines_of(**seconds):
+    tree = Tree()
+    for line, took in seconds.items():
+        tree.add_time((Key("line", f"{line}.py:1"), Key("operator", "mm")), "forward", Seconds(took, took, 0.0))
+    root = tree.build()
+    return StepProfile("a.py", "predicted", "a100", root, root.wall_s, root.wall_s, root.wall_s)
+
+
+def _difference_rows(cli, folder, before, after):
+    for name, one in (("before", before), ("after", after)):
+        save_profile(one, folder / f"{name}.json")
+    code, out, err = cli("profile", folder / "after.json", "--against", folder / "before.json")
+    assert code == 0, err
+    return out, {row.split()[0]: " ".join(row.split()[1:]) for row in out.splitlines() if ".py:1 " in row}
+
+
+def test_a_column_has_one_unit_and_unchanged_lines_no_row(cli, tmp_path):
+    out, rows = _difference_rows(
+        cli, tmp_path, _lines_of(a=20e-6, b=5e-6, c=1e-6, d=1e-6, e=3e-6),
+        _lines_of(a=10e-6, b=5e-6, c=1e-6 + 1e-20, d=1e-6 - 1e-13, e=4.5e-6),
+    )  # fmt: skip
+    assert rows == {"a.py:1": "-10.000 us 0 MiB", "e.py:1": "+1.500 us 0 MiB", "d.py:1": "< 0.001 us 0 MiB"}
+    assert "-0.000" not in out and "registered modules" in out and "Difference: -8.500 us, 0 MiB." in out
+    assert "hardly anything" not in out
+    out, rows = _difference_rows(cli, tmp_path, _lines_of(a=2.0, b=0.5), _lines_of(a=2.0, b=0.51))
+    assert rows == {"b.py:1": "+10.000 ms 0 MiB"} and "Difference: +10.000 ms" in out
+    assert out.rstrip().endswith("The time changes by less than 2 %: hardly anything, steps differ by as much.")
 
 
 def test_a_budget_decides_the_exit_status(cli, tmp_path):
@@ -124,7 +156,7 @@ def test_another_file_is_profiled_in_the_same_way(cli, project):
     code, out, err = cli("profile", project, "--device", "2xt4", "--batch", "64", "--against", project)
     assert code == 0, err
     assert "Before: train.py: predicted on 2xt4, batch 64 per device" in " ".join(out.split())
-    assert "Difference: +0.000 ms, +0.0 MiB." in out
+    assert "Difference: 0 us, 0 MiB." in out and "No line differs." in out
 
 
 def test_what_a_script_or_a_measurement_is_not_compared_with(cli, project, tmp_path):
