@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from roller.core.display import bytes_text, html_table, seconds_text
 from roller.insight.step_profile.node import Node, NodeKind
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.whatif.predict import HARDLY
+
+#: Change of a line's time relative to the step's, up to which it is that of rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +114,26 @@ class ProfileDifference:
         """Change of the total memory."""
         return self.root.delta_bytes
 
+    @property
+    def is_hardly_anything(self) -> bool:
+        """Whether the time changes by less than hints call hardly anything."""
+        return abs(self.delta_s) < HARDLY * self.before.iteration_s or not self.delta_s
+
+    @property
+    def differing(self) -> tuple[LineDifference, ...]:
+        """The lines that differ in time, memory or what they register: more than rounding does."""
+        least_s = _ROUNDING * max(self.before.iteration_s, self.after.iteration_s)
+        return tuple(
+            x for x in self.lines
+            if max(abs(x.delta_s), abs(x.made_delta_s)) > least_s or x.delta_bytes or x.made_delta_bytes
+        )  # fmt: skip
+
     def _repr_html_(self) -> str:
         """Return an HTML table of the lines that differ for a notebook, headed by the change of the step."""
         rows = (
             (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
              "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)))
-            for x in self.lines
-            if x.delta_s or x.delta_bytes
+            for x in self.differing
         )  # fmt: skip
         labels = " and ".join(dict.fromkeys((self.before.label, self.after.label)))
         title = f"{seconds_text(self.before.iteration_s)} to {seconds_text(self.after.iteration_s)} a step, {labels}"

@@ -70,13 +70,8 @@ def difference_data(found: ProfileDifference) -> dict[str, Any]:
     return {
         "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
         "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,
-        "lines": [_line_data(line) for line in differing_lines(found)],
+        "lines": [_line_data(line) for line in found.differing],
     }  # fmt: skip
-
-
-def differing_lines(found: ProfileDifference) -> list[LineDifference]:
-    """Return the lines that differ in time, memory or what they register, in the order of the difference."""
-    return [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
 
 
 def _kind_of(found: ProfileDifference) -> str:

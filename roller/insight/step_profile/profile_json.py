@@ -87,6 +87,10 @@ def _curve_data(curve: BatchCurve) -> dict[str, Any]:
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],
         "largest": curve.largest,
+        "limit_by": curve.limit_by,
+        "most_throughput": curve.most_throughput,
+        "most_computed": None if (most := curve.most_computed) is None else most.batch,
+        "diminishing_from": curve.diminishing_from() if curve.limit_by else None,
         "notes": list(curve.notes),
     }
 
@@ -230,12 +234,26 @@ def save_profile(profile: StepProfile, path: str | Path) -> None:
 
 
 def load_profile(path: str | Path) -> StepProfile:
-    """Read a profile that :func:`save_profile` wrote.
+    """Read a profile that :func:`save_profile` wrote, or the one that ``roller profile --json`` printed.
 
     Raises
     ------
     ArtifactError
-        The file cannot be read, or is no profile of a known version.
+        The file cannot be read, holds several profiles, or none of a known version.
+    """
+    data = saved_data(path)
+    if isinstance(data, Mapping) and "profile" in data:
+        return from_data(data["profile"], f"{path}: profile")
+    return from_data(data, str(path))
+
+
+def saved_data(path: str | Path) -> Any:
+    """Return the JSON of a file; of a list, its only item.
+
+    Raises
+    ------
+    ArtifactError
+        The file cannot be read, or holds several items.
     """
     try:
         data = json.loads(read_file(path))
@@ -243,4 +261,10 @@ def load_profile(path: str | Path) -> StepProfile:
         raise ArtifactError(
             f"{path}: expected a profile of roller, got what cannot be read ({error}). Write it with --out."
         ) from error
-    return from_data(data, str(path))
+    if not isinstance(data, list) or not data:
+        return data
+    if len(data) > 1:
+        raise ArtifactError(
+            f"{path}: expected one profile, got {len(data)}. Write each one alone: name one device and one batch."
+        )
+    return data[0]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 
 from roller.core.display import bytes_text, html_table, seconds_text
-from roller.errors import ArtifactError, NoCandidateError
+from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_phases
@@ -303,17 +303,15 @@ def _curve_data(profile: _Shown) -> dict[str, Any] | None:
     curve = profile.curve
     if curve is None:
         return None
-    try:
-        diminishing: int | None = curve.diminishing_from()
-    except NoCandidateError:
-        diminishing = None
     return {
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],
         "largest": curve.largest,
         "most_throughput": curve.most_throughput,
         "throughput_at_largest": curve.throughput_at_largest,
-        "diminishing_from": diminishing,
+        "limit_by": curve.limit_by,
+        "most_computed": None if (most := curve.most_computed) is None else most._asdict(),
+        "diminishing_from": curve.diminishing_from() if curve.limit_by else None,
         "notes": list(curve.notes),
     }
 

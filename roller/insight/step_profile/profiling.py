@@ -50,6 +50,8 @@ SUFFIXES = tuple(_SUFFIXES)
 _DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
 _HEAD = 256
+#: Batches that are computed beside the three of the line.
+_BESIDE_LINE = 12
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
 
@@ -177,12 +179,14 @@ def kind_of_file(path: str | Path) -> FileKind:
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(
-            f"{path}: expected a file, got what cannot be read ({error.strerror}). Name one that is there."
-        ) from error
+        raise RollerError(f"{path}: expected a file, got {_unreadable(error)}. Name one that can be read.") from error
     if kind == "entry" and is_script(Path(path)):
         return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
+
+
+def _unreadable(error: OSError) -> str:
+    return "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
 
 
 def _profile_of_file(
@@ -331,6 +335,9 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:
-    """Return powers of two up to the largest batch, at most eight, the last ones."""
+    """Return powers of two from the step's batch to the largest one, at most twelve; smaller ones fill the number."""
     most = largest or 4 * batch
-    return [n for n in (1 << k for k in range(31)) if n <= most][-8:]
+    powers = [n for n in (1 << k for k in range(31)) if n <= most]
+    above = sum(n >= batch for n in powers)
+    first = len(powers) - max(above, _BESIDE_LINE)
+    return powers[max(0, first) :][:_BESIDE_LINE]

@@ -101,18 +101,27 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
     RollerError
         There is no git, no repository, no such revision, or no such file at that revision.
     """
-    root = Path(_git(entry.resolve().parent, "rev-parse", "--show-toplevel").decode().strip())
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
+    where = f"--against git:{revision}"
+    inside = _git(entry.resolve().parent, "rev-parse", "--show-toplevel")
+    if inside is None:
+        raise RollerError(f"{where}: expected {entry.name} in a repository of git, got one in none. Name a file.")
+    root = Path(inside.decode().strip())
     place = entry.resolve().relative_to(root)
     with TemporaryDirectory(prefix="roller-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", revision))) as archive:
+        packed = _git(root, "archive", "--format=tar", revision)
+        if packed is None:
+            raise RollerError(
+                f"{where}: expected a revision of this repository, got none. Name one that is there, e.g. HEAD~1."
+            )
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             _extract(archive, folder)
         before = Path(folder).resolve()
         (before / ".git").touch()  # paths of stacks are relative to the repository, as in the working tree
         if not (before / place).is_file():
             raise RollerError(
-                f"{place}: expected a file at revision {shown(revision)}, got none. Name a revision that has it."
+                f"{place}: expected a file at revision {shown(revision)}, got none. {_remedy(root, place)}"
             )
         yield Revision(revision, before / place, before, root)
 
@@ -125,15 +134,17 @@ def _extract(archive: tarfile.TarFile, folder: str) -> None:
         archive.extractall(folder)
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
+def _remedy(root: Path, place: Path) -> str:
+    """Return what to do for a file that a revision does not have."""
+    if _git(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
+        return "It is not in git: commit it first."
+    return "Name a revision that has it."
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git prints; ``None`` if it fails."""
     try:
         found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:
         raise RollerError(f"git: expected the program, got none ({error.strerror}). Install it.") from error
-    if found.returncode:
-        said = found.stderr.decode(errors="replace").strip().splitlines()
-        raise RollerError(
-            f"git {arguments[0]}: expected a repository and a revision of it, got {shown(said[-1] if said else '')}. "
-            f"Name a revision that is there."
-        )
-    return found.stdout
+    return None if found.returncode else found.stdout

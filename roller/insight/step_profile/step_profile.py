@@ -307,7 +307,8 @@ class StepProfile:
         if self.make_graph is None:
             raise NoCandidateError(
                 f"profile: hints: expected a step that is traced or recorded, on one device, got a {self.source} "
-                f"profile without its graph. Profile the entry file or the recording."
+                f"profile without its graph. A saved profile has none: write its hints with roller profile train.py "
+                f"--json --hints > profile.json, or name the entry file."
             )
         graph = self.make_graph()
         pads = () if self.find_pads is None else self.find_pads(graph)

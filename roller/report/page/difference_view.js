@@ -8,7 +8,7 @@ function differenceSection(data, pick) {
   const side = (profile) => [number(profile.iteration_s, "s", profile.source, [profile.lower_s, profile.upper_s]), ", ", number(profile.total_bytes, "bytes", profile.source),
     ` (${profile.source} on ${profile.devices > 1 ? `${profile.devices} × ` : ""}${profile.device || "an unnamed device"}${profile.batch ? `, batch ${profile.batch}` : ""}${profile.amp === "fp32" ? "" : `, ${profile.amp}`})`];
   const made = (row) => row.made_delta_s || row.made_delta_bytes ? [signed(row.made_delta_s, "s", kind), ", ", signed(row.made_delta_bytes, "bytes", kind)] : "";
-  const titles = ["line", "before", "after", "time", "memory", "of its modules and weights"];
+  const titles = ["line", "before", "after", "time", "memory", "registered modules and weights"];
   const found = section("Difference", "First the lines whose weights changed, then the others, largest change first. All lines sum to the step.",
     el("ul.plain", {}, el("li", {}, `Before: ${before.name}, `, side(before)), el("li", {}, `After: ${after.name}, `, side(after)),
       el("li", {}, "Difference: ", signed(data.difference.delta_s, "s", kind), ", ", signed(data.difference.delta_bytes, "bytes", kind))),

@@ -342,7 +342,7 @@ class Session:
 
     def _current_location(self) -> str:
         place = self.origins.current_origin()
-        return self.origins.stacks.whole(place.stack[-1]) if place.stack else place.module or "trace"
+        return f"{place.stack[-1].file}:{place.stack[-1].line}" if place.stack else place.module or "trace"
 
 
 def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[str]:
