@@ -49,16 +49,16 @@ for (x,) in loader:
     model(x).sum().backward()
     optimizer.step()
 ''')
-for cell in ("--device none\\n1", "--bad\\n1", "-d a100,h100\\n1", "\\nx = (", "\\nawait x", "\\nprint(1)", "\\nmodle(1)",
-             "-d cpu\\n1"):
+for cell in ("--device none\\n1", "--bad\\n1", "-d a100,h100\\n1", "\\nx = (", "\\nawait x", "\\nprint(1)",
+             "\\nmodle(1)", "-d cpu\\n1"):
     run("%%roller_profile " + cell)
 run("%roller_profile")
 with contextlib.redirect_stdout(io.StringIO()) as helped:
     run("%roller_profile --help")
 lines = [node.name for node in found.root.walk() if node.kind == "line"]
 with open(sys.argv[1], "w") as file:
-    json.dump([found.name, found.device, found.devices, found.batch, lines, found._repr_html_()[:9], errors, repr(found), helped.getvalue(),
-               found.notes], file)
+    json.dump([found.name, found.device, found.devices, found.batch, lines, found._repr_html_()[:9], errors,
+               repr(found), helped.getvalue(), found.notes], file)
 """
 
 
@@ -88,7 +88,7 @@ def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
             "In[7]:2: expected valid Python without await, got '(' was never closed",
             "In[8]:2: expected valid Python without await, got 'await' outside function",
             "In[9]: expected a cell that trains, got its end without a step of an optimizer. Let the cell itself train",
-            "trace: expected defined names, got NameError at In[10]:2: name 'modle' is not defined (In[10] failed). Mend it",
+            "trace: expected defined names, got NameError at In[10]:2: name 'modle' is not defined (In[10] failed)",
             "In[11]: expected a GPU for a cell that trains, got the CPU. Name a GPU, e.g. --device h100.",
             "expected a cell that trains, got a line",
         ],

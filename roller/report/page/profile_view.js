@@ -279,7 +279,7 @@ function profileTable(data, heading, columns, label, hover, pick) {
   const numeric = (title, column, unit, more) => ({ title, unit, label, numeric: true, width: "6.5rem", value: (row) => column[row], write: column && columnText(column, unit, 3), ...more });
   const name = (row) => names[columns.name[row]];
   const shown = [
-    { title: heading.replace(/s$/, ""), width: "minmax(9rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
+    { title: heading.replace(/s$/, ""), width: "minmax(8.5rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
     numeric("time", columns.wall_s, "s", { interval: (row) => intervalIn(columns, "wall", row) }),
     columns.intervals ? { title: "interval", width: "10rem", wide: true, value: (row) => (columns.wall_s[row] ? range(intervalIn(columns, "wall", row), "s") : "–"), key: (row) => columns.intervals.wall_upper_s[row] } : null,
     { ...numeric("share", null, "share", { width: "4.5rem", wide: true }), value: (row) => columns.wall_s[row] / (iteration_s || 1) },
