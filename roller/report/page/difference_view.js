@@ -15,13 +15,13 @@ function differenceSection(data, pick) {
   };
   const made = (row) => [row.made_delta_s ? signed(row.made_delta_s, "s", kind) : null, row.made_delta_s && row.made_delta_bytes ? ", " : null,
     row.made_delta_bytes ? signed(row.made_delta_bytes, "bytes", kind) : null];
-  const titles = ["line", "before", "after", "time", "memory", "modules it registers"];
+  const titles = ["line", "before", "after", "time", "memory", "registered modules and weights"];
   const row = (line) => {
     const runs = line.before_s || line.after_s, cell = (title, ...parts) => titled(title, "td", parts);
     return el("tr", {}, el("td.t", {}, line.name ? lineLink(data, line.name, pick) : "(in no line)"),
       cell("before", runs ? number(line.before_s, "s", before.source, null, write.step) : null), cell("after", runs ? number(line.after_s, "s", after.source, null, write.step) : null),
       cell("time", line.delta_s ? signed(line.delta_s, "s", kind, null, write.time) : null), cell("memory", line.delta_bytes ? signed(line.delta_bytes, "bytes", kind, null, write.memory) : null),
-      cell("modules it registers", made(line)));
+      cell("registered modules and weights", made(line)));
   };
   const found = section("Difference", "First the lines whose weights changed, then the others, largest change first. A line counts without the lines it calls, so all of them sum to the step; the last column is the change of the modules whose weights the line registers.",
     el("ul.plain", {}, el("li", {}, `Before: ${before.name}, `, side(before)), el("li", {}, `After: ${after.name}, `, side(after)),
