@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from roller.core.display import bytes_text, html_table, seconds_text
+from roller.core.display import bytes_text, html_table
 from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
@@ -139,6 +140,7 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "checkpoint": list(profile.checkpoint),
         "versions": dict(profile.versions),
         "throughput_interval": throughput_interval(profile),
+        "steps": _steps_of(profile),
         "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
@@ -149,6 +151,12 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "memory_curve": memory_columns(profile, names.of),
         "names": list(names.known),
     }
+
+
+def _steps_of(profile: _Shown) -> int:
+    """Return the steps of a recording, which its first note tells; 1 for others."""
+    found = [re.fullmatch(r"A mean of (\d+) steps\.", note) for note in profile.notes]
+    return next((int(match[1]) for match in found if match), 1)
 
 
 class _Numbers:
@@ -171,7 +179,16 @@ def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
         "phases": _sparse([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
         "phases_lower": _sparse([phase_ends(n)[0] for n in nodes]),
         "phases_upper": _sparse([phase_ends(n)[1] for n in nodes]),
+        "registered": _registered_columns(nodes, parents, names),
     }
+
+
+def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _Numbers) -> dict[str, Any]:
+    """Return each line that registers parameters with the places of the modules that hold them."""
+    pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
+    return {
+        "line": np.array([line for line, _ in pairs], np.uint32), "node": np.array([n for _, n in pairs], np.int32)
+    }  # fmt: skip
 
 
 def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
@@ -346,7 +363,7 @@ def joined(root: Node, most: int) -> Node:
 def notebook_page(profile: _Shown) -> str:
     """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
-    title = f"{profile.name}: {profile.label}, {seconds_text(profile.iteration_s)} a step"
+    title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as the page has it
     page = html.escape(page_of_profile(profile), quote=True)
     frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
-    return f'{html_table(title, ("memory at the peak", ""), rows)}<iframe srcdoc="{page}" {frame}></iframe>'
+    return f'{html_table(title, ("memory at the peak", "size"), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

@@ -140,6 +140,10 @@ class StepProfile:
     #: Finds sizes of the step's weights that could be padded, in its graph.
     find_pads: Callable[[StepGraph], tuple[PaddedWeights, ...]] | None = field(default=None, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        """Return the profile in a sentence: in a notebook without HTML a cell's result is a line."""
+        return str(self)
+
     def __str__(self) -> str:
         """Return the profile in a sentence."""
         disturbed = "" if self.is_stable else "disturbed: "
