@@ -12,10 +12,14 @@ from roller.errors import ArtifactError
 from roller.hardware import load_spec
 from roller.hardware.calibration import is_calibrated
 from roller.insight.cost.operator_price import LaunchPrice
+from roller.insight.measured_step import MeasuredStep
+from roller.insight.onnx_models import KernelShare
+from roller.insight.step_profile.measured import profile_of_measured_step
 from roller.insight.step_profile.node import Node, Seconds, with_intervals
 from roller.insight.step_profile.predicted import error_of
 from roller.insight.step_profile.profile_json import from_data, load_profile, to_data
 from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.trace.trace import Operator, Trace
 from tests.insight.step_profile.profiles import small_profile
 
 LINE, OPERATOR = Key("line", "a.py:3"), Key("operator", "mm")
@@ -59,8 +63,9 @@ def test_calls_whose_errors_differ_have_their_mean_by_time():
 
 
 def test_the_error_of_a_price():
-    assert error_of(LaunchPrice("k", 1, 2.0, 1.0, 3.0, "dram")) == (0.5, 1.5)
-    assert error_of(LaunchPrice("k", 0, 0.0, 0.0, 0.0, "none")) is None
+    assert error_of(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
+    assert error_of(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
+    assert error_of(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
 
 
 def test_intervals_survive_the_json_to_the_last_digit():
@@ -137,3 +142,12 @@ def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):
         assert from_data(to_data(found)).label == label and label in str(found)
         assert step.forecast(spec).to_dict()["kind"] == label
         assert found.root.interval_s == pytest.approx((found.lower_s, found.upper_s), rel=1e-6)
+
+
+def test_results_that_are_built_by_position_need_no_interval():
+    kernel, launch = KernelShare("k", 2, 1.0, 0.5, "dram"), LaunchPrice("k", 1, 2.0, "dram")
+    assert (kernel.resource, kernel.lower, launch.resource, launch.upper) == ("dram", None, "dram", None)
+    product = Operator(0, "aten.mm.default", "forward", (), ())
+    found = MeasuredStep(Trace((product,), (), {}, (0, 1)), (0.5,), 1.0, 0.9, 1.1, True, (1.0,), 0, "here", ("a note",))
+    assert (found.iteration_s, found.machine, found.notes) == (1.0, "here", ("a note",))
+    assert {node.error for node in profile_of_measured_step(found).root.walk()} == {None}
