@@ -124,7 +124,7 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         raise ValueError(f"source {plain['source']!r}")
     curve = data.get("memory_curve", ())
     holders = _read_holders(data.get("memory_holders", {}), len(curve))
-    return StepProfile(
+    found = StepProfile(
         root=_read_tree(data["nodes"]),
         versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
@@ -134,6 +134,11 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
+    if min(found.batch, found.samples, found.devices) < 0 or not 0 <= found.throughput < math.inf:
+        raise ValueError(
+            f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices in {found.iteration_s:g} s"
+        )
+    return found
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -194,7 +199,7 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             raise ValueError(f"node {number} of kind {row['kind']!r}")
         name = _text(row["name"])
         if row["kind"] == "line":
-            int(name.rpartition(":")[2])
+            _line_name(name)
         node = Node(
             row["kind"], name, _number(row["calls"], int),
             {_text(p): Seconds(*(_number(x, float) for x in part)) for p, part in row.get("seconds", {}).items()},
@@ -219,7 +224,8 @@ def _read_error(value: Any) -> tuple[float, float] | None:
 
 
 def _line_name(value: Any) -> str:
-    int(_text(value).rpartition(":")[2])
+    if int(_text(value).rpartition(":")[2]) < 1:  # editors and SARIF count lines from 1
+        raise ValueError(f"the line {value!r}")
     return str(value)
 
 
