@@ -26,7 +26,10 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
 
     screen.say(f"Before: {printable(str(found.before))}")
     screen.say(f"After: {printable(str(found.after))}")
-    screen.say(f"Difference: {_delta(found.delta_s)}, {found.delta_bytes / _MIB:+.1f} MiB.")
+    memory = "memory does not compare" if found.delta_bytes is None else f"{found.delta_bytes / _MIB:+.1f} MiB"
+    screen.say(f"Difference: {_delta(found.delta_s)}, {memory}.")
+    for sentence in found.misfits:
+        screen.say(printable(sentence))
     table = Table("line", "time", "of its modules", "memory", "weights made here", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -34,8 +37,9 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
     for line in shown:
         table.add_row(
             printable(line.name) or "(in no line)", _delta(line.delta_s),
-            _delta(line.made_delta_s) if line.made_delta_s else "", f"{line.delta_bytes / _MIB:+.2f} MiB",
-            f"{line.made_delta_bytes / _MIB:+.3f} MiB" if line.made_delta_bytes else "",
+            _delta(line.made_delta_s) if line.made_delta_s else "",
+            f"{line.delta_bytes / _MIB:+.2f} MiB" if found.fits else "",
+            f"{line.made_delta_bytes / _MIB:+.3f} MiB" if line.made_delta_bytes and found.fits else "",
         )  # fmt: skip
     if shown:
         screen.print(table)

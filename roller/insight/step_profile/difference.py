@@ -106,20 +106,32 @@ class ProfileDifference:
         return self.root.delta_s
 
     @property
-    def delta_bytes(self) -> int:
-        """Change of the total memory."""
-        return self.root.delta_bytes
+    def fits(self) -> bool:
+        """Whether both steps fit their devices; if not, bytes are those before the failure, which do not compare."""
+        return self.before.fits and self.after.fits
+
+    @property
+    def delta_bytes(self) -> int | None:
+        """Change of the total memory; ``None`` if one of the steps does not fit."""
+        return self.root.delta_bytes if self.fits else None
+
+    @property
+    def misfits(self) -> tuple[str, ...]:
+        """A sentence for each of the steps that does not fit, with the line that fails."""
+        sides = (("Before", self.before), ("After", self.after))
+        return tuple(f"{side} does not fit: {one.out_of_memory}" for side, one in sides if not one.fits)
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the lines that differ for a notebook, headed by the change of the step."""
         rows = (
             (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
-             "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)))
+             "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)) if self.fits else "")
             for x in self.lines
-            if x.delta_s or x.delta_bytes
+            if x.delta_s or (x.delta_bytes and self.fits)
         )  # fmt: skip
         labels = " and ".join(dict.fromkeys((self.before.label, self.after.label)))
         title = f"{seconds_text(self.before.iteration_s)} to {seconds_text(self.after.iteration_s)} a step, {labels}"
+        title = ". ".join((title, *self.misfits))
         return html_table(title, ("line", "before", "after", "change", "change of memory"), rows)
 
 

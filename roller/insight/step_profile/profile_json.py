@@ -20,10 +20,10 @@ FORMAT, VERSION = "roller-profile", 2
 #: Fields of a profile that are written as they are.
 _PLAIN = (
     "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
-    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "notes",
+    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "out_of_memory_at", "notes",
 )  # fmt: skip
 _KINDS = frozenset(get_args(NodeKind))
-_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory"})
+_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory", "out_of_memory_at"})
 
 
 def to_data(profile: StepProfile) -> dict[str, Any]:
@@ -134,10 +134,11 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
+    if found.out_of_memory_at:
+        _line_name(found.out_of_memory_at)
     if min(found.batch, found.samples, found.devices) < 0 or not 0 <= found.throughput < math.inf:
-        raise ValueError(
-            f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices in {found.iteration_s:g} s"
-        )
+        counts = f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices"
+        raise ValueError(f"{counts} in {found.iteration_s:g} s")
     return found
 
 

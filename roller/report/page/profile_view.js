@@ -196,11 +196,12 @@ function batchSection(data, label) {
   if (curve.most_throughput) limits.push({ at: curve.most_throughput, kind: "limit" });
   if (curve.throughput_at_largest) limits.push({ at: curve.throughput_at_largest, kind: "limit second" });
   const cells = (value, unit, interval) => el("td", {}, number(value, unit, label, interval));
+  const extrapolated = label === "calibrated" ? label : "predicted";
   return section("Over the batch", "Filled points lie on the fitted line; open ones were computed beside it.",
     el("ul.plain", {},
-      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "In the limit of large batches: ", number(curve.most_throughput, "samples/s", "predicted")) : null,
+      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "In the limit of large batches: ", number(curve.most_throughput, "samples/s", extrapolated)) : null,
       curve.largest ? el("li", {}, el("span.swatch.line.second"), "At the largest batch that fits, ", number(curve.largest, "", label, "unknown"), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
-      curve.diminishing_from ? el("li", {}, "From batch ", number(curve.diminishing_from, "", "predicted"), " on, twice the batch brings less than a tenth more.") : null,
+      curve.diminishing_from ? el("li", {}, "From batch ", number(curve.diminishing_from, "", extrapolated), " on, twice the batch brings less than a tenth more.") : null,
       curve.notes.map((note) => el("li", {}, note))),
     el("div.pair", {},
       batchChart({ points: fitting, line: throughput, limits, unit: "samples/s", title: "Samples per second", label: "Throughput over the batch", value: (point) => point.throughput, sampled }),
