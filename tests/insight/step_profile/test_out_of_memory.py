@@ -19,7 +19,11 @@ from tests.insight.step_profile.test_profile_json import sample
 from tests.insight.step_profile.test_profile_page import data_of
 
 WHY = "aten.mm.default of forward at train.py:2: out of memory: too much. Use a smaller batch."
-LIMITS = "{step: {time_ms: 1.0e+9, memory_mib: 1.0e+9}, modules: {fc: {time_ms: 1.0e+9}}, lines: {'train.py:9': {memory_mib: 1.0e+9}}}"
+LIMITS = """
+step: {time_ms: 1.0e+9, memory_mib: 1.0e+9}
+modules: {fc: {time_ms: 1.0e+9}}
+lines: {'train.py:9': {memory_mib: 1.0e+9}}
+"""
 
 
 def unfit(**more):
@@ -55,7 +59,7 @@ def test_the_verb_fails_and_writes_each_limit_for_code_scanning(cli, tmp_path):
 
 
 def test_it_keeps_no_budget(tmp_path):
-    with pytest.raises(RollerError, match="budget: expected a step that fits, got one that does not: aten.mm"):
+    with pytest.raises(RollerError, match=r"budget: expected a step that fits, got one that does not: aten\.mm"):
         write_budget(unfit(), tmp_path / "budget.yaml")
     assert not (tmp_path / "budget.yaml").exists()
 
@@ -64,7 +68,7 @@ def test_the_line_that_fails_is_saved_and_checked():
     data = to_data(unfit())
     assert from_data(data).out_of_memory_at == "train.py:2" == data["out_of_memory_at"]
     assert from_data({k: v for k, v in data.items() if k != "out_of_memory_at"}).out_of_memory_at == ""
-    with pytest.raises(ArtifactError, match="the line 'train.py:0'"):
+    with pytest.raises(ArtifactError, match=r"the line 'train\.py:0'"):
         from_data(data | {"out_of_memory_at": "train.py:0"})
 
 
@@ -89,9 +93,8 @@ def test_its_memory_compares_with_none(cli, tmp_path, side):
 
 def test_lines_that_differ_in_time_tell_no_change_of_memory():
     slower = difference(small_step(0.5), replace(small_step(0.75), out_of_memory=WHY))
-    assert [
-        (row["delta_s"], row["delta_bytes"], row["made_delta_bytes"]) for row in difference_data(slower)["lines"]
-    ] == [(0.25, None, None)]
+    (row,) = difference_data(slower)["lines"]
+    assert (row["delta_s"], row["delta_bytes"], row["made_delta_bytes"]) == (0.25, None, None)
     assert difference_data(difference(small_step(0.5), small_step(0.75)))["lines"][0]["delta_bytes"] == 2
 
 
