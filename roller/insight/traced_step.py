@@ -115,7 +115,7 @@ class TracedStep(Trace):
             changed = self.at(
                 batch=_changed_batch(self, change.batch_factor), device=device,
                 amp=change.amp or self.options.get("amp") or "fp32",
-                checkpoint=self.options.get("checkpoint") or False if change.checkpoint is None else change.checkpoint,
+                checkpoint=tuple(dict.fromkeys((*(self.options.get("checkpoint") or ()), *(change.checkpoint or ())))),
             )  # fmt: skip
         held = add_bucket_storages(changed, buckets(changed)) if count > 1 else changed
         return fullest(memory_on_device(trace, device) for trace in held.unlike())
