@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ import roller
 from roller.errors import ArtifactError
 from roller.hardware import load_spec
 from roller.hardware.calibration import is_calibrated
+from roller.hardware.written import Written
 from roller.insight.cost.operator_price import LaunchPrice
 from roller.insight.measured_step import MeasuredStep
 from roller.insight.onnx_models import KernelShare
@@ -107,8 +109,6 @@ def test_a_deep_tree_has_intervals():
 
 
 def test_only_rates_of_the_very_device_calibrate(tmp_path):
-    from dataclasses import replace
-
     from roller.hardware.detect import detect_unprobed
     from roller.probing import Measured, spec_text, with_measured
 
@@ -125,6 +125,17 @@ def test_only_rates_of_the_very_device_calibrate(tmp_path):
     )  # fmt: skip
     (tmp_path / "mine.yaml").write_text(text)
     assert is_calibrated(load_spec(str(tmp_path / "mine.yaml"))), "a GPU's probe writes the spread"
+
+
+def test_the_spread_of_another_number_calibrates_no_rate():
+    published = load_spec("v100")
+    rate, other = "memory_layers.global.bandwidth_bytes_per_s", "memory_layers.global.latency_s"
+    for repeated, expected in ((rate, True), (other, False)):
+        mine = replace(
+            published, machine="", source_items=((rate, "measured"), (other, "measured")),
+            written=(Written(rate, (("measured", 8.1e11),)), Written(repeated, (("measured", 1.0),), spread=0.01)),
+        )  # fmt: skip
+        assert is_calibrated(mine) == expected
 
 
 def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):

@@ -9,6 +9,7 @@ from roller.insight.trace.trace import Operator, TensorRecord, Trace
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import Recompute
+from tests.insight.step.graphs import training
 
 BLOCKS = ("b.0", "b.1")
 
@@ -54,6 +55,7 @@ def test_blocks_that_are_recomputed_are_in_place():
         assert answer.in_place == (
             f"Recompute(blocks={BLOCKS}) is in place already: The backward runs each of the blocks forward once more.",
         )
+    assert not Recompute(("conv2",)).in_place(training())  # of a recording nobody can tell
     assert repeats(traced()) == 4 and not Recompute(BLOCKS).in_place(from_trace(traced(), "a100"))
 
 
