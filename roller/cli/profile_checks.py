@@ -35,7 +35,10 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
 
     screen.say(f"Before: {printable(str(found.before))}")
     screen.say(f"After: {printable(str(found.after))}")
-    screen.say(f"Difference: {_times([found.delta_s])[0]}, {_memory(found.delta_bytes)}.")
+    memory = "memory does not compare" if found.delta_bytes is None else _memory(found.delta_bytes)
+    screen.say(f"Difference: {_times([found.delta_s])[0]}, {memory}.")
+    for sentence in found.misfits:
+        screen.say(printable(sentence))
     table = Table("line", "time", "registered modules", "memory", "weights made here", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -43,8 +46,8 @@ def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None
     times = (_times([row.delta_s for row in shown]), _times([row.made_delta_s for row in shown], zero=""))
     for line, own, made in zip(shown, *times, strict=True):
         table.add_row(
-            printable(line.name) or "(in no line)", own, made, _memory(line.delta_bytes),
-            _memory(line.made_delta_bytes) if line.made_delta_bytes else "",
+            printable(line.name) or "(in no line)", own, made, _memory(line.delta_bytes) if found.fits else "",
+            _memory(line.made_delta_bytes) if line.made_delta_bytes and found.fits else "",
         )  # fmt: skip
     if shown:
         screen.print(table)

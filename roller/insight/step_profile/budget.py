@@ -79,19 +79,28 @@ class Excess:
         What the part takes, in the unit of the limit.
     place
         ``"file:line"``: the line itself, the line that calls the module, or the heaviest line of the step; line 1 of
-        the step's file if the profile has no lines.
+        the step's file if the profile has no lines. Of a step that does not fit, the line that fails where it is known.
+    out_of_memory
+        Why the step does not fit; ``found`` is then infinite. ``""`` if it fits.
     """
 
     limit: Limit
     found: float
     place: str
+    out_of_memory: str = ""
 
     def __str__(self) -> str:
         """Return the excess in a sentence."""
         limit = self.limit
         what, unit = ("time", "ms") if limit.metric == "time_ms" else ("memory", "MiB")
         part = {"step": "step: ", "module": f"module {limit.name}: ", "line": ""}[limit.part]
-        most, found, more = (_shortest(x) for x in (limit.most, self.found, self.found - limit.most))
+        most = _shortest(limit.most)
+        if self.out_of_memory:
+            return (
+                f"{self.place}: {part}expected a {what} of at most {most} {unit}, got a step that does not fit: "
+                f"{self.out_of_memory}"
+            )
+        found, more = _shortest(self.found), _shortest(self.found - limit.most)
         return (
             f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
@@ -173,9 +182,19 @@ def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) ->
         The file, which is replaced.
     slack
         Share by which a later profile may exceed this one.
+
+    Raises
+    ------
+    RollerError
+        The step does not fit, so that it keeps no budget.
     """
     import yaml
 
+    if not profile.fits:
+        raise RollerError(
+            f"budget: expected a step that fits, got one that does not: {profile.out_of_memory} A step that does not "
+            f"fit keeps no budget."
+        )
     modules = {}
     for name in _outer_modules(profile.root):
         wall_s, held = _cost_of_module(profile.root, name)
@@ -218,7 +237,7 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
-    """Return what exceeds its limit, in the order of the budget.
+    """Return what exceeds its limit, in the order of the budget; a step that does not fit exceeds every limit.
 
     Raises
     ------
@@ -229,6 +248,9 @@ def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
     found = []
     for limit in budget.limits:
         wall_s, held, place = _cost(profile, limit)
+        if not profile.fits:  # its time is one it never takes, and its memory that before the failure
+            found.append(Excess(limit, math.inf, profile.out_of_memory_at or place, profile.out_of_memory))
+            continue
         got = 1e3 * wall_s if limit.metric == "time_ms" else held / _MIB
         if got > limit.most:
             found.append(Excess(limit, got, place))

@@ -20,10 +20,10 @@ FORMAT, VERSION = "roller-profile", 2
 #: Fields of a profile that are written as they are.
 _PLAIN = (
     "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
-    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "notes",
+    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "out_of_memory_at", "notes",
 )  # fmt: skip
 _KINDS = frozenset(get_args(NodeKind))
-_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory"})
+_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory", "out_of_memory_at"})
 
 
 def to_data(profile: StepProfile) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         raise ValueError(f"source {plain['source']!r}")
     curve = data.get("memory_curve", ())
     holders = _read_holders(data.get("memory_holders", {}), len(curve))
-    return StepProfile(
+    found = StepProfile(
         root=_read_tree(data["nodes"]),
         versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
@@ -138,6 +138,12 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
+    if found.out_of_memory_at:
+        _line_name(found.out_of_memory_at)
+    if min(found.batch, found.samples, found.devices) < 0 or not 0 <= found.throughput < math.inf:
+        counts = f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices"
+        raise ValueError(f"{counts} in {found.iteration_s:g} s")
+    return found
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -198,7 +204,7 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             raise ValueError(f"node {number} of kind {row['kind']!r}")
         name = _text(row["name"])
         if row["kind"] == "line":
-            int(name.rpartition(":")[2])
+            _line_name(name)
         node = Node(
             row["kind"], name, _number(row["calls"], int),
             {_text(p): Seconds(*(_number(x, float) for x in part)) for p, part in row.get("seconds", {}).items()},
@@ -223,7 +229,8 @@ def _read_error(value: Any) -> tuple[float, float] | None:
 
 
 def _line_name(value: Any) -> str:
-    int(_text(value).rpartition(":")[2])
+    if int(_text(value).rpartition(":")[2]) < 1:  # editors and SARIF count lines from 1
+        raise ValueError(f"the line {value!r}")
     return str(value)
 
 

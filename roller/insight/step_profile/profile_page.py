@@ -95,8 +95,7 @@ def page_of_profile(
     while True:
         data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
-            name = "recording" if profile.source == "recorded" else "step"
-            data = without_paths({**data, "name": name}, _files(profile.root))
+            data = _anonymous(data, _files(profile.root))
         try:
             return html_page(f"{data['name']}, {profile.label}: profile of a training step", data)
         except ArtifactError:
@@ -104,6 +103,22 @@ def page_of_profile(
             most = min(most, count) // 2
             if most < _LEAST_NODES:
                 raise
+
+
+def _anonymous(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
+    """Return a page's data without names of steps and files, also of those that only the profile before has."""
+    found = data.get("difference")
+    named: dict[str, Any] = {"name": _plain_name(data)}
+    if found is not None:
+        sides = {side: {**found[side], "name": _plain_name(found[side])} for side in ("before", "after")}
+        named["difference"] = {**found, **sides}
+        lines = [*(row["name"] for row in found["lines"]), *(found[side]["out_of_memory_at"] for side in sides)]
+        files = files | {line.rpartition(":")[0] for line in lines}
+    return dict(without_paths({**data, **named}, files))
+
+
+def _plain_name(data: Mapping[str, Any]) -> str:
+    return "recording" if data["source"] == "recorded" else "step"
 
 
 def _files(root: Node) -> set[str]:

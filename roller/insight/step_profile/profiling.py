@@ -30,7 +30,7 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.providers import is_script
-from roller.insight.trace.trace import Trace
+from roller.insight.trace.trace import Operator, Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.runtime.cache_key import code_digest
@@ -276,7 +276,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
         _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
-        versions=_versions(spec), is_calibrated=is_calibrated(spec),
+        versions=_versions(spec), is_calibrated=is_calibrated(spec), out_of_memory_at=_failing_line(trace, forecast),
     )  # fmt: skip
 
 
@@ -290,12 +290,20 @@ def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
     memory = forecast.memory
     if memory.oom is None:
         return ""
-    number = memory.oom_operator
-    if number is None or not 0 <= number < len(trace.operators):
+    operator, line = _failing_operator(trace, forecast), _failing_line(trace, forecast)
+    if operator is None:
         return f"before the first operator: {memory.oom}"
-    operator = trace.operators[number]
-    place = "" if operator.source is None else f" at {operator.source[0]}:{operator.source[1]}"
-    return f"{operator.name} of {operator.phase}{place}: {memory.oom}"
+    return f"{operator.name} of {operator.phase}{f' at {line}' if line else ''}: {memory.oom}"
+
+
+def _failing_line(trace: Trace, forecast: Forecast) -> str:
+    operator = _failing_operator(trace, forecast)
+    return "" if operator is None or operator.source is None else f"{operator.source[0]}:{operator.source[1]}"
+
+
+def _failing_operator(trace: Trace, forecast: Forecast) -> Operator | None:
+    number = forecast.memory.oom_operator
+    return None if number is None or not 0 <= number < len(trace.operators) else trace.operators[number]
 
 
 def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, policy: str, devices: int) -> BatchCurve:

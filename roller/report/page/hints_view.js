@@ -20,18 +20,18 @@ function hintsSection(data, pick) {
     priced && data.price ? el("p.hint", {}, "At ", number(data.price.per_hour, currency, "recorded"), ` an hour (${data.price.source}, ${data.price.date}${data.price.is_old ? ", more than 180 days old" : ""}).`) : data.price_note ? el("p.hint", {}, data.price_note) : null,
     reasons.length || others.length ? el("ul.plain", {}, reasons.map((hint) => el("li", {}, `${together(hint.change)}: memory: ${hint.memory_note}`)), others.map((hint) => el("li", {}, `${together(hint.change)}: not asked: ${hint.not_asked}`))) : null,
     assumed.length ? el("details", {}, el("summary", {}, "Assumptions"), el("ul", {}, assumed.map((sentence) => el("li", {}, sentence)))) : null);
-  made.querySelector("h2").append(" ", chip("predicted"));
+  made.querySelector("h2").append(" ", chip(asked.length ? asked[0].kind : data.label === "calibrated" ? data.label : "predicted"));
   return made;
 }
 
 function hintRow(data, hint, priced, pick, write, titles) {
   const before = hint.iteration_s - hint.delta_s;
   const gain = hint.in_place ? el("span.faint", {}, "already in place")
-    : [signed(hint.delta_s, "s", "predicted", [hint.lower_s - before, hint.upper_s - before], write.time), hint.hardly_anything ? el("span.faint", {}, " hardly anything") : null];
-  const memory = hint.memory_delta_bytes === null ? el("span.faint", {}, hint.memory_note.startsWith("not modelled") ? "not modelled" : hint.memory_note) : signed(hint.memory_delta_bytes, "bytes", "predicted", null, write.memory);
-  const price = hint.price_after === null ? "" : [number(hint.price_before, "", "predicted", null, write.price), " → ", number(hint.price_after, "", "predicted", null, write.price)];
+    : [signed(hint.delta_s, "s", hint.kind, [hint.lower_s - before, hint.upper_s - before], write.time), hint.hardly_anything ? el("span.faint", {}, " hardly anything") : null];
+  const memory = hint.memory_delta_bytes === null ? el("span.faint", {}, hint.memory_note.startsWith("not modelled") ? "not modelled" : hint.memory_note) : signed(hint.memory_delta_bytes, "bytes", hint.kind, null, write.memory);
+  const price = hint.price_after === null ? "" : [number(hint.price_before, "", hint.kind, null, write.price), " → ", number(hint.price_after, "", hint.kind, null, write.price)];
   return el("tr", {}, el("td.t", {}, hint.upper_bound ? el("span.faint", {}, "at most: ") : null, together(hint.change)),
-    titled("a step", "td", number(hint.iteration_s, "s", "predicted", [hint.lower_s, hint.upper_s], write.step)), titled("time", "td", gain), titled("memory", "td", memory),
+    titled("a step", "td", number(hint.iteration_s, "s", hint.kind, [hint.lower_s, hint.upper_s], write.step)), titled("time", "td", gain), titled("memory", "td", memory),
     priced ? titled(titles[4], "td", price) : null, titled("at", "td.t", hint.line ? lineLink(data, hint.line, pick) : null), titled("rests on", "td.t", hint.in_place ? null : hint.rests_on));
 }
 

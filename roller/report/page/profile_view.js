@@ -212,13 +212,15 @@ function batchSection(data, label) {
   const limits = [];
   if (curve.most_throughput) limits.push({ at: curve.most_throughput, kind: "limit" });
   if (curve.throughput_at_largest) limits.push({ at: curve.throughput_at_largest, kind: "limit second" });
+  const extrapolated = label === "calibrated" ? label : "predicted";
   const write = Object.fromEntries([["iteration_s", "s"], ["throughput", "samples/s"], ["allocated_bytes", "bytes"], ["total_bytes", "bytes"]].map(([name, unit]) => [name, columnText(points.map((point) => point[name]), unit)]));
   const cells = (title, point, name, unit, interval) => titled(title, "td", number(point[name], unit, label, interval, write[name]));
   return section("Over the batch", "The line is fitted through the filled points; open ones are computed, too.",
     el("ul.plain", {},
-      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "Limit by the line: ", number(curve.most_throughput, "samples/s", "predicted")) : null,
+      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "Limit by the line: ", number(curve.most_throughput, "samples/s", extrapolated)) : null,
       curve.largest ? el("li", {}, el("span.swatch.line.second"), "Largest batch that fits, ", number(curve.largest, "", label, "unknown"), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
-      curve.diminishing_from ? el("li", {}, "By the line, doubling the batch gains less than 10 % from batch ", number(curve.diminishing_from, "", "predicted"), " on") : null),
+      curve.limit_by === "computed" && curve.most_computed ? el("li", {}, "Most by the computed batches: ", number(curve.most_computed, "samples/s", label)) : null,
+      curve.diminishing_from ? el("li", {}, curve.limit_by === "computed" ? "By the computed batches" : "By the line", ", doubling the batch gains less than 10 % from batch ", number(curve.diminishing_from, "", extrapolated), " on") : null),
     el("div.pair", {},
       batchChart({ points: fitting, line: throughput, limits, unit: "samples/s", title: "Samples per second", label: "Throughput over the batch", value: (point) => point.throughput, sampled }),
       batchChart({ points, line: line ? (batch) => line.c * batch + line.d : null, limits: data.capacity_bytes ? [{ at: data.capacity_bytes, kind: "limit" }] : [], unit: "bytes", title: data.capacity_bytes ? "Allocated memory, and the capacity (dashed)" : "Allocated memory", label: "Allocated bytes over the batch", value: (point) => point.allocated_bytes, sampled })),
