@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
 from typing import Any
@@ -39,6 +40,38 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
 )
 
+#: What messages of the tracer say of a script -> what they say of a cell.
+WORDS_OF_CELL = {
+    "expected a script that ": "expected a cell that ",
+    "Pass the arguments with which it trains after --, or give it more time": (
+        "Let the cell itself train (loss.backward(), optimizer.step()), or give it more time"
+    ),
+    "expected a GPU for a training script, got the CPU. Name a GPU, or write the providers of an entry file: "
+    "roller init.": "expected a GPU for a cell that trains, got the CPU. Name a GPU, e.g. --device h100.",
+    "Pass the script's own argument for it after --.": "Change it where the loader is made, and leave out --batch.",
+    "Pass the arguments for one device after --, and ask": "Train on one device in the cell, and ask",
+    "Pass arguments that avoid it after --, or catch the PermissionError in the script.": (
+        "Move it to an earlier cell, or catch the PermissionError."
+    ),
+    "script: it failed": "cell: it failed",
+    "script: blocked": "cell: blocked",
+    "device: the script trains": "device: the cell trains",
+    "that of a script which moves": "that of a cell which moves",
+}
+
+
+def words_of_cell(text: str) -> str:
+    """Return a message of the tracer in the words of a notebook.
+
+    Examples
+    --------
+    >>> words_of_cell("In[2]: expected a script that trains, got its end.")
+    'In[2]: expected a cell that trains, got its end.'
+    """
+    for of_script, of_cell in WORDS_OF_CELL.items():
+        text = text.replace(of_script, of_cell)
+    return text
+
 
 def load_ipython_extension(shell: Any) -> None:
     """Add the cell magic ``%%roller_profile`` to a shell of IPython.
@@ -48,26 +81,34 @@ def load_ipython_extension(shell: Any) -> None:
     shell
         The shell, as ``%load_ext`` passes it.
     """
-    shell.register_magic_function(_profile_magic(shell), "cell", "roller_profile")
+    shell.register_magic_function(_profile_magic(shell), "line_cell", "roller_profile")
 
 
-def _profile_magic(shell: Any) -> Callable[[str, str], StepProfile]:
+def _profile_magic(shell: Any) -> Callable[..., StepProfile | None]:
     from IPython.core.error import UsageError
     from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 
-    def roller_profile(line: str, cell: str) -> StepProfile:
+    def roller_profile(line: str, cell: str | None = None) -> StepProfile | None:
         """Profile the training step of the cell on a GPU that is not here; nothing is trained.
 
         The cell runs in a fork of the kernel until its steps repeat: it uses the objects of earlier cells and leaves
         them unchanged.
         """
+        if {"-h", "--help"} & set(line.split()):
+            print(magic.parser.format_help())  # type: ignore[attr-defined]  # noqa: T201 - what was asked for
+            return None
         asked = parse_argstring(magic, line)
+        if cell is None:
+            raise UsageError(
+                "roller_profile: expected a cell that trains, got a line. Write %%roller_profile above its code."
+            )
         try:
-            return _profile_cell(shell, cell, asked)
+            found = _profile_cell(shell, cell, asked)
         except RollerError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(words_of_cell(str(error))) from error
+        return replace(found, notes=tuple(map(words_of_cell, found.notes)))
 
-    magic: Callable[[str, str], StepProfile] = roller_profile
+    magic: Callable[..., StepProfile | None] = roller_profile
     for names, options in reversed(_OPTIONS):
         magic = argument(*names, **options)(magic)
     return magic_arguments()(magic)  # type: ignore[no-any-return]

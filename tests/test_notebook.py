@@ -1,16 +1,23 @@
 """``%load_ext roller`` adds a magic that profiles a cell; ``import roller`` loads neither it nor IPython."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from roller.insight.capture import script_worker
+from roller.notebook import WORDS_OF_CELL
+
 pytest.importorskip("torch")
 
+from roller.insight.trace.pytorch import script_run, script_session
+
 SESSION = """
-import json, os, sys
+import contextlib, io, json, os, sys
 import roller
 assert hasattr(roller, "load_ipython_extension") and "IPython" not in sys.modules
 from traitlets.config import Config
@@ -42,11 +49,16 @@ for (x,) in loader:
     model(x).sum().backward()
     optimizer.step()
 ''')
-for cell in ("--device none\\n1", "--bad\\n1", "-d a100,h100\\n1", "\\nx = (", "\\nawait x", "\\nprint(1)"):
+for cell in ("--device none\\n1", "--bad\\n1", "-d a100,h100\\n1", "\\nx = (", "\\nawait x", "\\nprint(1)",
+             "\\nmodle(1)", "-d cpu\\n1"):
     run("%%roller_profile " + cell)
+run("%roller_profile")
+with contextlib.redirect_stdout(io.StringIO()) as helped:
+    run("%roller_profile --help")
 lines = [node.name for node in found.root.walk() if node.kind == "line"]
 with open(sys.argv[1], "w") as file:
-    json.dump([found.name, found.device, found.devices, found.batch, lines, found._repr_html_()[:9], errors], file)
+    json.dump([found.name, found.device, found.devices, found.batch, lines, found._repr_html_()[:9], errors,
+               repr(found), helped.getvalue(), found.notes], file)
 """
 
 
@@ -59,10 +71,15 @@ def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
         env={**os.environ, "PYTHONPATH": paths, "IPYTHONDIR": str(tmp_path / "ipython")}, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    name, device, devices, batch, lines, page, errors = json.loads((tmp_path / "found.json").read_text())
+    found = json.loads((tmp_path / "found.json").read_text())
+    name, device, devices, batch, lines, page, errors, shown, helped, notes = found
     assert (name, device, devices, batch) == ("In[3]", "h100", 2, 8)
     assert set(lines) == {"In[3]:5", "In[3]:6"}
     assert page.startswith("<")
+    assert shown.startswith("In[3]: predicted on 2xh100, batch 8 per device, ") and shown.endswith(".")
+    assert all(option in helped for option in ("--device NAME", "--batch N", "--calls N", "--patience SECONDS"))
+    assert any("device: the cell trains on the CPU" in note for note in notes)
+    assert not any("script" in text for text in [*notes, *(error for _, error in errors)])
     assert {kind for kind, _ in errors} == {"UsageError"}
     for (_, error), said in zip(
         errors,
@@ -70,11 +87,32 @@ def test_a_cell_is_profiled_with_what_earlier_cells_made(tmp_path):
             "device 'none': unknown", "unrecognized arguments: --bad", "--device: expected one device, got 2",
             "In[7]:2: expected valid Python without await, got '(' was never closed",
             "In[8]:2: expected valid Python without await, got 'await' outside function",
-            "In[9]: expected a script that trains, got its end",
+            "In[9]: expected a cell that trains, got its end without a step of an optimizer. Let the cell itself train",
+            "trace: expected defined names, got NameError at In[10]:2: name 'modle' is not defined (In[10] failed)",
+            "In[11]: expected a GPU for a cell that trains, got the CPU. Name a GPU, e.g. --device h100.",
+            "expected a cell that trains, got a line",
         ],
         strict=True,
     ):  # fmt: skip
         assert said in error
+
+
+def test_what_a_cell_says_is_said_somewhere_of_a_script():
+    said = [
+        "".join(str(getattr(part, "value", "")) if isinstance(part, ast.Constant) else "{}" for part in parts)
+        for module in (script_run, script_session, script_worker)
+        for node in ast.walk(ast.parse(Path(module.__file__).read_text(encoding="utf-8")))
+        if (
+            parts := node.values
+            if isinstance(node, ast.JoinedStr)
+            else [node]
+            if isinstance(node, ast.Constant)
+            else []
+        )
+    ]
+    assert [words for words in WORDS_OF_CELL if not any(words in text for text in said)] == []
+    for of_cell in WORDS_OF_CELL.values():
+        assert "script" not in of_cell and "after --" not in of_cell
 
 
 def test_importing_roller_loads_no_ipython_and_no_notebook():

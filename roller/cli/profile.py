@@ -10,7 +10,7 @@ import typer
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
-from roller.cli.profile_checks import check_budget_file, print_difference
+from roller.cli.profile_checks import budget_of, check_budget_of, print_difference
 from roller.cli.profile_hints import hints_of, print_hints, read_prices
 from roller.cli.profile_sources import Asked, profile_before, profiles_of
 from roller.cli.profile_tables import print_profile
@@ -153,7 +153,7 @@ def profile_command(
     if sarif is not None and budget is None:
         raise UsageError("--sarif: expected a --budget, got none. Name one.")
     check_outputs([file, *filter(None, [budget, prices])], outputs)
-    card = read_prices(prices, hints)
+    card, limits = read_prices(prices, hints), budget_of(budget)
     with prints_aside():
         found = profiles_of(file, asked, devices)
     if out is not None:
@@ -170,8 +170,8 @@ def profile_command(
         print_json([part.to_data() for part in parts])
     for part in parts if not as_json else ():
         _print(part, depth, top, order, file)
-    if budget is not None:
-        check_budget_file(found[0], budget, sarif)
+    if limits is not None:
+        check_budget_of(found[0], limits, sarif)
 
 
 @dataclass(frozen=True)

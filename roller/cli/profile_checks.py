@@ -3,54 +3,98 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
+from roller.cli.usage import UsageError
 from roller.core.files import whole_file
-from roller.errors import printable
+from roller.errors import RollerError, printable
 
 if TYPE_CHECKING:
     from roller.cli.screen import Screen
+    from roller.insight.step_profile.budget import Budget
     from roller.insight.step_profile.difference import ProfileDifference
     from roller.insight.step_profile.step_profile import StepProfile
 
 _MIB = 1 << 20
 
 
+#: Units of a column of times, largest first; a column has that of its largest time.
+_UNITS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"))
+#: Smaller changes than this part of a unit have no digits.
+_LEAST = 5e-4
+
+
 def print_difference(screen: Screen, found: ProfileDifference, top: int) -> None:
     """Print the total difference, and the lines that differ most."""
-    from roller.insight.step_profile.hints_difference_json import differing_lines
+    from roller.insight.whatif.predict import HARDLY
 
     screen.say(f"Before: {printable(str(found.before))}")
     screen.say(f"After: {printable(str(found.after))}")
-    screen.say(f"Difference: {_delta(found.delta_s)}, {found.delta_bytes / _MIB:+.1f} MiB.")
-    table = Table("line", "time", "of its modules", "memory", "weights made here", box=None)
+    memory = "memory does not compare" if found.delta_bytes is None else _memory(found.delta_bytes)
+    screen.say(f"Difference: {_times([found.delta_s])[0]}, {memory}.")
+    for sentence in found.misfits:
+        screen.say(printable(sentence))
+    table = Table("line", "time", "registered modules", "memory", "weights made here", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
-    shown = differing_lines(found)[: 2 * top]
-    for line in shown:
+    shown = found.differing[: 2 * top]
+    times = (_times([row.delta_s for row in shown]), _times([row.made_delta_s for row in shown], zero=""))
+    for line, own, made in zip(shown, *times, strict=True):
         table.add_row(
-            printable(line.name) or "(in no line)", _delta(line.delta_s),
-            _delta(line.made_delta_s) if line.made_delta_s else "", f"{line.delta_bytes / _MIB:+.2f} MiB",
-            f"{line.made_delta_bytes / _MIB:+.3f} MiB" if line.made_delta_bytes else "",
+            printable(line.name) or "(in no line)", own, made, _memory(line.delta_bytes) if found.fits else "",
+            _memory(line.made_delta_bytes) if line.made_delta_bytes and found.fits else "",
         )  # fmt: skip
     if shown:
         screen.print(table)
+    if not shown:
+        screen.say("No line differs.")
+    elif found.is_hardly_anything:
+        screen.say(f"The time changes by less than {100 * HARDLY:.0f} %: hardly anything, steps differ by as much.")
 
 
-def _delta(seconds: float) -> str:
-    return f"{1e3 * seconds:+.3f} ms"
+def _times(deltas: Sequence[float], zero: str = "0") -> list[str]:
+    """Return changes of times in one unit, that of the largest, to a thousandth of it."""
+    most = max(map(abs, deltas), default=0.0)
+    factor, unit = next((one for one in _UNITS if most * one[0] >= 1), _UNITS[-1])
+    nothing = f"{zero} {unit}" if zero else ""
+    texts = [f"{factor * delta:+.3f} {unit}" for delta in deltas]
+    small = f"< 0.001 {unit}"  # never a zero with a sign
+    return [
+        nothing if not delta else text if abs(factor * delta) >= _LEAST else small
+        for delta, text in zip(deltas, texts, strict=True)
+    ]
 
 
-def check_budget_file(profile: StepProfile, path: Path, sarif_path: Path | None) -> None:
+def _memory(delta_bytes: int) -> str:
+    if not delta_bytes:
+        return "0 MiB"
+    mib = delta_bytes / _MIB
+    return f"{mib:+.1f} MiB" if abs(mib) >= 10 else f"{mib:+.3f} MiB" if abs(mib) >= 0.001 else f"{delta_bytes:+} B"
+
+
+def budget_of(path: Path | None) -> Budget | None:
+    """Return the budget of a file; a file that is none is a wrong option."""
+    from roller.insight.step_profile.budget import read_budget
+
+    try:
+        return None if path is None else read_budget(path)
+    except RollerError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_budget_of(profile: StepProfile, budget: Budget, sarif_path: Path | None) -> None:
     """Print what exceeds a budget, write it as SARIF if a file is named, and exit with 1 if anything does."""
-    from roller.insight.step_profile.budget import changed_versions, check_budget, read_budget, sarif
+    from roller.insight.step_profile.budget import changed_versions, check_budget, sarif
 
-    budget = read_budget(path)
-    found = check_budget(profile, budget)
+    try:
+        found = check_budget(profile, budget)
+    except RollerError as error:  # 1 is for what exceeds the budget
+        raise UsageError(str(error)) from error
     causes = changed_versions(profile, budget) if found else ()
     if sarif_path is not None:
         with whole_file(sarif_path) as file:

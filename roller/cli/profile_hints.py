@@ -55,7 +55,7 @@ def print_hints(screen: Screen, profile: StepProfile, hints: tuple[Hint, ...], p
         now = f"{1e3 * (answered[0].iteration_s - answered[0].delta_s):.3f} ms a step"
         of = "samples" if profile.samples else "steps"
         cost = [f" and {price_text(answered[0].price_before or 0.0)} {currency} a million {of}" for currency in money]
-        screen.say(f"What would change it, compared with {now}{''.join(cost)}; all figures are predicted.")
+        screen.say(f"What would change it, compared with {now}{''.join(cost)}; all figures are {answered[0].kind}.")
         screen.print(table)
     for sentence in (*_memory_reasons(answered), *_price_notes(profile, prices)):
         screen.say(printable(sentence))

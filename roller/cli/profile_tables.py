@@ -132,7 +132,12 @@ def _shortened_line(name: str, most: int) -> str:
 def _numbers(profile: StepProfile, wall_s: float, held_bytes: int) -> tuple[str, str, str]:
     share = 100 * wall_s / profile.iteration_s if profile.iteration_s else 0.0
     time = (_time(wall_s, profile.iteration_s), f"{share:.1f} %") if wall_s else ("", "")
-    return *time, f"{held_bytes / MIB:.0f} MiB" if held_bytes >= _PRINTED_BYTES else ""
+    return *time, _memory_text(held_bytes)
+
+
+def _memory_text(size: float) -> str:
+    """Return bytes in MiB; nothing for none."""
+    return f"{size / MIB:.0f} MiB" if size >= MIB else "< 1 MiB" if size > 0 else ""
 
 
 def _time(seconds: float, longest_s: float) -> str:
@@ -215,7 +220,7 @@ def _lines(profile: StepProfile, top: int, order: str, file: Path, width: int) -
     for column in table.columns[1 : 1 + len(columns)]:
         column.justify = "right"
     for line in shown:
-        made = f"{line.registered_bytes / MIB:.0f} MiB" if line.registered_bytes else ""
+        made = _memory_text(line.registered_bytes)
         time, share, memory = _numbers(profile, line.wall_s, line.total_held_bytes)
         cells: tuple[str, ...] = (time, memory, made)
         if wide:
@@ -266,22 +271,30 @@ def _curve(curve: BatchCurve, width: int) -> Table:
     for point in curve.computed:
         by_line = ("", "")
         if line is not None:
-            by_line = f"{line.throughput(point.batch):.1f}", f"{line.allocated_bytes(point.batch) / MIB:.0f} MiB"
+            by_line = f"{line.throughput(point.batch):.1f}", _memory_text(line.allocated_bytes(point.batch))
         sampled = "*" if line is not None and point.batch in line.batches else ""
         table.add_row(
             f"{sampled}{point.batch}", _time(point.iteration_s, longest_s),
             f"{point.throughput:.1f}" if point.fits else "does not fit", by_line[0],
-            f"{point.allocated_bytes / MIB:.0f} MiB", by_line[1], f"{point.total_bytes / MIB:.0f} MiB", point.bound,
+            _memory_text(point.allocated_bytes), by_line[1], _memory_text(point.total_bytes), point.bound,
         )  # fmt: skip
     return table
 
 
 def _curve_sentences(curve: BatchCurve) -> Iterator[str]:
-    if curve.line is not None and curve.line.holds:
-        largest = ""
-        if curve.largest:
-            largest = f", {curve.throughput_at_largest:.1f} with the largest batch that fits, {curve.largest}"
+    at_largest = ""
+    if curve.largest:
+        at_largest = f"{curve.throughput_at_largest:.1f} with the largest batch that fits, {curve.largest}"
+    if curve.line is not None and curve.limit_by == "line":
+        largest = f", {at_largest}" if at_largest else ""
         yield f"* The line goes through these. At most {curve.most_throughput:.1f} samples/s in the limit{largest}."
+    elif curve.line is not None:
+        yield "* The line goes through these."
+    if (most := curve.most_computed) is not None:
+        largest = f"; {at_largest}" if at_largest and most.batch != curve.largest else ""
+        yield f"By the computed batches, at most {most.throughput:.1f} samples/s, with batch {most.batch}{largest}."
+    if curve.limit_by:
+        by = "line" if curve.limit_by == "line" else "computed batches"
         begins = curve.diminishing_from()
-        yield f"By the line, twice the batch brings less than a tenth more throughput from batch {begins} on."
+        yield f"By the {by}, twice the batch brings less than a tenth more throughput from batch {begins} on."
     yield from curve.notes

@@ -61,7 +61,7 @@ def counted_steps(what: str, total: int) -> Iterator[Steps]:
         return
     columns = (TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
+        task = bar.add_task(printable(what), total=total)  # a script may start for long before its first step
         done = 0
 
         def step(name: str) -> None:

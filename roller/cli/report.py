@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ from roller.cli.profile import MEASURE_S, AgainstOption, HintsOption
 from roller.cli.profile_hints import read_prices
 from roller.cli.profile_sources import Asked, profile_before
 from roller.cli.progress import counted_steps
-from roller.cli.script_options import PATIENCE_S, ScriptRun
+from roller.cli.script_options import PATIENCE_S, GivenArgument, PatienceOption, ScriptRun, YesOption
 from roller.cli.sweep import PricesOption
 from roller.cli.terminal import prints_aside
 from roller.cli.usage import UsageError
@@ -32,8 +33,8 @@ PathArgument = Annotated[
     Path,
     typer.Argument(
         metavar="X",
-        help="A profile, an entry file, a recording of PyTorch, a compiled model's folder, a kernel, or a benchmark's "
-        "JSON.",
+        help="A profile, what profile --json prints, an entry file, a training script, a recording of PyTorch, a "
+        "compiled model's folder, a kernel, or a benchmark's JSON.",
     ),
 ]
 OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")]
@@ -58,6 +59,7 @@ ExplainOption = Annotated[
 
 def report_command(
     path: PathArgument,
+    script_arguments: GivenArgument = None,
     out: OutOption = Path("report.html"),
     device: DeviceOption = "",
     batch: BatchOption = None,
@@ -68,12 +70,14 @@ def report_command(
     against: AgainstOption = "",
     hints: HintsOption = False,
     prices: PricesOption = None,
+    yes: YesOption = False,
+    patience: PatienceOption = PATIENCE_S,
     settings: SetOption = None,
 ) -> None:
     """Write one HTML file that shows a step, a recording, a kernel or a compiled model: no server, no request.
 
     The file is at most 1.5 MB and opens in any browser, offline. Every number in it says whether it was measured,
-    predicted or recorded.
+    predicted or recorded. Of a training script, its own arguments follow `--`; it runs as in `roller profile`.
     """
     from roller.insight.html_report import html_report, kind_of_report
     from roller.insight.trace.progress import listening
@@ -84,8 +88,9 @@ def report_command(
         "--hints": hints, "--against": bool(against),
     }  # fmt: skip
     allowed = {
-        "entry": set(given), "model": {"--device", "--batch", "--against"}, "recording": {"--hints", "--against"},
-        "profile": {"--against"},
+        "entry": set(given), "script": set(given) - {"--measure"}, "model": {"--device", "--batch", "--against"},
+        "recording": {"--hints", "--against"},
+        "profile": {"--against", "--hints"},
     }.get(kind, set())  # fmt: skip
     wrong = next((name for name, is_given in given.items() if is_given and name not in allowed), None)
     if wrong is not None:
@@ -96,14 +101,23 @@ def report_command(
         raise UsageError("--device: expected none beside --measure, which runs on this processor. Leave it out.")
     if hints and measure:
         raise UsageError("--hints: expected a step that is traced or recorded, got one that is measured. Leave it out.")
+    if kind == "profile":
+        _check_saved(path, hints, prices)
+    script = ScriptRun(script_arguments or [], yes, patience)
+    if kind != "script":
+        script.check(path, is_script=False)
     check_outputs([*([] if path.is_dir() else [path]), *filter(None, [prices])], {"--out": out})
     card = read_prices(prices, hints)
+    if kind == "script":
+        script.check(path, is_script=True)
+        script = replace(script, yes=True)  # the same script is asked for once
     spec = device_of(device or _DEVICE, settings) if device or settings else None
     with prints_aside(), counted_steps("report", 1) as done, listening(done.within):
-        before, moved = _before(path, against, spec, batch, measure) if against else (None, None)
+        before, moved = _before(path, against, spec, batch, measure, script) if against else (None, None)
         page = html_report(
             path, spec, batch=batch, curve=curve, measure=measure, anonymous=anonymous, explain_s=explain_s,
-            hints=hints, prices=card, before=before, moved_lines=moved,
+            hints=hints, prices=card, before=before, moved_lines=moved, arguments=script.arguments,
+            patience_s=script.patience_s,
         )  # fmt: skip
         done(path.name)
     with whole_file(out) as file:
@@ -113,15 +127,31 @@ def report_command(
 
 
 def _before(
-    path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool
+    path: Path, against: str, spec: DeviceSpec | None, batch: int | None, measure: bool, script: ScriptRun
 ) -> tuple[StepProfile, Mapping[str, str]]:
     """Return the profile to compare with, made like the reported one, and the lines that have moved since then."""
     made_on = [(spec or device_of(_DEVICE, None), 1)]
     asked = Asked(
         made_on, [batch], amp="fp32", checkpoint=False, calls=None, curve=False, measure=measure, budget_s=MEASURE_S,
-        trace=None, snapshot=None, script=ScriptRun([], yes=False, patience_s=PATIENCE_S),
+        trace=None, snapshot=None, script=script,
     )  # fmt: skip
     return profile_before(path, against, asked, made_on[0][0].name if spec else "")
+
+
+def _check_saved(path: Path, hints: bool, prices: Path | None) -> None:
+    """Refuse to add to a saved profile what needs the step itself."""
+    from roller.insight.step_profile.saved_parts import load_with_parts
+
+    if hints and prices is not None:
+        raise UsageError(
+            "--prices: expected none for a saved profile, whose hints have the prices that they were written with. "
+            "Pass --prices to roller profile --json --hints."
+        )
+    if hints and "hints" not in load_with_parts(path).parts:
+        raise UsageError(
+            f"{path.name}: --hints: a saved profile has no hints: write them with roller profile train.py --json "
+            f"--hints > profile.json, or name the entry file."
+        )
 
 
 def _words(kind: str) -> str:

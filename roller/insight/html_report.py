@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,12 +10,14 @@ from roller.artifact import KernelArtifact
 from roller.core.files import open_file
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.capture.patience import PATIENCE_S
 from roller.insight.rate_card import RateCard
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.profiling import SUFFIXES, kind_of_file, profile
+from roller.insight.step_profile.saved_parts import load_with_parts
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.report.benchmark_report import UNDERSTOOD, page_of_benchmark
 from roller.report.kernel_report import page_of_kernel
@@ -23,7 +25,7 @@ from roller.report.model_report import page_of_model
 from roller.runtime.container import MODEL_BUNDLE, SAVED
 
 #: What a report can be of.
-ReportKind = Literal["entry", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
+ReportKind = Literal["entry", "script", "model", "profile", "recording", "compiled model", "kernel", "benchmark"]
 
 #: Bytes of a JSON file that tell its kind, and marks of each kind in them; a benchmark has none.
 _HEAD = 4096
@@ -45,15 +47,18 @@ def html_report(
     prices: RateCard | None = None,
     before: StepProfile | None = None,
     moved_lines: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    patience_s: float = PATIENCE_S,
 ) -> str:
     """Return a report as one self-contained HTML file of at most 1.5 MB.
 
     Parameters
     ----------
     path
-        What :func:`roller.insight.step_profile.profiling.profile` takes (an entry file, an ONNX model, a recording of
-        PyTorch's profiler, a saved profile), a kernel's artifact, the folder of a compiled model, or the JSON of a
-        benchmark. None of a kernel's or a model's code is run.
+        What :func:`roller.insight.step_profile.profiling.profile` takes (an entry file or a training script, which it
+        runs, an ONNX model, a recording of PyTorch's profiler, a saved profile), what ``roller profile --json`` prints
+        of one profile, a kernel's artifact, the folder of a compiled model, or the JSON of a benchmark. None of a
+        kernel's or a model's code is run.
     device, batch, curve, measure
         Of a step that is profiled first, as in ``profile``.
     anonymous
@@ -61,9 +66,12 @@ def html_report(
     explain_s
         Of a compiled model: seconds in which kernels are explained.
     hints, prices
-        For an entry file or a recording: whether to show the effects of changes, and hourly rates to price them.
+        For an entry file, a script or a recording: whether to show the effects of changes, and hourly rates to price
+        them. Hints that are saved beside a profile are shown in any case.
     before, moved_lines
         For a step: a profile to compare it with, and lines that moved since then, keyed by their former names.
+    arguments, patience_s
+        Of a training script, as in ``profile``.
 
     Raises
     ------
@@ -78,12 +86,20 @@ def html_report(
         return page_of_kernel(KernelArtifact.load(path), anonymous=anonymous)
     if kind == "benchmark":
         return page_of_benchmark(path, anonymous=anonymous)
-    found = profile(path, device, batch=batch, curve=curve, measure=measure)
-    parts = hints_beside(found, prices) if hints else {}
+    if kind == "profile":
+        found, parts = load_with_parts(path)
+        parts = dict(parts)
+        if hints and "hints" not in parts:
+            hints_beside(found, prices)  # says why there are none
+    else:
+        found = profile(
+            path, device, batch=batch, curve=curve, measure=measure, arguments=arguments, patience_s=patience_s
+        )
+        parts = hints_beside(found, prices) if hints else {}
     if before is not None:
         parts |= beside_profile(found, None, difference(before, found, moved_lines))
     return page_of_profile(
-        found, anonymous=anonymous, text_of=line_texts(path) if kind == "entry" else None, parts=parts
+        found, anonymous=anonymous, text_of=line_texts(path) if kind in ("entry", "script") else None, parts=parts
     )
 
 
@@ -116,17 +132,13 @@ def kind_of_report(path: Path) -> ReportKind:
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(f"{path}: cannot read it ({error.strerror}). Check the path.") from error
+        got = "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
+        raise RollerError(f"{path}: expected a file, got {got}. Name one that can be read.") from error
     if head.startswith(_KERNEL_MARKS):
         return "kernel"
     if not path.name.lower().endswith(SUFFIXES):
         raise RollerError(f"{path}: expected {UNDERSTOOD}, got a file of another kind. Name one.")
     kind = kind_of_file(path)
-    if kind == "script":  # somebody's program runs after a question only
-        raise RollerError(
-            f"{path}: expected an entry file, got a program without providers. Profile it first: roller profile "
-            f"{path.name} --out profile.json."
-        )
     if kind != "recording" or path.name.lower().endswith(".gz") or head.lstrip().startswith(b"["):
         return kind
     return kind if any(mark in head for mark in _RECORDING_MARKS) or _holds(path, _EVENTS) else "benchmark"

@@ -26,9 +26,6 @@ class MeasuredStep:
     operator_s
         Seconds of each operator of ``trace.steady()``: the median over several later steps, of the call alone. Some
         microseconds of PyTorch's dispatch are in each.
-    operator_interval_s
-        Interval of each operator that contains its median with 95 % (minimum and maximum of fewer than six times); both
-        ends equal the median if the operator was timed once.
     iteration_s, lower_s, upper_s
         Seconds of a step in a loop of plain steps, without anything that records: the median of blocks of three, and
         the interval that contains it with 95 % (the least and the greatest of fewer than six blocks). Where other work
@@ -44,11 +41,13 @@ class MeasuredStep:
         Processor, threads and version of PyTorch.
     notes
         Sentences for the report.
+    operator_interval_s
+        Interval of each operator that contains its median with 95 % (minimum and maximum of fewer than six times); both
+        ends equal the median if the operator was timed once. Empty if unknown.
     """
 
     trace: Trace
     operator_s: tuple[float, ...]
-    operator_interval_s: tuple[tuple[float, float], ...]
     iteration_s: float
     lower_s: float
     upper_s: float
@@ -57,6 +56,7 @@ class MeasuredStep:
     process_peak_bytes: int
     machine: str
     notes: tuple[str, ...] = ()
+    operator_interval_s: tuple[tuple[float, float], ...] = ()
 
     @property
     def untracked_s(self) -> float:
@@ -125,7 +125,7 @@ def measure_step(
         trace, told = project.measure(options, float(budget_s))
     timed = told["operators"]
     return MeasuredStep(
-        trace, tuple(median for median, _, _ in timed), tuple((lower, upper) for _, lower, upper in timed),
-        told["median_s"], told["lower_s"], told["upper_s"], told["is_stable"], tuple(told["samples_s"]),
-        told["process_peak_bytes"], told["machine"], tuple(told["notes"]),
+        trace, tuple(median for median, _, _ in timed), told["median_s"], told["lower_s"], told["upper_s"],
+        told["is_stable"], tuple(told["samples_s"]), told["process_peak_bytes"], told["machine"], tuple(told["notes"]),
+        operator_interval_s=tuple((lower, upper) for _, lower, upper in timed),
     )  # fmt: skip

@@ -19,16 +19,16 @@ from roller.perf.unit_notes import unit_notes
 class KernelShare:
     """A kernel of the model: all its ``runs`` take ``seconds``, ``share`` of the model's time.
 
-    ``lower`` and ``upper`` are one expected error below and above.
+    ``lower`` and ``upper`` are one expected error below and above, ``None`` if it is unknown.
     """
 
     name: str
     runs: int
     seconds: float
-    lower: float
-    upper: float
     share: float
     resource: str
+    lower: float | None = None
+    upper: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,16 +76,19 @@ class ModelForecast:
     def _repr_html_(self) -> str:
         """Return an HTML table of the kernels for a notebook, headed by the inference and its interval."""
         rows = (
-            (x.name, x.runs, seconds_text(x.seconds), f"{seconds_text(x.lower)} to {seconds_text(x.upper)}", x.resource)
-            for x in self.kernels
+            (x.name, x.runs, seconds_text(x.seconds), _ends_text(x.lower, x.upper), x.resource) for x in self.kernels
         )
-        spread = f"{seconds_text(self.lower_s)} to {seconds_text(self.upper_s)}"
+        spread = _ends_text(self.lower_s, self.upper_s)
         title = f"{self.model} on {self.device}, {self.kind}: {seconds_text(self.iteration_s)} ({spread})"
         return html_table(title, ("kernel", "runs", self.kind, "interval", "bound by"), rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; ``kind`` is the origin of every time."""
         return {**asdict(self), "throughput_per_s": self.throughput}
+
+
+def _ends_text(lower_s: float | None, upper_s: float | None) -> str:
+    return "" if lower_s is None or upper_s is None else f"{seconds_text(lower_s)} to {seconds_text(upper_s)}"
 
 
 def forecast_onnx(
@@ -142,7 +145,7 @@ def _kernel_shares(
     found: dict[str, KernelPrice], names: dict[str, str], uses: Counter[str], whole: float
 ) -> list[KernelShare]:
     rows = [
-        KernelShare(names[k], uses[k], p.seconds, p.lower, p.upper, p.seconds / whole if whole else 0.0, p.resource)
+        KernelShare(names[k], uses[k], p.seconds, p.seconds / whole if whole else 0.0, p.resource, p.lower, p.upper)
         for k, p in found.items()
     ]
     return sorted(rows, key=lambda x: -x.seconds)

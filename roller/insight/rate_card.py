@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date as date_type
+from datetime import datetime
 from pathlib import Path
 
 from roller.core.files import read_text
@@ -100,5 +101,6 @@ def read_rate_card(path: str | Path) -> RateCard:
         when = row["date"]
         if not isinstance(when, date_type):
             raise invalid_rate_card(f"devices.{name}.date", "a date, e.g. 2026-01-31", when)
-        found[str(name)] = HourlyRate(float(hour), str(row["source"]), when.isoformat())
+        day = when.date() if isinstance(when, datetime) else when  # YAML reads a date with a time as a datetime
+        found[str(name)] = HourlyRate(float(hour), str(row["source"]), day.isoformat())
     return RateCard(data["currency"], found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast, forecast
-from roller.insight.memory.largest_batch import LargestBatch, fullest, largest_batch_on_device, memory_on_device
+from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.from_trace import from_trace
@@ -115,10 +115,10 @@ class TracedStep(Trace):
             changed = self.at(
                 batch=_changed_batch(self, change.batch_factor), device=device,
                 amp=change.amp or self.options.get("amp") or "fp32",
-                checkpoint=self.options.get("checkpoint") or False if change.checkpoint is None else change.checkpoint,
+                checkpoint=tuple(dict.fromkeys((*(self.options.get("checkpoint") or ()), *(change.checkpoint or ())))),
             )  # fmt: skip
         held = add_bucket_storages(changed, buckets(changed)) if count > 1 else changed
-        return fullest(memory_on_device(trace, device) for trace in held.unlike())
+        return memory_on_device(held, device)  # its peak is that of all steps, of the fullest one, too
 
     def max_batch(
         self,

@@ -26,6 +26,8 @@ _SCRIPTS = (
     "profile_view.js", "tiles.js", "kernel_view.js",
     "model_view.js", "page.js",
 )  # fmt: skip
+#: Comments of the scripts that have lines of their own: they are for who reads the sources, not for each page.
+_COMMENTS = re.compile(r"^ *(?:/\*\*.*?\*/|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
 #: Characters that end a script, or a line of one, inside JSON; their escapes mean the same there.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -143,7 +145,8 @@ def _text(name: str) -> str:
 
 @cache
 def _script() -> str:
-    return '"use strict";\n' + "\n".join(_text(name) for name in _SCRIPTS)
+    whole = '"use strict";\n' + "\n".join(_text(name) for name in _SCRIPTS)
+    return _COMMENTS.sub("", whole)
 
 
 def _digest(text: str) -> str:

@@ -117,20 +117,30 @@ def test_hints_and_a_difference_stand_in_tables_and_lead_to_their_lines(tmp_path
     ]  # fmt: skip
     rate = HourlyRate(2.5, "mine", "2020-01-31")
     compared = difference(replace(small_profile(), source="recorded"), profile)
-    moved = replace(compared, lines=(LineDifference(line, 1.0, 3.0, 1024, 2048), LineDifference(made, 0, 0, 0, 0, 1)))
+    moved = replace(
+        compared,
+        lines=(
+            LineDifference(line, 1.0, 3.0, 1024, 2048),
+            LineDifference(made, 0, 0, 0, 0, 1),
+            LineDifference("net/model.py:11", 1.0, 1.0 + 1e-12, 64, 64),
+        ),
+    )
     parts = beside_profile(profile, [h.with_price(2.5, 8) for h in hints], moved, "EUR", rate)
     found = opened(page_of_profile(profile, parts=parts), tmp_path, "hints.js")
     assert found["heads"] == ["What-ifs", "Padded sizes"]
     rows = dict(zip([row[0] for row in found["rows"]], found["rows"], strict=True))
-    assert rows["AMP()"][1:4] == ["4 ms", "-2 ms", "-1 GiB"]
-    assert rows["CudaGraph()"][2:4] == ["+1 µs hardly anything", "not modelled"]
+    assert rows["AMP()"][1:4] == ["4.000 ms", "-2.000 ms", "-1.000 GiB"]
+    assert rows["CudaGraph()"][2:4] == ["+0.001 ms hardly anything", "not modelled"]
     assert "LoaderWorkers(): not asked: no loading" in found["text"] and "more than 180 days old" in found["text"]
     assert "EUR a million samples" in found["text"]
     assert found["chosen"].endswith(line)
     assert {n["label"] for n in found["numbers"]} == {"predicted", "recorded"}
     first, second = (x.removeprefix("net/") for x in (line, made))
-    assert found["difference"] == [[first, "1 s", "3 s", "+2 s", "+1 KiB", ""], [second, *"0000", "+1 s, 0"]]
-    assert found["links"] == [line]
+    values = ["1.000 s", "3.000 s", "+2.000 s", "+1.000 KiB", ""]
+    assert found["difference"] == [[first, *values], [second, "", "", "", "", "+1 s"]], (
+        "what does not differ is left out"
+    )
+    assert found["links"] == [line, made], "a line that only registers weights leads to their module"
 
 
 def test_a_table_of_50_000_rows_scrolls(tmp_path):

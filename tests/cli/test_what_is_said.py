@@ -8,7 +8,9 @@ import re
 import pytest
 
 import roller
+from roller.cli import progress
 from roller.cli.common import OPERATORS_EXAMPLE, candidates_table
+from roller.cli.profile_tables import _memory_text
 from roller.cli.screen import narrow
 from roller.cli.sensitivity import _table
 from roller.explaining.lifts import written
@@ -168,3 +170,22 @@ def test_a_remedy_is_of_the_kind_of_the_field(old, new, said, unsaid):
     with pytest.raises(roller.RollerError) as caught:
         parse_spec(V100.replace(old, new, 1), "mine.yaml")
     assert said in str(caught.value) and unsaid not in str(caught.value)
+
+
+def test_a_bar_has_a_label_before_its_first_step(monkeypatch):
+    shown = []
+
+    class Bar(progress.Progress):
+        def add_task(self, description, **given):
+            shown.append(description)
+            return super().add_task(description, **given)
+
+    monkeypatch.setattr(progress, "watched", lambda: True)
+    monkeypatch.setattr(progress, "Progress", Bar)
+    with progress.counted_steps("profile\x1b[2J", 2):
+        assert shown == ["profile\\x1b[2J"]
+
+
+def test_memory_below_a_mib_is_not_none():
+    sizes = (0, 1, (1 << 20) - 1, 1 << 20, 3.2 * (1 << 20))
+    assert [_memory_text(size) for size in sizes] == ["", "< 1 MiB", "< 1 MiB", "1 MiB", "3 MiB"]

@@ -18,8 +18,12 @@ from roller.insight.step.breakdown import exposed_us
 from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
-from roller.insight.trace.trace import AllocEvent, Operator, Storage, TensorRecord, Trace
+from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.retracer import Retracer
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
+from roller.insight.traced_step import TracedStep
 from roller.insight.whatif.data_parallel import data_parallel
+from roller.insight.whatif.memory_change import MemoryChange
 
 MIB = 1 << 20
 
@@ -166,3 +170,29 @@ def test_what_is_said_of_the_memory_is_that_of_the_fullest_step():
     long = replace(forecast(step(MIB), "a100"), device_s=1.0, notes=())
     for both in (_mean_of_steps(full, [long]), _mean_of_steps(long, [full])):
         assert (both.memory, both.notes, both.operators) == (full.memory, full.notes, long.operators)
+
+
+def traced_again(trace):
+    return TracedStep.of(trace, Retracer(lambda options: trace, TraceOptions(), TracedStep.of))
+
+
+def test_the_memory_of_a_change_has_buckets_for_several_devices_only():
+    made = traced_again(step(20 * MIB, 10 * MIB))
+    alone, two = (made.memory_with(MemoryChange(devices=n), "a100") for n in (1, 2))
+    assert alone == made.memory("a100") == made.memory_with(MemoryChange(), "a100")
+    assert two.peak.allocated_bytes - alone.peak.allocated_bytes == 30 * MIB
+    assert made.memory_with(MemoryChange(), "a100", devices=2) == two
+
+
+def test_the_memory_of_a_change_is_that_of_the_fullest_of_several_different_steps():
+    out = TensorRecord((1,), (1,), "float32", 0)
+    for sizes in ((30 * MIB, 10 * MIB), (10 * MIB, 30 * MIB)):
+        operators = [Operator(n, "aten.relu_.default", "forward", (out,), (out,), iteration=n) for n in range(2)]
+        events = [event for n, size in enumerate(sizes) for event in (AllocEvent(n, size, n), FreeEvent(n, n))]
+        storages = {n: Storage("activation", "", size) for n, size in enumerate(sizes)}
+        trace = Trace(tuple(operators), tuple(events), storages, (0, 1, 2), {"batch": 8, "unlike_steps": 2})
+        for device in ("a100", "cpu-avx2"):
+            found = traced_again(trace).memory_with(MemoryChange(), device)
+            every = [memory_on_device(one, device) for one in trace.unlike()]
+            assert found == max(every, key=lambda memory: memory.peak.reserved_bytes)
+            assert found.peak.allocated_bytes == 30 * MIB

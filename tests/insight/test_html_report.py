@@ -9,15 +9,35 @@ from dataclasses import replace
 import pytest
 
 import roller
-from roller.errors import RollerError
+from roller.errors import ArtifactError, RollerError
 from roller.insight.html_report import hints_beside, html_report, kind_of_report
 from roller.insight.rate_card import HourlyRate, RateCard
+from roller.insight.step_profile.difference import difference
+from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.line_texts import line_texts
-from roller.insight.step_profile.profile_json import save_profile
+from roller.insight.step_profile.profile_json import save_profile, to_data
 from roller.insight.step_profile.profile_page import page_of_profile
+from roller.insight.step_profile.saved_parts import load_with_parts
 from tests.insight.step_profile.profiles import small_profile
 from tests.insight.step_profile.test_hints import graph_with_lines
 from tests.report.pages import data_of
+
+SCRIPT = """
+import argparse
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=8)
+width = parser.parse_args().width
+net = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 1))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for x, y in DataLoader(TensorDataset(torch.zeros(64, 32), torch.zeros(64, 1)), batch_size=16):
+    optimizer.zero_grad()
+    (net(x) - y).square().mean().backward()
+    optimizer.step()
+"""
 
 
 @pytest.fixture
@@ -54,7 +74,7 @@ def test_kinds_are_told_by_content(tmp_path, profile_file):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(RollerError, match="cannot read it"):
+    with pytest.raises(RollerError, match="expected a file, got none"):
         html_report(tmp_path / "nothing.json")
 
 
@@ -72,7 +92,7 @@ def test_what_is_not_understood_is_refused_with_a_list_of_what_is(tmp_path, name
         assert kind in said
 
 
-@pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",), ("--hints",)])
+@pytest.mark.parametrize("option", [("--device", "a100"), ("--batch", "4"), ("--curve",), ("--measure",)])
 def test_options_that_do_not_apply_are_refused(cli, profile_file, option):
     code, _, said = cli("report", str(profile_file), *option)
     assert code == 2 and f"expected no {option[0]} for a profile" in said
@@ -125,8 +145,79 @@ def test_a_program_without_providers_is_not_run(cli, tmp_path):
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit('it ran')\n")
     code, _, err = cli("report", script, "--out", tmp_path / "r.html")
-    assert code == 1 and "expected an entry file, got a program without providers" in err
+    assert code == 2 and "expected permission to run it, got no terminal to ask on. Pass --yes." in err
     assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.slow
+def test_a_script_becomes_a_page_with_its_arguments(cli, tmp_path):
+    pytest.importorskip("torch")
+    script, out = tmp_path / "script.py", tmp_path / "r.html"
+    script.write_text(SCRIPT)
+    code, _, err = cli("report", script, "--yes", "--out", out, "--hints", "--", "--width", "4096")
+    assert code == 0, err
+    found = data_of(out.read_text(encoding="utf-8"))
+    assert found["batch"] == 16 and found["source"] == "predicted" and found["hints"]
+    notes = {x["change"]: x["memory_note"] for x in found["hints"]}
+    assert notes["AMP()"] == "not modelled: a training script chooses its own precision."
+    assert "nn.Linear(32, width)" in str(found["names"])  # the text of lines
+    narrow = roller.profile(script, "a100", arguments=["--width", "8"])
+    assert found["total_bytes"] > narrow.total_bytes
+
+
+def test_arguments_are_for_scripts(cli, profile_file):
+    code, _, err = cli("report", profile_file, "--", "--width", "48")
+    assert code == 2 and "expected no arguments for a file of this kind" in err
+
+
+def _printed(profile):
+    other = replace(profile, name="before.py")
+    hints = replace(profile, make_graph=graph_with_lines).hints(3.6)
+    card = HourlyRate(3.6, "mine", "2020-01-31")
+    return {"profile": to_data(profile), **beside_profile(profile, hints, difference(other, profile), "EUR", card)}
+
+
+def test_what_profile_prints_becomes_a_page_with_its_hints_price_and_difference(cli, tmp_path):
+    data, out = _printed(small_profile()), tmp_path / "r.html"
+    for whole in (data, [data]):
+        (tmp_path / "p.json").write_text(json.dumps(whole, indent=1))
+        for options in ((), ("--hints",)):
+            code, said, err = cli("report", tmp_path / "p.json", "--out", out, *options)
+            assert code == 0 and "report of a profile" in said, err
+            found = data_of(out.read_text(encoding="utf-8"))
+            assert {name: found[name] for name in ("hints", "price", "difference")} == {
+                name: data[name] for name in ("hints", "price", "difference")
+            }
+    assert roller.load_profile(tmp_path / "p.json") == small_profile()
+
+
+def test_a_saved_profile_without_hints_says_how_to_write_them(cli, profile_file, tmp_path):
+    code, _, err = cli("report", profile_file, "--hints", "--out", tmp_path / "r.html")
+    assert code == 2 and "a saved profile has no hints: write them with roller profile train.py --json --hints" in err
+    code, _, err = cli("report", profile_file, "--hints", "--prices", tmp_path / "p.yaml")
+    assert code == 2 and "--prices: expected none for a saved profile" in err
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda x: [x, x], "expected one profile, got 2"),
+        (lambda x: x | {"hints": {}}, "hints: expected a list, got {}"),
+        (lambda x: x | {"hints": [7]}, "hints: expected an object, got 7"),
+        (lambda x: x | {"hints": [x["hints"][0] | {"delta_s": "1"}]}, "hints: delta_s: expected a number, got '1'"),
+        (lambda x: x | {"hints": [x["hints"][0] | {"assumptions": [1]}]}, "assumptions: expected a list of texts"),
+        (lambda x: x | {"price": {"currency": "EUR"}}, "price: source: expected a text, got None"),
+        (lambda x: x | {"difference": x["difference"] | {"before": None}}, "difference: before: expected an object"),
+        (lambda x: x | {"difference": x["difference"] | {"lines": [{}]}}, "lines: name: expected a text, got None"),
+        (lambda x: x | {"profile": 7}, "expected a profile of roller, got JSON of another kind"),
+    ],
+)
+def test_what_is_printed_beside_a_profile_is_checked(tmp_path, damage, said):
+    path = tmp_path / "roller-profile.json"
+    path.write_text(json.dumps(damage(_printed(small_profile()))))
+    with pytest.raises(ArtifactError) as refused:
+        load_with_parts(path)
+    assert said in str(refused.value)
 
 
 def test_an_anonymous_benchmark_does_not_tell_its_name(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from datetime import date
 
 import pytest
 
@@ -67,6 +68,12 @@ def test_prices_are_read_with_their_source_and_date(tmp_path):
     (tmp_path / "p.yaml").write_text(GOOD)
     found = read_rate_card(tmp_path / "p.yaml")
     assert found == RateCard("USD", {"a100": HourlyRate(1.5, "mine", "2026-01-31")}) and found.per_hour("h100") is None
+
+
+def test_of_a_date_with_a_time_the_date_counts(tmp_path):
+    (tmp_path / "p.yaml").write_text(GOOD.replace("2026-01-31", "2026-01-31 10:00:00"))
+    found = read_rate_card(tmp_path / "p.yaml").devices["a100"]
+    assert found.date == "2026-01-31" and found.is_old(date(2026, 8, 1)) and not found.is_old(date(2026, 7, 30))
 
 
 @every(

@@ -18,7 +18,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.capture.patience import PATIENCE_S
 from roller.insight.capture.script_worker import FOLDER, kept_from_note
 from roller.insight.project_tracer import ProjectTracer
-from roller.insight.trace.options import PRECISIONS, TraceOptions
+from roller.insight.trace.options import PRECISIONS, FixedOptionError, TraceOptions
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
@@ -83,11 +83,15 @@ class ScriptTracer(ProjectTracer):
         return {**_SILENT, "TMPDIR": self._own_folder, FOLDER: self._own_folder}
 
     def _trace(self, options: TraceOptions) -> Trace:
-        for name, value in (("amp", PRECISIONS[options.amp or "fp32"]), ("checkpoint", options.checkpoint or None)):
+        for name, words, value in (
+            ("amp", "precision", PRECISIONS[options.amp or "fp32"]),
+            ("checkpoint", "checkpointing", options.checkpoint or None),
+        ):
             if value is not None:
-                raise ModelError(
+                raise FixedOptionError(
                     f"{self.entry}: {name}: expected none for a training script, which has its own, got "
-                    f"{shown(value)}. Pass the script's argument for it after --."
+                    f"{shown(value)}. Pass the script's argument for it after --.",
+                    f"a training script chooses its own {words}",
                 )
         self._stop()
         with tempfile.TemporaryDirectory(prefix="roller-script-", ignore_cleanup_errors=True) as self._own_folder:

@@ -31,19 +31,21 @@ class LaunchPrice:
         Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` of those priced by their bytes.
     kernels
         Number of kernels.
-    seconds, lower, upper, resource
+    seconds, resource
         As in :class:`Price`.
     work
         What the arithmetic units do, where the launch is given by expressions.
+    lower, upper
+        As in :class:`Price`; ``None`` if the error is unknown.
     """
 
     name: str
     kernels: int
     seconds: float
-    lower: float
-    upper: float
     resource: str
     work: PipeWork | None = None
+    lower: float | None = None
+    upper: float | None = None
 
 
 @dataclass(frozen=True)
@@ -142,8 +144,8 @@ class Pricer:
 
     def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
         return LaunchPrice(
-            launch_name(launch), _kernel_count(launch), price.seconds, price.lower, price.upper, price.resource,
-            pipe_work(launch, self.spec),
+            launch_name(launch), _kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
+            price.lower, price.upper,
         )  # fmt: skip
 
     def _price_launch(self, launch: Launch) -> KernelPrice:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from roller.arguments import target_of
@@ -96,11 +96,6 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
     if not spec.traits.discrete:
         return cpu_memory(trace, capacity_of(spec), spec.process_bytes or 0)
     return simulate.simulate_memory(trace, capacity_of(spec), settings=settings, library=Library.of(spec))
-
-
-def fullest(memories: Iterable[Memory]) -> Memory:
-    """Return, of several steps, a memory that does not fit, else the one that reserves most."""
-    return max(memories, key=lambda memory: (not memory.fits, memory.peak.reserved_bytes))
 
 
 def capacity_of(spec: DeviceSpec) -> int:

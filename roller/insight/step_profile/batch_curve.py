@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from roller.errors import NoCandidateError, RollerError, shown
 
@@ -108,9 +108,30 @@ class BatchCurve:
     notes: tuple[str, ...] = ()
 
     @property
+    def limit_by(self) -> Literal["line", "computed", ""]:
+        """What tells the limit of large batches: the line where it holds there, else the computed batches, or neither.
+
+        The line does not hold where it is off by more than 5 % at a computed batch beyond its own, or at one from which
+        returns diminish by it.
+        """
+        if self.line is not None and self.line.holds:
+            knee = _knee_of_line(self.line)
+            off = (p.batch for p in _slower(self.line, self.computed))
+            if not any(batch > self.line.batches[-1] or knee <= batch <= 2 * knee for batch in off):
+                return "line"
+        return "" if self._knee_of_computed() is None else "computed"
+
+    @property
     def most_throughput(self) -> float:
         """Limit of the line for large batches, ``1 / a`` samples per second; 0 where it does not hold."""
-        return 1.0 / self.line.a if self.line is not None and self.line.holds else 0.0
+        return 1.0 / self.line.a if self.line is not None and self.limit_by == "line" else 0.0
+
+    @property
+    def most_computed(self) -> BatchPoint | None:
+        """The computed batch with most samples per second where :attr:`limit_by` is ``"computed"``; else ``None``."""
+        if self.limit_by != "computed":
+            return None
+        return max((p for p in self.computed if p.fits), key=lambda p: p.throughput)
 
     @property
     def throughput_at_largest(self) -> float:
@@ -122,23 +143,34 @@ class BatchCurve:
         return next((p for p in self.computed if p.batch == batch), None)
 
     def diminishing_from(self) -> int:
-        """Return the first batch ``x`` with ``T(2 x) / T(x) < 1.1`` on the line: the first above ``4.5 b / a``.
+        """Return the first batch ``x`` with ``T(2 x) / T(x) < 1.1``.
+
+        On the line, the first above ``4.5 b / a``; where the line does not hold (:attr:`limit_by`), the first computed
+        batch whose double was computed, too.
 
         Raises
         ------
         NoCandidateError
-            There is no line that holds.
+            Neither the line nor the computed batches tell one.
         """
-        line = self.line
-        if line is None or not line.holds:
-            why = self.notes[0] if self.notes else "three batches do not fit"
+        knee = None
+        if self.line is not None and self.limit_by == "line":
+            knee = _knee_of_line(self.line)
+        elif self.limit_by == "computed":
+            knee = self._knee_of_computed()
+        if knee is None:
+            why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(
-                f"profile: diminishing_from: expected a time that is linear in the batch, got another ({why}). "
-                f"Look at the computed batches."
+                f"profile: diminishing_from: expected a time that is linear in the batch, or a computed batch from "
+                f"which returns diminish, got neither ({why}). Look at the computed batches."
             )
-        # 2 (a x + b) / (2 a x + b) < g  <=>  x > (2 - g) b / (2 a (g - 1))
-        limit = (2.0 - DIMINISHING) * line.b / (2.0 * (DIMINISHING - 1.0) * line.a)
-        return max(1, math.floor(limit + 1e-9) + 1)
+        return knee
+
+    def _knee_of_computed(self) -> int | None:
+        """Return the first computed batch whose computed double brings less than a tenth more; ``None`` if none."""
+        known = {p.batch: p.throughput for p in self.computed if p.fits and p.throughput > 0}
+        pairs = ((batch, known[2 * batch] / known[batch]) for batch in sorted(known) if 2 * batch in known)
+        return next((batch for batch, growth in pairs if growth < DIMINISHING), None)
 
     def batch_of_memory(self, allocated_bytes: float) -> int:
         """Return the largest batch whose allocated bytes are at most these, by the line; at least 1.
@@ -164,24 +196,42 @@ class BatchCurve:
         Raises
         ------
         NoCandidateError
-            There is no line, or no batch is so fast.
+            There is no line, no batch is so fast, or the line does not hold at such batches.
         RollerError
             ``per_s`` is no finite number.
         """
         _check_finite("batch_of_throughput", "samples/s", per_s)
         line = self._line()
-        if not line.holds or per_s >= self.most_throughput:
+        limit = 1.0 / line.a if line.holds else 0.0
+        if per_s >= limit:
             raise NoCandidateError(
-                f"profile: expected a throughput below {self.most_throughput:.6g} samples/s, the limit of large "
+                f"profile: expected a throughput below {limit:.6g} samples/s, the limit of large "
                 f"batches, got {per_s:.6g}. Ask for less."
             )
-        return max(1, math.ceil(line.b * per_s / (1.0 - line.a * per_s)))
+        found = max(1, math.ceil(line.b * per_s / (1.0 - line.a * per_s)))
+        if found > line.batches[-1] and self.limit_by != "line":
+            raise NoCandidateError(
+                f"profile: expected a throughput of at most {line.throughput(line.batches[-1]):.6g} samples/s, up to "
+                f"which the line holds, got {per_s:.6g}. Look at the computed batches."
+            )
+        return found
 
     def _line(self) -> BatchLine:
         if self.line is None:
-            why = self.notes[0] if self.notes else "three batches do not fit"
+            why = self.notes[0].rstrip(".") if self.notes else "three batches do not fit"
             raise NoCandidateError(f"profile: expected a line through three batches, got none ({why}).")
         return self.line
+
+
+def _knee_of_line(line: BatchLine) -> int:
+    # 2 (a x + b) / (2 a x + b) < g  <=>  x > (2 - g) b / (2 a (g - 1))
+    limit = (2.0 - DIMINISHING) * line.b / (2.0 * (DIMINISHING - 1.0) * line.a)
+    return max(1, math.floor(limit + 1e-9) + 1)
+
+
+def _slower(line: BatchLine, computed: Sequence[BatchPoint]) -> list[BatchPoint]:
+    """Return the batches that fit where the line of the time is off."""
+    return [p for p in computed if p.fits and _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
 
 
 def _check_finite(where: str, unit: str, value: float) -> None:
@@ -298,7 +348,7 @@ def _doubts(line: BatchLine | None, computed: Sequence[BatchPoint]) -> list[str]
     if not line.holds:
         found.append(_why_no_line(line, computed))
     points = [p for p in computed if p.fits]
-    slower = [p for p in points if _are_apart(line.iteration_s(p.batch), p.iteration_s, APART)]
+    slower = _slower(line, points)
     if slower:
         why = _difference("bound by the", "bound", slower, line, points)
         sizes = ", ".join(f"{p.batch} ({_percent(line.iteration_s(p.batch), p.iteration_s)})" for p in slower)

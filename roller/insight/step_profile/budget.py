@@ -19,6 +19,10 @@ _MIB = 1 << 20
 Part = Literal["step", "module", "line"]
 _SECTIONS: Mapping[str, Part] = {"modules": "module", "lines": "line"}
 _METRICS = ("time_ms", "memory_mib")
+#: Fields of a profile that a budget is for -> their types in the file.
+_MADE_FOR = {"device": str, "devices": int, "batch": int, "amp": str}
+#: Significant digits of limits and excesses.
+_DIGITS = 4
 _EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms: 30}}}"
 
 
@@ -53,10 +57,14 @@ class Budget:
     made_with
         Versions that the limits were made with, as in
         :class:`~roller.insight.step_profile.step_profile.StepProfile`; empty if the file does not say.
+    made_for
+        Fields of a profile that the limits are for, of ``device``, ``devices``, ``batch`` and ``amp``; empty if the
+        file does not say.
     """
 
     limits: tuple[Limit, ...]
     made_with: Mapping[str, str] = field(default_factory=dict)
+    made_for: Mapping[str, str | int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,24 +78,39 @@ class Excess:
     found
         What the part takes, in the unit of the limit.
     place
-        ``"file:line"``: the line itself, the line that calls the module, or the heaviest line of the step; ``""`` if
-        the profile has no lines.
+        ``"file:line"``: the line itself, the line that calls the module, or the heaviest line of the step; line 1 of
+        the step's file if the profile has no lines. Of a step that does not fit, the line that fails where it is known.
+    out_of_memory
+        Why the step does not fit; ``found`` is then infinite. ``""`` if it fits.
     """
 
     limit: Limit
     found: float
     place: str
+    out_of_memory: str = ""
 
     def __str__(self) -> str:
         """Return the excess in a sentence."""
         limit = self.limit
         what, unit = ("time", "ms") if limit.metric == "time_ms" else ("memory", "MiB")
-        part = "step" if limit.part == "step" else f"{limit.part} {limit.name}"
-        where = f"{self.place}: " if self.place else ""
+        part = {"step": "step: ", "module": f"module {limit.name}: ", "line": ""}[limit.part]
+        most = _shortest(limit.most)
+        if self.out_of_memory:
+            return (
+                f"{self.place}: {part}expected a {what} of at most {most} {unit}, got a step that does not fit: "
+                f"{self.out_of_memory}"
+            )
+        found, more = _shortest(self.found), _shortest(self.found - limit.most)
         return (
-            f"{where}{part}: expected a {what} of at most {limit.most:g} {unit}, got {self.found:.6g} {unit}, "
-            f"{self.found - limit.most:.6g} more."
+            f"{self.place}: {part}expected a {what} of at most {most} {unit}, got {found} {unit}, {more} {unit} more."
         )
+
+
+def _shortest(value: float) -> str:
+    """Return a number with four significant digits, or all digits of its integer part."""
+    places = _DIGITS if not value else _DIGITS - 1 - math.floor(math.log10(abs(value)))
+    text = f"{value:.{max(0, places)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def read_budget(path: str | Path) -> Budget:
@@ -107,15 +130,20 @@ def read_budget(path: str | Path) -> Budget:
 
     try:
         data = yaml.safe_load(read_text(path))
+    except FileNotFoundError as error:
+        raise RollerError(f"{path}: expected a budget, got none. Name one, or write it with --write-budget.") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise _invalid(path, "a YAML file", getattr(error, "strerror", None) or str(error).splitlines()[0]) from error
-    known = ("step", *_SECTIONS, "made_with")
+    known = ("step", *_SECTIONS, "made_for", "made_with")
     if not isinstance(data, Mapping) or not data or not set(data) <= set(known):
         got = data if not isinstance(data, Mapping) else next((x for x in data if x not in known), data)
         raise _invalid(path, f"a mapping of {', '.join(known)}", got)
     made_with = data.get("made_with") or {}
     if not isinstance(made_with, Mapping) or not all(isinstance(x, str) for part in made_with.items() for x in part):
         raise _invalid(f"{path}: made_with", "a mapping of texts", made_with)
+    made_for = data.get("made_for") or {}
+    if not isinstance(made_for, Mapping) or not all(type(made_for[x]) is _MADE_FOR.get(x) for x in made_for):
+        raise _invalid(f"{path}: made_for", "device and amp as texts, devices and batch as integers", made_for)
     limits = list(_limits(path, "step", "", data.get("step") or {}))
     for section, part in _SECTIONS.items():
         rows = data.get(section) or {}
@@ -125,7 +153,7 @@ def read_budget(path: str | Path) -> Budget:
             limits += _limits(f"{path}: {section}.{name}", part, str(name), row)
     if not limits:
         raise _invalid(path, "at least one limit", data)
-    return Budget(tuple(limits), dict(made_with))
+    return Budget(tuple(limits), dict(made_with), dict(made_for))
 
 
 def _limits(where: str | Path, part: Part, name: str, row: Any) -> Iterator[Limit]:
@@ -154,15 +182,26 @@ def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) ->
         The file, which is replaced.
     slack
         Share by which a later profile may exceed this one.
+
+    Raises
+    ------
+    RollerError
+        The step does not fit, so that it keeps no budget.
     """
     import yaml
 
+    if not profile.fits:
+        raise RollerError(
+            f"budget: expected a step that fits, got one that does not: {profile.out_of_memory} A step that does not "
+            f"fit keeps no budget."
+        )
     modules = {}
     for name in _outer_modules(profile.root):
         wall_s, held = _cost_of_module(profile.root, name)
         modules[name] = _row(wall_s, held, slack)
     data = {
         "step": _row(profile.iteration_s, profile.total_bytes, slack), "modules": modules,
+        "made_for": {name: getattr(profile, name) for name in _MADE_FOR if getattr(profile, name)},
         "made_with": dict(profile.versions),
     }  # fmt: skip
     text = yaml.safe_dump({name: part for name, part in data.items() if part}, sort_keys=False)
@@ -172,7 +211,16 @@ def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) ->
 
 def _row(wall_s: float, held_bytes: int, slack: float) -> dict[str, float]:
     found = {"time_ms": 1e3 * wall_s, "memory_mib": held_bytes / _MIB}
-    return {metric: float(f"{value * (1 + slack):.6g}") for metric, value in found.items()}
+    return {metric: _rounded_up(value * (1 + slack)) for metric, value in found.items()}
+
+
+def _rounded_up(value: float) -> float:
+    """Return a number with four significant digits that is at least as large."""
+    if not value:
+        return 0.0
+    exponent = math.floor(math.log10(value)) - _DIGITS + 1
+    found = float(f"{math.ceil(value / 10.0**exponent)}e{exponent}")
+    return found if found >= value else float(f"{math.ceil(value / 10.0**exponent) + 1}e{exponent}")
 
 
 def _outer_modules(root: Node) -> Iterator[str]:
@@ -189,31 +237,61 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
-    """Return what exceeds its limit, in the order of the budget.
+    """Return what exceeds its limit, in the order of the budget; a step that does not fit exceeds every limit.
 
     Raises
     ------
     RollerError
-        The profile has no such module or line.
+        The profile has no such module or line, or is for another device, batch or precision than the budget.
     """
+    _check_made_for(profile, budget)
     found = []
     for limit in budget.limits:
         wall_s, held, place = _cost(profile, limit)
+        if not profile.fits:  # its time is one it never takes, and its memory that before the failure
+            found.append(Excess(limit, math.inf, profile.out_of_memory_at or place, profile.out_of_memory))
+            continue
         got = 1e3 * wall_s if limit.metric == "time_ms" else held / _MIB
         if got > limit.most:
             found.append(Excess(limit, got, place))
     return tuple(found)
 
 
+def _check_made_for(profile: StepProfile, budget: Budget) -> None:
+    """Refuse the profile of another step than the budget's: its excesses would tell nothing about the program."""
+    given = {name: getattr(profile, name) for name in budget.made_for}
+    if given != budget.made_for:
+        wanted, got = (_in_words(x, budget.made_for, given) for x in (budget.made_for, given))
+        raise RollerError(
+            f"budget is for {wanted}, the profile for {got}. Profile the step that the budget is for, or write a "
+            f"budget of its own with --write-budget."
+        )
+
+
+def _in_words(one: Mapping[str, object], *both: Mapping[str, object]) -> str:
+    """Return a device, and of its batch, precision and number what differs between both or is the batch."""
+    differs = {name for name in both[0] if both[0][name] != both[1][name]}
+    count = f"{one['devices']}x" if "devices" in differs or one.get("devices", 1) != 1 else ""
+    parts = [f"{count}{one.get('device') or ('device' if count else '')}"]
+    parts += [f"at batch {one['batch']}"] if "batch" in one else []
+    parts += [f"in {one['amp']}"] if "amp" in differs else []
+    return " ".join(filter(None, parts))
+
+
 def changed_versions(profile: StepProfile, budget: Budget) -> tuple[str, ...]:
     """Return in what a profile differs from that of its budget besides the program, a sentence each."""
-    words = {"roller": "roller's model", "device": "the specification of the device", "torch": "PyTorch"}
-    return tuple(
-        f"{words.get(name, name)} is another one than the budget's ({shown(profile.versions.get(name))}, not "
-        f"{shown(before)}): that may be the cause."
-        for name, before in budget.made_with.items()
-        if profile.versions.get(name) != before
-    )
+    found = []
+    for name, before in budget.made_with.items():
+        now = profile.versions.get(name)
+        if now == before:
+            continue
+        both = f"({shown(now)}, not {shown(before)}): that may be the cause."
+        if name == "device" and profile.device and budget.made_for.get("device") == profile.device:
+            found.append(f"the specification of {profile.device} changed since the budget was written {both}")
+        else:
+            words = {"roller": "roller's model", "device": "the device or its specification", "torch": "PyTorch"}
+            found.append(f"{words.get(name, name)} is another one than the budget's {both}")
+    return tuple(found)
 
 
 def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
@@ -224,19 +302,37 @@ def _cost(profile: StepProfile, limit: Limit) -> tuple[float, int, str]:
         return line.wall_s, line.total_held_bytes if line.instances else line.registered_bytes, limit.name
     if limit.part == "module":
         wall_s, held = _cost_of_module(profile.root, limit.name)
-        return wall_s, held, _line_around(profile.root, limit.name)
-    way = profile.heaviest("time" if limit.metric == "time_ms" else "memory")
+        return wall_s, held, _line_around(profile.root, limit.name) or _heaviest_line(profile, limit.metric)
+    return profile.iteration_s, profile.total_bytes, _heaviest_line(profile, limit.metric)
+
+
+def _heaviest_line(profile: StepProfile, metric: str) -> str:
+    """Return the innermost line on the heaviest way, else that with the most of its own, else line 1 of the file."""
+    way = profile.heaviest("time" if metric == "time_ms" else "memory")
     lines = [node.name for node in way if node.kind == "line"]
-    return profile.iteration_s, profile.total_bytes, lines[-1] if lines else ""
+    if lines:
+        return lines[-1]
+    own: dict[str, float] = {}
+    todo = [(profile.root, "")]
+    while todo:  # memory of no tensor, or a module that is called by no line, may be the heaviest
+        node, line = todo.pop()
+        within = node.name if node.kind == "line" else line
+        if within and not node.children:
+            value = node.wall_s if metric == "time_ms" else float(node.total_held_bytes)
+            own[within] = own.get(within, 0.0) + value
+        todo += [(child, within) for child in node.children]
+    known = own or {line.name: float(line.registered_bytes) for line in profile.lines}
+    return max(known, key=lambda name: known[name], default=f"{profile.name or 'step'}:1")
 
 
 def _cost_of_module(root: Node, name: str) -> tuple[float, int]:
     found = list(_outermost(root, name))
     if not found:
         known = list(dict.fromkeys(node.name for node in root.walk() if node.kind == "module"))
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
         raise RollerError(
             f"budget: modules: expected a module of the step, got {shown(name)}{did_you_mean(name, known)}. Modules "
-            f"that run: {', '.join(known[:8]) or 'none'}{', ...' if len(known) > 8 else ''}."
+            f"that run: {', '.join(known[:8]) or 'none'}{more}."
         )
     return math.fsum(node.wall_s for node in found), sum(node.total_held_bytes for node in found)
 
@@ -286,14 +382,11 @@ def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str
 
 
 def _result(excess: Excess, notes: tuple[str, ...]) -> dict[str, Any]:
-    file, _, line = excess.place.rpartition(":")
-    location: list[dict[str, Any]] = []
-    if file:
-        region = {"startLine": int(line)}
-        location.append({"physicalLocation": {"artifactLocation": {"uri": quote(file)}, "region": region}})
+    file, _, line = excess.place.rpartition(":")  # code scanning refuses a whole log where one result has no place
+    region = {"startLine": int(line)}
     return {
         "ruleId": f"budget/{excess.limit.metric}",
         "level": "error",
         "message": {"text": " ".join([str(excess), *notes])},
-        "locations": location,
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": quote(file)}, "region": region}}],
     }

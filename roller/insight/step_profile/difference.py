@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from roller.core.display import bytes_text, html_table, seconds_text
 from roller.insight.step_profile.node import Node, NodeKind
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.whatif.predict import HARDLY
+
+#: Change of a line's time relative to the step's, up to which it is that of rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +110,46 @@ class ProfileDifference:
         return self.root.delta_s
 
     @property
-    def delta_bytes(self) -> int:
-        """Change of the total memory."""
-        return self.root.delta_bytes
+    def fits(self) -> bool:
+        """Whether both steps fit their devices; if not, bytes are those before the failure, which do not compare."""
+        return self.before.fits and self.after.fits
+
+    @property
+    def delta_bytes(self) -> int | None:
+        """Change of the total memory; ``None`` if one of the steps does not fit."""
+        return self.root.delta_bytes if self.fits else None
+
+    @property
+    def misfits(self) -> tuple[str, ...]:
+        """A sentence for each of the steps that does not fit, with the line that fails."""
+        sides = (("Before", self.before), ("After", self.after))
+        return tuple(f"{side} does not fit: {one.out_of_memory}" for side, one in sides if not one.fits)
+
+    @property
+    def is_hardly_anything(self) -> bool:
+        """Whether the time changes by less than hints call hardly anything."""
+        return abs(self.delta_s) < HARDLY * self.before.iteration_s or not self.delta_s
+
+    @property
+    def differing(self) -> tuple[LineDifference, ...]:
+        """The lines that differ in time, memory or what they register: more than rounding does."""
+        least_s = _ROUNDING * max(self.before.iteration_s, self.after.iteration_s)
+        fits = self.fits  # if not, bytes are those before a failure
+        return tuple(
+            x for x in self.lines
+            if max(abs(x.delta_s), abs(x.made_delta_s)) > least_s or (fits and (x.delta_bytes or x.made_delta_bytes))
+        )  # fmt: skip
 
     def _repr_html_(self) -> str:
         """Return an HTML table of the lines that differ for a notebook, headed by the change of the step."""
         rows = (
             (x.name or "no line", seconds_text(x.before_s), seconds_text(x.after_s), seconds_text(x.delta_s),
-             "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)))
-            for x in self.lines
-            if x.delta_s or x.delta_bytes
+             "-" * (x.delta_bytes < 0) + bytes_text(abs(x.delta_bytes)) if self.fits else "")
+            for x in self.differing
         )  # fmt: skip
         labels = " and ".join(dict.fromkeys((self.before.label, self.after.label)))
         title = f"{seconds_text(self.before.iteration_s)} to {seconds_text(self.after.iteration_s)} a step, {labels}"
+        title = ". ".join((title, *self.misfits))
         return html_table(title, ("line", "before", "after", "change", "change of memory"), rows)
 
 

@@ -51,6 +51,8 @@ class Hint:
     price_before, price_after
         Price of a million samples (of a million steps if the samples of a step are unknown), now and with the change;
         ``None`` without an hourly rate.
+    kind
+        Label of the times: ``"calibrated"`` on a device whose rates were measured on it, else ``"predicted"``.
     """
 
     change: str
@@ -70,8 +72,14 @@ class Hint:
     memory: MemoryEffect = UNKNOWN
     price_before: float | None = None
     price_after: float | None = None
+    kind: Literal["predicted", "calibrated"] = "predicted"
 
-    def with_price(self, per_hour: float, samples: float) -> Hint:
+    def as_calibrated(self) -> Hint:
+        """Return the hint of a profile with the label ``"calibrated"``."""
+        rests_on = "calibrated" if self.rests_on == "predicted" else self.rests_on
+        return replace(self, kind="calibrated", rests_on=rests_on)
+
+    def with_price(self, per_hour: float, samples: float, before_s: float | None = None) -> Hint:
         """Return the hint with the prices of a million samples.
 
         Parameters
@@ -80,17 +88,19 @@ class Hint:
             Price of an hour of the device.
         samples
             Samples of a step on one device; 0 if unknown, which gives prices of a million steps.
+        before_s
+            Time of the unchanged step; by default ``iteration_s - delta_s``, which rounds differently in each hint.
         """
         if self.not_asked:
             return self
         per_second = per_hour / 3600 * 1e6 / (samples or 1.0)
-        before_s = self.iteration_s - self.delta_s
+        before_s = self.iteration_s - self.delta_s if before_s is None else before_s
         return replace(self, price_before=before_s * per_second, price_after=self.iteration_s * per_second)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
         return {
-            "change": self.change, "kind": "predicted", "iteration_s": self.iteration_s, "lower_s": self.lower_s,
+            "change": self.change, "kind": self.kind, "iteration_s": self.iteration_s, "lower_s": self.lower_s,
             "upper_s": self.upper_s, "delta_s": self.delta_s, "line": self.line, "line_delta_s": self.line_delta_s,
             "upper_bound": self.is_bound, "hardly_anything": self.is_hardly_anything, "rests_on": self.rests_on,
             "not_asked": self.not_asked, "assumptions": list(self.assumptions),

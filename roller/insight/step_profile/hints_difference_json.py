@@ -70,27 +70,24 @@ def difference_data(found: ProfileDifference) -> dict[str, Any]:
     return {
         "kind": _kind_of(found), "before": _in_short(found.before), "after": _in_short(found.after),
         "delta_s": found.delta_s, "delta_bytes": found.delta_bytes,
-        "lines": [_line_data(line) for line in differing_lines(found)],
+        "lines": [_line_data(line, found.fits) for line in found.differing],
     }  # fmt: skip
 
 
-def differing_lines(found: ProfileDifference) -> list[LineDifference]:
-    """Return the lines that differ in time, memory or what they register, in the order of the difference."""
-    return [x for x in found.lines if x.delta_s or x.delta_bytes or x.made_delta_s or x.made_delta_bytes]
-
-
 def _kind_of(found: ProfileDifference) -> str:
-    """Return the source of a difference: the less certain one of the two profiles' sources."""
-    sources = (found.before.source, found.after.source)
-    return next(source for source in ("predicted", "recorded", "measured") if source in sources)
+    """Return the label of a difference: the less certain one of the two profiles' labels."""
+    labels = (found.before.label, found.after.label)
+    return next(label for label in ("predicted", "calibrated", "recorded", "measured") if label in labels)
 
 
-def _line_data(line: LineDifference) -> dict[str, Any]:
-    return {**asdict(line), "delta_s": line.delta_s, "delta_bytes": line.delta_bytes}
+def _line_data(line: LineDifference, fits: bool) -> dict[str, Any]:
+    data = {**asdict(line), "delta_s": line.delta_s, "delta_bytes": line.delta_bytes}
+    return data if fits else {**data, "delta_bytes": None, "made_delta_bytes": None}
 
 
 def _in_short(profile: StepProfile) -> dict[str, Any]:
     names = (
-        "name", "source", "device", "devices", "batch", "amp", "iteration_s", "lower_s", "upper_s", "total_bytes",
+        "name", "source", "label", "device", "devices", "batch", "amp", "iteration_s", "lower_s", "upper_s",
+        "total_bytes", "out_of_memory", "out_of_memory_at",
     )  # fmt: skip
     return {name: getattr(profile, name) for name in names}

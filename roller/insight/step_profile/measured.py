@@ -52,7 +52,8 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
         Of the step.
     """
     tree, trace = Tree(), found.trace
-    timed = zip(trace.steady(), found.operator_s, found.operator_interval_s, strict=True)
+    intervals = found.operator_interval_s or tuple((took_s, took_s) for took_s in found.operator_s)
+    timed = zip(trace.steady(), found.operator_s, intervals, strict=True)
     for operator, took_s, (least_s, most_s) in timed:
         path = path_of_operator(operator)
         tree.count_call(path)

@@ -100,14 +100,16 @@ class _Priced(Protocol):
     @property
     def seconds(self) -> float: ...
     @property
-    def lower(self) -> float: ...
+    def lower(self) -> float | None: ...
     @property
-    def upper(self) -> float: ...
+    def upper(self) -> float | None: ...
 
 
 def error_of(price: _Priced) -> tuple[float, float] | None:
-    """Return the ends of a price's interval as factors on its seconds; ``None`` for a price of 0 s."""
-    return (price.lower / price.seconds, price.upper / price.seconds) if price.seconds > 0 else None
+    """Return the ends of a price's interval as factors on its seconds; ``None`` for 0 s, or if its error is unknown."""
+    if price.lower is None or price.upper is None or price.seconds <= 0:
+        return None
+    return price.lower / price.seconds, price.upper / price.seconds
 
 
 def _path_of_context(context: TaskContext) -> Path:

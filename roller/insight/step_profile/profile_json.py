@@ -20,10 +20,10 @@ FORMAT, VERSION = "roller-profile", 2
 #: Fields of a profile that are written as they are.
 _PLAIN = (
     "name", "source", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp", "checkpoint",
-    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "notes",
+    "policy", "bound", "capacity_bytes", "total_error_bytes", "out_of_memory", "out_of_memory_at", "notes",
 )  # fmt: skip
 _KINDS = frozenset(get_args(NodeKind))
-_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory"})
+_NAMES_OF_TEXT = frozenset({"name", "source", "device", "amp", "policy", "bound", "out_of_memory", "out_of_memory_at"})
 
 
 def to_data(profile: StepProfile) -> dict[str, Any]:
@@ -88,6 +88,10 @@ def curve_data(curve: BatchCurve) -> dict[str, Any]:
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],
         "largest": curve.largest,
+        "limit_by": curve.limit_by,
+        "most_throughput": curve.most_throughput,
+        "most_computed": None if (most := curve.most_computed) is None else most.batch,
+        "diminishing_from": curve.diminishing_from() if curve.limit_by else None,
         "notes": list(curve.notes),
     }
 
@@ -125,7 +129,7 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         raise ValueError(f"source {plain['source']!r}")
     curve = data.get("memory_curve", ())
     holders = _read_holders(data.get("memory_holders", {}), len(curve))
-    return StepProfile(
+    found = StepProfile(
         root=_read_tree(data["nodes"]),
         versions={_text(name): _text(value) for name, value in data.get("versions", {}).items()},
         is_stable=data.get("is_stable", True) is True,
@@ -135,6 +139,12 @@ def _read_profile(data: Mapping[str, Any]) -> StepProfile:
         curve=None if data.get("curve") is None else _read_curve(data["curve"]),
         **plain,
     )
+    if found.out_of_memory_at:
+        _line_name(found.out_of_memory_at)
+    if min(found.batch, found.samples, found.devices) < 0 or not 0 <= found.throughput < math.inf:
+        counts = f"a batch of {found.batch}, {found.samples:g} samples and {found.devices} devices"
+        raise ValueError(f"{counts} in {found.iteration_s:g} s")
+    return found
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -195,7 +205,7 @@ def _read_tree(rows: Sequence[Mapping[str, Any]]) -> Node:
             raise ValueError(f"node {number} of kind {row['kind']!r}")
         name = _text(row["name"])
         if row["kind"] == "line":
-            int(name.rpartition(":")[2])
+            _line_name(name)
         node = Node(
             row["kind"], name, _number(row["calls"], int),
             {_text(p): Seconds(*(_number(x, float) for x in part)) for p, part in row.get("seconds", {}).items()},
@@ -220,7 +230,8 @@ def _read_error(value: Any) -> tuple[float, float] | None:
 
 
 def _line_name(value: Any) -> str:
-    int(_text(value).rpartition(":")[2])
+    if int(_text(value).rpartition(":")[2]) < 1:  # editors and SARIF count lines from 1
+        raise ValueError(f"the line {value!r}")
     return str(value)
 
 
@@ -231,12 +242,26 @@ def save_profile(profile: StepProfile, path: str | Path) -> None:
 
 
 def load_profile(path: str | Path) -> StepProfile:
-    """Read a profile that :func:`save_profile` wrote.
+    """Read a profile that :func:`save_profile` wrote, or the one that ``roller profile --json`` printed.
 
     Raises
     ------
     ArtifactError
-        The file cannot be read, or is no profile of a known version.
+        The file cannot be read, holds several profiles, or none of a known version.
+    """
+    data = saved_data(path)
+    if isinstance(data, Mapping) and "profile" in data:
+        return from_data(data["profile"], f"{path}: profile")
+    return from_data(data, str(path))
+
+
+def saved_data(path: str | Path) -> Any:
+    """Return the JSON of a file; of a list, its only item.
+
+    Raises
+    ------
+    ArtifactError
+        The file cannot be read, or holds several items.
     """
     try:
         data = json.loads(read_file(path))
@@ -244,4 +269,10 @@ def load_profile(path: str | Path) -> StepProfile:
         raise ArtifactError(
             f"{path}: expected a profile of roller, got what cannot be read ({error}). Write it with --out."
         ) from error
-    return from_data(data, str(path))
+    if not isinstance(data, list) or not data:
+        return data
+    if len(data) > 1:
+        raise ArtifactError(
+            f"{path}: expected one profile, got {len(data)}. Write each one alone: name one device and one batch."
+        )
+    return data[0]

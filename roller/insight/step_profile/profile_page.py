@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from roller.core.display import bytes_text, html_table, seconds_text
-from roller.errors import ArtifactError, NoCandidateError
+from roller.core.display import bytes_text, html_table
+from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_phases
@@ -94,8 +95,7 @@ def page_of_profile(
     while True:
         data = {**data_of_profile(profile, None if anonymous else text_of, most), **(parts or {})}
         if anonymous:
-            name = "recording" if profile.source == "recorded" else "step"
-            data = without_paths({**data, "name": name}, _files(profile.root))
+            data = _anonymous(data, _files(profile.root))
         try:
             return html_page(f"{data['name']}, {profile.label}: profile of a training step", data)
         except ArtifactError:
@@ -103,6 +103,22 @@ def page_of_profile(
             most = min(most, count) // 2
             if most < _LEAST_NODES:
                 raise
+
+
+def _anonymous(data: dict[str, Any], files: set[str]) -> dict[str, Any]:
+    """Return a page's data without names of steps and files, also of those that only the profile before has."""
+    found = data.get("difference")
+    named: dict[str, Any] = {"name": _plain_name(data)}
+    if found is not None:
+        sides = {side: {**found[side], "name": _plain_name(found[side])} for side in ("before", "after")}
+        named["difference"] = {**found, **sides}
+        lines = [*(row["name"] for row in found["lines"]), *(found[side]["out_of_memory_at"] for side in sides)]
+        files = files | {line.rpartition(":")[0] for line in lines}
+    return dict(without_paths({**data, **named}, files))
+
+
+def _plain_name(data: Mapping[str, Any]) -> str:
+    return "recording" if data["source"] == "recorded" else "step"
 
 
 def _files(root: Node) -> set[str]:
@@ -139,6 +155,7 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "checkpoint": list(profile.checkpoint),
         "versions": dict(profile.versions),
         "throughput_interval": throughput_interval(profile),
+        "steps": _steps_of(profile),
         "trains": profile.source == "recorded" or bool({"backward", "optimizer"} & set(profile.root.seconds)),
         "memory_parts": dict(profile.memory_parts),
         "categories": dict(profile.categories),
@@ -149,6 +166,12 @@ def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = 
         "memory_curve": memory_columns(profile, names.of),
         "names": list(names.known),
     }
+
+
+def _steps_of(profile: _Shown) -> int:
+    """Return the steps of a recording, which its first note tells; 1 for others."""
+    found = [re.fullmatch(r"A mean of (\d+) steps\.", note) for note in profile.notes]
+    return next((int(match[1]) for match in found if match), 1)
 
 
 class _Numbers:
@@ -171,7 +194,16 @@ def _node_columns(root: Node, names: _Numbers) -> dict[str, Any]:
         "phases": _sparse([{p: part.wall_s for p, part in n.seconds.items()} for n in nodes]),
         "phases_lower": _sparse([phase_ends(n)[0] for n in nodes]),
         "phases_upper": _sparse([phase_ends(n)[1] for n in nodes]),
+        "registered": _registered_columns(nodes, parents, names),
     }
+
+
+def _registered_columns(nodes: Sequence[Node], parents: Sequence[int], names: _Numbers) -> dict[str, Any]:
+    """Return each line that registers parameters with the places of the modules that hold them."""
+    pairs = dict.fromkeys((names.of(line), parents[n]) for n, node in enumerate(nodes) for line in node.registered)
+    return {
+        "line": np.array([line for line, _ in pairs], np.uint32), "node": np.array([n for _, n in pairs], np.int32)
+    }  # fmt: skip
 
 
 def _with_parents(root: Node) -> tuple[list[Node], list[int]]:
@@ -303,17 +335,15 @@ def _curve_data(profile: _Shown) -> dict[str, Any] | None:
     curve = profile.curve
     if curve is None:
         return None
-    try:
-        diminishing: int | None = curve.diminishing_from()
-    except NoCandidateError:
-        diminishing = None
     return {
         "line": None if curve.line is None else curve.line._asdict(),
         "computed": [p._asdict() for p in curve.computed],
         "largest": curve.largest,
         "most_throughput": curve.most_throughput,
         "throughput_at_largest": curve.throughput_at_largest,
-        "diminishing_from": diminishing,
+        "limit_by": curve.limit_by,
+        "most_computed": None if (most := curve.most_computed) is None else most._asdict(),
+        "diminishing_from": curve.diminishing_from() if curve.limit_by else None,
         "notes": list(curve.notes),
     }
 
@@ -348,7 +378,7 @@ def joined(root: Node, most: int) -> Node:
 def notebook_page(profile: _Shown) -> str:
     """Return the page as a frame for a notebook, below a table of the memory's parts that needs no script."""
     rows = [(words.replace("_", " "), bytes_text(size)) for words, size in profile.memory_parts.items()]
-    title = f"{profile.name}: {profile.label}, {seconds_text(profile.iteration_s)} a step"
+    title = re.sub(r"(?<=\d )us\b", "µs", str(profile))  # as the page has it
     page = html.escape(page_of_profile(profile), quote=True)
     frame = 'title="Profile of a training step" sandbox="allow-scripts" style="width:100%;height:48rem;border:0"'
-    return f'{html_table(title, ("memory at the peak", ""), rows)}<iframe srcdoc="{page}" {frame}></iframe>'
+    return f'{html_table(title, ("memory at the peak", "size"), rows)}<iframe srcdoc="{page}" {frame}></iframe>'

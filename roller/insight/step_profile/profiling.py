@@ -30,7 +30,7 @@ from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.trace.affine_batch import TracesByBatch
 from roller.insight.trace.providers import is_script
-from roller.insight.trace.trace import Trace
+from roller.insight.trace.trace import Operator, Trace
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.runtime.cache_key import code_digest
@@ -50,6 +50,8 @@ SUFFIXES = tuple(_SUFFIXES)
 _DIGITS = 16
 #: Bytes of a JSON file that tell its kind.
 _HEAD = 256
+#: Batches that are computed beside the three of the line.
+_BESIDE_LINE = 12
 #: Kinds of storages whose bytes do not depend on the batch.
 _FIXED = ("parameter", "gradient", "optimizer_state", "buffer", "workspace")
 
@@ -177,12 +179,14 @@ def kind_of_file(path: str | Path) -> FileKind:
         with open_file(path) as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise RollerError(
-            f"{path}: expected a file, got what cannot be read ({error.strerror}). Name one that is there."
-        ) from error
+        raise RollerError(f"{path}: expected a file, got {_unreadable(error)}. Name one that can be read.") from error
     if kind == "entry" and is_script(Path(path)):
         return "script"
     return "profile" if kind == "recording" and FORMAT.encode() in head else kind
+
+
+def _unreadable(error: OSError) -> str:
+    return "none" if isinstance(error, FileNotFoundError) else f"what cannot be read ({error.strerror})"
 
 
 def _profile_of_file(
@@ -272,7 +276,7 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
         forecast.samples or forecast.batch, forecast.devices, forecast.amp or "fp32", forecast.checkpoint,
         forecast.policy, forecast.bound, capacity_of(spec), forecast.memory.total_error_bytes,
         _out_of_memory(trace, forecast), memory_over_step(trace_on_devices(trace, forecast.devices), spec), notes=notes,
-        versions=_versions(spec), is_calibrated=is_calibrated(spec),
+        versions=_versions(spec), is_calibrated=is_calibrated(spec), out_of_memory_at=_failing_line(trace, forecast),
     )  # fmt: skip
 
 
@@ -286,12 +290,20 @@ def _out_of_memory(trace: Trace, forecast: Forecast) -> str:
     memory = forecast.memory
     if memory.oom is None:
         return ""
-    number = memory.oom_operator
-    if number is None or not 0 <= number < len(trace.operators):
+    operator, line = _failing_operator(trace, forecast), _failing_line(trace, forecast)
+    if operator is None:
         return f"before the first operator: {memory.oom}"
-    operator = trace.operators[number]
-    place = "" if operator.source is None else f" at {operator.source[0]}:{operator.source[1]}"
-    return f"{operator.name} of {operator.phase}{place}: {memory.oom}"
+    return f"{operator.name} of {operator.phase}{f' at {line}' if line else ''}: {memory.oom}"
+
+
+def _failing_line(trace: Trace, forecast: Forecast) -> str:
+    operator = _failing_operator(trace, forecast)
+    return "" if operator is None or operator.source is None else f"{operator.source[0]}:{operator.source[1]}"
+
+
+def _failing_operator(trace: Trace, forecast: Forecast) -> Operator | None:
+    number = forecast.memory.oom_operator
+    return None if number is None or not 0 <= number < len(trace.operators) else trace.operators[number]
 
 
 def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, policy: str, devices: int) -> BatchCurve:
@@ -331,6 +343,9 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
 
 def _batches_beside_line(batch: int, largest: int) -> list[int]:
-    """Return powers of two up to the largest batch, at most eight, the last ones."""
+    """Return powers of two from the step's batch to the largest one, at most twelve; smaller ones fill the number."""
     most = largest or 4 * batch
-    return [n for n in (1 << k for k in range(31)) if n <= most][-8:]
+    powers = [n for n in (1 << k for k in range(31)) if n <= most]
+    above = sum(n >= batch for n in powers)
+    first = len(powers) - max(above, _BESIDE_LINE)
+    return powers[max(0, first) :][:_BESIDE_LINE]

@@ -124,19 +124,23 @@ def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
     RollerError
         There is no git, no repository, no such revision, or no such file at that revision.
     """
-    root = Path(_git(entry.resolve().parent, "rev-parse", "--show-toplevel").decode().strip())
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
+    where = f"--against git:{revision}"
+    inside = _git(entry.resolve().parent, "rev-parse", "--show-toplevel")
+    if inside is None:
+        raise RollerError(f"{where}: expected {entry.name} in a repository of git, got one in none. Name a file.")
+    root = Path(inside.decode().strip())
     commit = commit_of(root, revision)
     place = entry.resolve().relative_to(root)
     with TemporaryDirectory(prefix="roller-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", revision))) as archive:
+        with tarfile.open(fileobj=io.BytesIO(_git(root, "archive", "--format=tar", commit) or b"")) as archive:
             _extract(archive, folder)
         before = Path(folder).resolve()
         (before / ".git").touch()  # paths of stacks are relative to the repository, as in the working tree
         if not (before / place).is_file():
             raise RollerError(
-                f"{place}: expected a file at revision {shown(revision)}, got none. Name a revision that has it."
+                f"{place}: expected a file at revision {shown(revision)}, got none. {_remedy(root, place)}"
             )
         yield Revision(revision, before / place, before, root, commit)
 
@@ -157,7 +161,13 @@ def commit_of(folder: Path, revision: str) -> str:
     RollerError
         There is no git, no repository, or no such revision.
     """
-    return _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}").decode().strip()
+    found = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+    if found is None:
+        raise RollerError(
+            f"--against git:{revision}: expected a revision of this repository, got none. Name one that is there, e.g. "
+            f"HEAD~1."
+        )
+    return found.decode().strip()
 
 
 def _extract(archive: tarfile.TarFile, folder: str) -> None:
@@ -168,15 +178,17 @@ def _extract(archive: tarfile.TarFile, folder: str) -> None:
         archive.extractall(folder)
 
 
-def _git(folder: Path, *arguments: str) -> bytes:
+def _remedy(root: Path, place: Path) -> str:
+    """Return what to do for a file that a revision does not have."""
+    if _git(root, "ls-files", "--error-unmatch", "--", str(place)) is None:
+        return "It is not in git: commit it first."
+    return "Name a revision that has it."
+
+
+def _git(folder: Path, *arguments: str) -> bytes | None:
+    """Return what git prints; ``None`` if it fails."""
     try:
         found = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, check=False)
     except OSError as error:
         raise RollerError(f"git: expected the program, got none ({error.strerror}). Install it.") from error
-    if found.returncode:
-        said = found.stderr.decode(errors="replace").strip().splitlines()
-        raise RollerError(
-            f"git {arguments[0]}: expected a repository and a revision of it, got {shown(said[-1] if said else '')}. "
-            f"Name a revision that is there."
-        )
-    return found.stdout
+    return None if found.returncode else found.stdout

@@ -105,6 +105,8 @@ class StepProfile:
     versions
         What else decides the figures: ``"roller"``, a digest of its sources; ``"device"``, a digest of the
         specification; ``"torch"``, the version that was traced or run. Empty where a file does not tell them.
+    out_of_memory_at
+        ``"file:line"`` of the operator that fails if the step does not fit; ``""`` if it is unknown.
     """
 
     name: str
@@ -139,6 +141,11 @@ class StepProfile:
     memory_of: MemoryOf | None = field(default=None, repr=False, compare=False)
     #: Finds sizes of the step's weights that could be padded, in its graph.
     find_pads: Callable[[StepGraph], tuple[PaddedWeights, ...]] | None = field(default=None, repr=False, compare=False)
+    out_of_memory_at: str = ""
+
+    def __repr__(self) -> str:
+        """Return the profile in a sentence: in a notebook without HTML a cell's result is a line."""
+        return str(self)
 
     def __str__(self) -> str:
         """Return the profile in a sentence."""
@@ -307,14 +314,23 @@ class StepProfile:
         if self.make_graph is None:
             raise NoCandidateError(
                 f"profile: hints: expected a step that is traced or recorded, on one device, got a {self.source} "
-                f"profile without its graph. Profile the entry file or the recording."
+                f"profile without its graph. A saved profile has none: write its hints with roller profile train.py "
+                f"--json --hints > profile.json, or name the entry file."
             )
         graph = self.make_graph()
         pads = () if self.find_pads is None else self.find_pads(graph)
         found = hints(graph, memory_of=self.memory_of, pads=pads)
+        if self.label == "calibrated":
+            found = tuple(hint.as_calibrated() for hint in found)
         if per_hour is None or not self.fits:
             return found
-        return tuple(hint.with_price(per_hour, self.samples) for hint in found)
+        before_s = self._unchanged_s(found)
+        return tuple(hint.with_price(per_hour, self.samples, before_s) for hint in found)
+
+    def _unchanged_s(self, found: tuple[Hint, ...]) -> float:
+        """Return the time that hints compare with: not the profile's for a recording, whose median step they change."""
+        own = next((hint.iteration_s - hint.delta_s for hint in found if not hint.not_asked), self.iteration_s)
+        return self.iteration_s if math.isclose(own, self.iteration_s, rel_tol=1e-9) else own
 
     def _repr_html_(self) -> str:
         """Return the page of ``roller report`` for a notebook."""

@@ -24,6 +24,26 @@ class DeviceRules(NamedTuple):
     capability: tuple[int, int]
 
 
+class FixedOptionError(ModelError):
+    """A step has its own value of an option.
+
+    Parameters
+    ----------
+    message
+        Why the option cannot be changed, with a remedy.
+    in_short
+        Which option the step chooses itself, for a note beside a change.
+    """
+
+    def __init__(self, message: str, in_short: str) -> None:
+        super().__init__(message)
+        self.in_short = in_short
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle with everything that made it."""
+        return type(self), (*self.args, self.in_short)
+
+
 @dataclass(frozen=True)
 class TraceOptions:
     """Options under which a step is traced; ``None`` keeps an option of the first trace.

@@ -111,10 +111,11 @@ def resolve_providers(module: Any, path: Path) -> None:
 def _problems_of(module: Any, name: str, path: Path) -> Iterator[ProviderProblem]:
     function = next((f for alias in names_of(name) if callable(f := getattr(module, alias, None))), None)
     if function is None:
-        names = [known for known in vars(module) if callable(getattr(module, known))]
+        taken = {alias for provider in PROVIDERS for alias in names_of(provider)}  # these are no misspellings
+        names = [known for known in vars(module) if known not in taken and callable(getattr(module, known))]
         yield ProviderProblem(
             path_in_project(path), 1,
-            f"expected a function {name}, got none{did_you_mean(name, names)}. Define {', '.join(PROVIDERS)}.",
+            f"expected a function {name}, got none{did_you_mean(name, names) or '.'} Define {', '.join(PROVIDERS)}.",
         )  # fmt: skip
         return
     setattr(module, name, function)

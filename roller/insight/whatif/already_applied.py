@@ -13,6 +13,7 @@ from roller.errors import RollerError
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.graph import StepGraph
 from roller.insight.whatif.optimizer_bytes import UNFUSED, possible_optimizers
+from roller.insight.whatif.recomputed_tasks import is_recomputed
 from roller.insight.whatif.select import compute_tasks, network_tasks, tasks_by_step, total_duration_us
 from roller.insight.whatif.task_prices import TaskPrices, uses_16_bit_floats
 
@@ -105,6 +106,13 @@ def fused_pointwise_reason(graph: StepGraph) -> str:
         return ""
     share = total_duration_us(graph, fused) / whole
     return f"{100 * share:.0f} % of the time of what is bound by memory is in fused kernels."
+
+
+def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
+    """Return the reason if every block is recomputed in backward."""
+    if not blocks or not all(is_recomputed(graph, block) for block in blocks):
+        return ""
+    return f"The backward runs {'each of the blocks' if len(blocks) > 1 else 'the block'} forward once more."
 
 
 def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:

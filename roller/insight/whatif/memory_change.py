@@ -12,7 +12,8 @@ class MemoryChange:
     Parameters
     ----------
     amp, checkpoint, device
-        As in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the step.
+        As in :meth:`~roller.insight.traced_step.TracedStep.at`; ``None`` keeps those of the step. Modules of
+        ``checkpoint`` are recomputed in addition to those of the step.
     batch_factor
         Factor on the samples of a batch.
     devices

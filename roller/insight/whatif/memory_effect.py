@@ -9,6 +9,7 @@ from roller.core.display import bytes_text
 from roller.errors import RollerError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import StepGraph
+from roller.insight.trace.options import FixedOptionError
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.what_if import WhatIf
 
@@ -71,6 +72,8 @@ def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: Memory
         return MemoryEffect(None, f"{NOT_MODELLED}: the step cannot be traced again")
     try:
         before, after = memory_of(MemoryChange()), memory_of(whole)
+    except FixedOptionError as error:
+        return MemoryEffect(None, f"{NOT_MODELLED}: {error.in_short}.")
     except RollerError as error:
         return MemoryEffect(None, f"{NOT_MODELLED}: {error}")
     if before.fits and after.fits:

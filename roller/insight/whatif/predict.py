@@ -104,13 +104,16 @@ class Answer:
 
     @property
     def rests_on(self) -> Provenance:
-        """Provenance of the least certain new or changed time; ``"measured"`` if tasks were only removed."""
+        """Provenance of the least certain new or changed time; that of the others if tasks were only removed."""
         before, after = (graph.tasks for graph in self.graphs)
         changed = {
             t.provenance for t in after if not t.is_removed
             and (t.id >= len(before) or t.duration_us != before[t.id].duration_us)
         }  # fmt: skip
-        return next((one for one in _LEAST_SURE if one in changed), "measured")
+        known = changed or {t.provenance for t in before}
+        if "measured" in known and not changed & set(_LEAST_SURE):
+            return "measured"
+        return next((one for one in _LEAST_SURE if one in changed), "predicted")
 
     @property
     def speedup(self) -> float:

@@ -102,7 +102,8 @@ def search(
         try_changes((change,), isinstance(change, ZeroTime))
     good = [x for x in _sort_by_gain(found) if not x.is_bound and x.answer and not x.answer.is_hardly_anything]
     good = [x for x in good if x.answer and x.answer.gain > 0]
-    for one, other in combinations(good[:PAIRED], 2):
+    # in the order in which they were tried: a pair has the same name whichever of its changes gains more
+    for one, other in combinations(sorted(good[:PAIRED], key=found.index), 2):
         if type(one.changes[0]) is not type(other.changes[0]):
             try_changes(one.changes + other.changes, False)
     alone = {x.name: x.answer.gain for x in found if x.answer is not None and len(x.changes) == 1}

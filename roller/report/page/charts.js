@@ -95,7 +95,8 @@ function memoryCurve(curve, label, capacity, names) {
   const cursor = svg("line", { class: "cursor" });
   let at = peak, frame = null;
 
-  const rows = [["allocated", curve.allocated_bytes, "allocated"], ["reserved", curve.reserved_bytes, "reserved"]].map(([name, column, line]) =>
+  const reserves = curve.reserved_bytes.some((value, n) => value && value !== curve.allocated_bytes[n]); // a processor does not
+  const rows = [["allocated", curve.allocated_bytes, "allocated"], ...(reserves ? [["reserved", curve.reserved_bytes, "reserved"]] : [])].map(([name, column, line]) =>
     ({ column, number: el("span.n"), swatch: el(`span.swatch.line.${line}`), name }));
   kinds.forEach(([name, column], place) => rows.push({ column, number: el("span.n"), swatch: el("span.swatch", { style: { background: colourOf(name, place) } }), name }));
   values.append(...rows.map((row) => el("li", {}, row.swatch, el("span.key", {}, words(row.name)), row.number)));
@@ -130,16 +131,19 @@ function memoryCurve(curve, label, capacity, names) {
 
   onWidth(holder, (width) => {
     frame = axes(width, 240, { from: curve.at[0], to: curve.at[count - 1], title: curve.unit === "s" ? "time" : "operator of the step", unit: curve.unit === "s" ? "s" : "" }, { to: shown * 1.04, unit: "bytes" });
-    const line = (column) => Array.from(column, (value, n) => `${n ? "L" : "M"}${frame.x(curve.at[n]).toFixed(1)} ${frame.y(value).toFixed(1)}`).join("");
+    const x = (n) => frame.x(curve.at[n]).toFixed(1), y = (value) => frame.y(value).toFixed(1);
+    // A value holds until the next one: the curve has steps.
+    const line = (column) => Array.from(column, (value, n) => (n ? `H${x(n)}V${y(value)}` : `M${x(n)} ${y(value)}`)).join("");
+    const backward = (column) => Array.from(column, (_, place) => count - 1 - place).map((n) => (n === count - 1 ? `V${y(column[n])}` : `V${y(column[n])}H${x(n)}`)).join("");
     let below = new Float64Array(count);
     kinds.forEach(([, column], place) => {
       const above = column.map((value, n) => value + below[n]);
-      const back = Array.from({ length: count }, (_, n) => `L${frame.x(curve.at[count - 1 - n]).toFixed(1)} ${frame.y(below[count - 1 - n]).toFixed(1)}`).join("");
-      frame.root.append(svg("path", { d: line(above) + back + "Z", fill: colourOf(kinds[place][0], place), class: "area" }));
+      frame.root.append(svg("path", { d: `${line(above)}${backward(below)}Z`, fill: colourOf(kinds[place][0], place), class: "area" }));
       below = above;
     });
     if (!kinds.length) frame.root.append(svg("path", { d: `${line(curve.allocated_bytes)}L${frame.right} ${frame.bottom}L${frame.left} ${frame.bottom}Z`, fill: colour(0), class: "area" }));
-    frame.root.append(svg("path", { d: line(curve.reserved_bytes), class: "stroke reserved" }), svg("path", { d: line(curve.allocated_bytes), class: "stroke allocated" }));
+    if (reserves) frame.root.append(svg("path", { d: line(curve.reserved_bytes), class: "stroke reserved" }));
+    frame.root.append(svg("path", { d: line(curve.allocated_bytes), class: "stroke allocated" }));
     if (capacity && capacity <= shown) {
       const y = frame.y(capacity);
       frame.root.append(svg("line", { class: "limit", x1: frame.left, x2: frame.right, y1: y, y2: y }), svg("text", { class: "tick", x: frame.right, y: y - 4, "text-anchor": "end" }, "capacity of the device"));
@@ -148,19 +152,16 @@ function memoryCurve(curve, label, capacity, names) {
     holder.replaceChildren(frame.root);
     move(at);
   });
-  const nearest = (event) => {
+  const pointed = (event) => {
     const x = event.clientX - holder.getBoundingClientRect().left;
-    let best = 0, apart = Infinity;
-    for (let n = 0; n < count; n++) {
-      const distance = Math.abs(frame.x(curve.at[n]) - x);
-      if (distance < apart) (apart = distance), (best = n);
-    }
-    return best;
+    let last = 0;
+    while (last + 1 < count && frame.x(curve.at[last + 1]) <= x) last++;
+    return last;
   };
-  holder.addEventListener("pointermove", (event) => frame && !kept && move(nearest(event)));
+  holder.addEventListener("pointermove", (event) => frame && !kept && move(pointed(event)));
   holder.addEventListener("click", (event) => {
     if (!frame) return;
-    const chosen = nearest(event);
+    const chosen = pointed(event);
     const again = kept && chosen === at;
     at = chosen;
     keep(!again);

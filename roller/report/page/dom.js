@@ -80,21 +80,56 @@ function text(value, unit) {
   return unit ? `${shown} ${unit}` : shown;
 }
 
+/** Units of a column, largest first. */
+const COLUMN_UNITS = {
+  s: [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]],
+  bytes: [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]],
+  "samples/s": [[1, "samples/s"]],
+};
+
+/**
+ * How a column writes its numbers, so that their digits align: all in the unit of the largest one, with as many decimals,
+ * or `least`. What this would round to 0 keeps a unit of its own.
+ */
+function columnText(values, unit, least = 0) {
+  const largest = values.reduce((most, value) => (Number.isFinite(value) ? Math.max(most, Math.abs(value)) : most), 0);
+  if (!largest || (!unit && values.every((value) => !value || Number.isInteger(value)))) return (value) => text(value, unit);
+  const units = COLUMN_UNITS[unit] || (unit ? null : [[1, ""]]);
+  if (!units) return (value) => text(value, unit);
+  const [factor, name] = units.find(([least]) => largest >= least) || units.at(-1);
+  const places = name === "B" ? 0 : Math.min(6, Math.max(least, 3 - Math.floor(Math.log10(largest / factor))));
+  return (value) => {
+    const shown = Number.isFinite(value) ? (value / factor).toFixed(places) : "0";
+    return Number(shown) ? `${shown} ${name}`.trim() : text(value, unit);
+  };
+}
+
+/** Words that keep each bracket on the line of the word before it. */
+function together(words) {
+  return words.replaceAll(" (", "\u00a0(");
+}
+
+/** A cell of a table with class `stacks`: narrow screens, which have no head row, show its title beside it. */
+function titled(title, what, ...children) {
+  return el(what, { "data-title": title }, ...children);
+}
+
 /** Why a number has no interval, in words. */
 const WITHOUT_INTERVAL = { exact: "exact", derived: "a ratio of other numbers", unknown: "no interval is known" };
 
 /**
  * A number on the page: its text for people, and all digits, origin and interval for whatever reads the page.
- * interval: [lower, upper], or a key of WITHOUT_INTERVAL; by default "derived" for shares, "unknown" for others.
+ * interval: [lower, upper], or a key of WITHOUT_INTERVAL; by default "derived" for shares, "unknown" for others;
+ * write: what makes its text, by default that of its unit.
  */
-function number(value, unit, label, interval) {
+function number(value, unit, label, interval, write) {
   const made = el("span.n");
-  setNumber(made, value, unit, label, interval);
+  setNumber(made, value, unit, label, interval, write);
   return made;
 }
 
-function setNumber(made, value, unit, label, interval) {
-  made.textContent = text(value, unit);
+function setNumber(made, value, unit, label, interval, write) {
+  made.textContent = write ? write(value) : text(value, unit);
   if (value === null || value === undefined || Number.isNaN(value)) {
     for (const name of ["value", "unit", "label", "interval", "lower", "upper"]) delete made.dataset[name];
     made.removeAttribute("title");

@@ -58,8 +58,8 @@ function whySection(why) {
 /** A small table; cells are texts, or [value, unit] for numbers. */
 function plainTable(title, head, rows, label = "predicted") {
   if (!rows.length) return null;
-  const cell = (value) => (Array.isArray(value) ? el("td", {}, number(value[0], value[1], value[2] || label)) : el(typeof value === "string" && value.length > 20 ? "td.t.long" : "td.t", {}, value));
-  return el("div", {}, el("h3", {}, title), el("div.scroll", { tabindex: "0", role: "region", "aria-label": title }, el("table", {},
+  const cell = (value, place) => (Array.isArray(value) ? titled(head[place], "td", number(value[0], value[1], value[2] || label)) : titled(head[place], typeof value === "string" && value.length > 20 ? "td.t.long" : "td.t", value));
+  return el("div", {}, el("h3", {}, title), el("div.scroll", { tabindex: "0", role: "region", "aria-label": title }, el("table.stacks", {},
     el("thead", {}, el("tr", {}, head.map((name, place) => el(Array.isArray(rows[0][place]) ? "th" : "th.t", { scope: "col" }, name)))),
     el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))))));
 }

@@ -50,7 +50,7 @@ function showProfile(main, data) {
   if (memory)
     main.append(section("Memory", "", el("p", {}, "At the total's peak: ", number(data.total_bytes, "bytes", label, spread(data.total_bytes, data.total_error_bytes)),
       data.capacity_bytes ? [" of ", number(data.capacity_bytes, "bytes", "recorded", "exact"), " of the device"] : ""), memory.element,
-      data.memory_curve ? el("h3", {}, "Over the step") : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes, names) : null));
+      data.memory_curve ? el("h3", {}, overWhat(data)) : null, data.memory_curve ? memoryCurve(data.memory_curve, label, data.capacity_bytes, names) : null));
   const categories = Object.entries(data.categories).filter(([, value]) => value > 0);
   if (categories.length) {
     const whole = categories.reduce((sum, [, value]) => sum + value, 0);
@@ -81,10 +81,27 @@ function showProfile(main, data) {
   tell(0);
 }
 
+/** What the curve of memory goes over: a recording has all of its steps. */
+function overWhat({ source, steps }) {
+  if (source !== "recorded") return "Over the step";
+  return steps > 1 ? `Over the recording, ${steps} steps` : "Over the recording";
+}
+
+/** Whether the device is another one than the processor, and so takes another time than the step. */
+function hasDevice({ source, device, nodes }) {
+  return source !== "measured" && device !== "cpu" && nodes.device_s.some((value, node) => value !== nodes.wall_s[node]);
+}
+
 function matcher(data, kind, name) {
   const { names, nodes } = data;
   const number = names.indexOf(name), wanted = names.indexOf(kind);
-  if (kind !== "shapes") return (node) => nodes.name[node] === number && nodes.kind[node] === wanted;
+  const named = (node) => nodes.name[node] === number && nodes.kind[node] === wanted;
+  if (kind === "line" && !nodes.name.some((_, node) => named(node))) {
+    const { line, node: made } = nodes.registered; // it runs nothing, so what it registers stands for it
+    const found = new Set(Array.from(made).filter((_, place) => line[place] === number));
+    return (node) => found.has(node);
+  }
+  if (kind !== "shapes") return named;
   return (node) => names[nodes.kind[node]] === kind && name === `${names[nodes.name[nodes.parent[node]]]} ${names[nodes.name[node]]}`;
 }
 
@@ -172,7 +189,7 @@ function detailsOf(data, node, { label, held, phases, ends, kindOf }) {
   const { nodes, names } = data;
   const rows = [
     ["wall time", nodes.wall_s[node], "s", intervalOf(data, node)], ["share of the step", nodes.wall_s[node] / (nodes.wall_s[0] || 1), "share"],
-    ["on the device", nodes.device_s[node], "s", intervalIn(nodes, "device", node)], ["on the host", nodes.host_s[node], "s"],
+    hasDevice(data) ? ["on the device", nodes.device_s[node], "s", intervalIn(nodes, "device", node)] : ["", 0], ["on the host", nodes.host_s[node], "s"],
     ["memory at the peak", nodes.held_bytes[node], "bytes", node === 0 ? spread(data.total_bytes, data.total_error_bytes) : null], [kindOf(node) === "tensors" ? "tensors" : "calls", nodes.calls[node], "", "exact"],
   ].filter(([, value]) => value);
   const pair = ([name, value, unit, interval]) => [el("div", {}, el("dt", {}, name), el("dd", {}, number(value, unit, label, interval))),
@@ -195,19 +212,22 @@ function batchSection(data, label) {
   const limits = [];
   if (curve.most_throughput) limits.push({ at: curve.most_throughput, kind: "limit" });
   if (curve.throughput_at_largest) limits.push({ at: curve.throughput_at_largest, kind: "limit second" });
-  const cells = (value, unit, interval) => el("td", {}, number(value, unit, label, interval));
-  return section("Over the batch", "Filled points lie on the fitted line; open ones were computed beside it.",
+  const extrapolated = label === "calibrated" ? label : "predicted";
+  const write = Object.fromEntries([["iteration_s", "s"], ["throughput", "samples/s"], ["allocated_bytes", "bytes"], ["total_bytes", "bytes"]].map(([name, unit]) => [name, columnText(points.map((point) => point[name]), unit)]));
+  const cells = (title, point, name, unit, interval) => titled(title, "td", number(point[name], unit, label, interval, write[name]));
+  return section("Over the batch", "The line is fitted through the filled points; open ones are computed, too.",
     el("ul.plain", {},
-      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "In the limit of large batches: ", number(curve.most_throughput, "samples/s", "predicted")) : null,
-      curve.largest ? el("li", {}, el("span.swatch.line.second"), "At the largest batch that fits, ", number(curve.largest, "", label, "unknown"), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
-      curve.diminishing_from ? el("li", {}, "From batch ", number(curve.diminishing_from, "", "predicted"), " on, twice the batch brings less than a tenth more.") : null,
-      curve.notes.map((note) => el("li", {}, note))),
+      curve.most_throughput ? el("li", {}, el("span.swatch.line.limit"), "Limit by the line: ", number(curve.most_throughput, "samples/s", extrapolated)) : null,
+      curve.largest ? el("li", {}, el("span.swatch.line.second"), "Largest batch that fits, ", number(curve.largest, "", label, "unknown"), ": ", number(curve.throughput_at_largest, "samples/s", label)) : null,
+      curve.limit_by === "computed" && curve.most_computed ? el("li", {}, "Most by the computed batches: ", number(curve.most_computed, "samples/s", label)) : null,
+      curve.diminishing_from ? el("li", {}, curve.limit_by === "computed" ? "By the computed batches" : "By the line", ", doubling the batch gains less than 10 % from batch ", number(curve.diminishing_from, "", extrapolated), " on") : null),
     el("div.pair", {},
       batchChart({ points: fitting, line: throughput, limits, unit: "samples/s", title: "Samples per second", label: "Throughput over the batch", value: (point) => point.throughput, sampled }),
       batchChart({ points, line: line ? (batch) => line.c * batch + line.d : null, limits: data.capacity_bytes ? [{ at: data.capacity_bytes, kind: "limit" }] : [], unit: "bytes", title: data.capacity_bytes ? "Allocated memory, and the capacity (dashed)" : "Allocated memory", label: "Allocated bytes over the batch", value: (point) => point.allocated_bytes, sampled })),
-    el("details", {}, el("summary", {}, "All computed batches"), el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Computed batches" }, el("table", {},
+    el("details", {}, el("summary", {}, "All computed batches"), el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Computed batches" }, el("table.stacks", {},
       el("thead", {}, el("tr", {}, ["batch", "time", "throughput", "allocated", "total", "bound"].map((title) => el("th", { scope: "col" }, title)))),
-      el("tbody", {}, points.map((point) => el("tr", {}, cells(point.batch, "", "exact"), cells(point.iteration_s, "s"), point.fits ? cells(point.throughput, "samples/s") : el("td", {}, "does not fit"), cells(point.allocated_bytes, "bytes"), cells(point.total_bytes, "bytes"), el("td", {}, point.bound))))))));
+      el("tbody", {}, points.map((point) => el("tr", {}, cells("batch", point, "batch", "", "exact"), cells("time", point, "iteration_s", "s"), point.fits ? cells("throughput", point, "throughput", "samples/s") : el("td", {}, "does not fit"), cells("allocated", point, "allocated_bytes", "bytes"), cells("total", point, "total_bytes", "bytes"), titled("bound", "td", point.bound))))))),
+    curve.notes.length ? el("details", {}, el("summary", {}, "Where the line holds"), el("ul", {}, curve.notes.map((note) => el("li", {}, together(note))))) : null);
 }
 
 function pipeSection(data, label, mark) {
@@ -258,14 +278,14 @@ function profileTable(data, heading, columns, label, hover, pick) {
   const { names, iteration_s } = data;
   const kind = TABLE_KINDS[heading];
   const any = (column) => column && column.some((value) => value > 0);
-  const numeric = (title, column, unit, more) => ({ title, unit, label, numeric: true, width: "6.5rem", value: (row) => column[row], ...more });
+  const numeric = (title, column, unit, more) => ({ title, unit, label, numeric: true, width: "6.5rem", value: (row) => column[row], write: column && columnText(column, unit, 3), ...more });
   const name = (row) => names[columns.name[row]];
   const shown = [
-    { title: heading.replace(/s$/, ""), width: "minmax(9rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
+    { title: heading.replace(/s$/, ""), width: "minmax(8.5rem, 2fr)", value: name, text: kind === "line" ? (row) => withoutFolder(names, name(row)) : undefined },
     numeric("time", columns.wall_s, "s", { interval: (row) => intervalIn(columns, "wall", row) }),
     columns.intervals ? { title: "interval", width: "10rem", wide: true, value: (row) => (columns.wall_s[row] ? range(intervalIn(columns, "wall", row), "s") : "–"), key: (row) => columns.intervals.wall_upper_s[row] } : null,
     { ...numeric("share", null, "share", { width: "4.5rem", wide: true }), value: (row) => columns.wall_s[row] / (iteration_s || 1) },
-    any(columns.device_s) ? numeric("device", columns.device_s, "s", { wide: true, interval: (row) => intervalIn(columns, "device", row) }) : null,
+    hasDevice(data) && any(columns.device_s) ? numeric("device", columns.device_s, "s", { wide: true, interval: (row) => intervalIn(columns, "device", row) }) : null,
     any(columns.held_bytes) ? numeric("memory", columns.held_bytes, "bytes") : null,
     any(columns.registered_bytes) ? numeric("weights", columns.registered_bytes, "bytes", { wide: true }) : null,
     any(columns.calls) ? numeric("calls", columns.calls, "", { width: "4.5rem", wide: true, interval: () => "exact" }) : null,

@@ -5,8 +5,8 @@ const TALLEST = 8e6; // pixels of an element that every browser can have; longer
 
 /**
  * columns: [{title, width, unit, label, value(row) -> number or text, text(row) if it is shown in other words, numeric,
- * interval(row) of a number, key(row) if it is sorted by another value and not searched, wide if narrow screens go
- * without}], the first one names the row;
+ * write(number) if its unit does not say how, interval(row) of a number, key(row) if it is sorted by another value and not
+ * searched, wide if narrow screens go without}], the first one names the row;
  * options: {label, count, pick(row), hover(row or null)}.
  */
 function table(columns, options) {
@@ -96,7 +96,7 @@ function table(columns, options) {
     columns.forEach((column, place) => {
       const cell = made.children[place];
       const value = column.value(row);
-      if (column.numeric) setNumber(cell.firstChild, value, column.unit, column.label, column.interval?.(row));
+      if (column.numeric) setNumber(cell.firstChild, value, column.unit, column.label, column.interval?.(row), column.write);
       else if (cell.title !== value) (cell.textContent = column.text ? column.text(row) : value), (cell.title = value);
     });
   }

@@ -6,8 +6,10 @@ import math
 
 import pytest
 
+from roller.cli.profile_tables import _curve_sentences
 from roller.errors import NoCandidateError, RollerError
 from roller.insight.step_profile.batch_curve import BatchPoint, batch_curve, fit_line
+from roller.insight.step_profile.profiling import _batches_beside_line
 
 MIB = 1 << 20
 
@@ -94,6 +96,51 @@ def test_where_the_line_is_off_is_said_with_the_cause():
         "The line of the time is off at batch 1 (-50 %), 4 (-50 %): bound by the launches there, else device.",
         "The line of the memory is off at batch 1 (-74 %): the peak is in optimizer there, else backward.",
     )
+
+
+def _saturating(batch):
+    """Return a step that takes 1 s up to 64 samples, and grows from there faster than before."""
+    took = 0.9 + batch / 640 if batch <= 64 else batch / 64
+    return BatchPoint(batch, took, batch / took, batch * MIB, batch * MIB, True, "device", "forward")
+
+
+def test_where_the_line_is_off_beyond_its_batches_the_computed_ones_tell_limit_and_knee():
+    powers = [2**k for k in range(2, 11)]
+    curve = batch_curve(_saturating, 4, 80 * MIB, largest=lambda: 1024, others=lambda _: powers)
+    assert curve.line.batches == (4, 24, 44) and curve.line.holds and curve.line.throughput(1024) > 300
+    assert (curve.limit_by, curve.most_throughput, curve.most_computed.throughput) == ("computed", 0.0, 64.0)
+    assert curve.diminishing_from() == 64  # T(64) = T(128) = 64
+    at = _saturating
+    assert at(64).throughput / at(32).throughput > 1.1 > at(128).throughput / at(64).throughput
+    with pytest.raises(NoCandidateError, match="up to which the line holds"):
+        curve.batch_of_throughput(60.0)
+    assert curve.batch_of_throughput(at(40).throughput * 0.999999) == 40
+    told = list(_curve_sentences(curve))
+    assert told[:3] == [
+        "* The line goes through these.",
+        "By the computed batches, at most 64.0 samples/s, with batch 64; 64.0 with the largest batch that fits, 1024.",
+        "By the computed batches, twice the batch brings less than a tenth more throughput from batch 64 on.",
+    ]
+
+
+def test_where_neither_tells_a_limit_none_is_claimed():
+    curve = batch_curve(_saturating, 4, 80 * MIB, others=lambda _: [100])
+    assert (curve.limit_by, curve.most_throughput, curve.most_computed) == ("", 0.0, None)
+    with pytest.raises(NoCandidateError, match="got neither"):
+        curve.diminishing_from()
+    assert list(_curve_sentences(curve)) == ["* The line goes through these.", *curve.notes]
+
+
+@pytest.mark.parametrize(
+    ("batch", "largest", "wanted"),
+    [
+        (16, 300, [1 << k for k in range(9)]), (16, 4096, [1 << k for k in range(1, 13)]),
+        (16, 1 << 20, [16 << k for k in range(12)]), (12, 100, [1, 2, 4, 8, 16, 32, 64]), (8, 0, [1, 2, 4, 8, 16, 32]),
+        (1, 1 << 14, [1 << k for k in range(12)]), (512, 600, [1 << k for k in range(10)]),
+    ],
+)  # fmt: skip
+def test_powers_of_two_from_the_batch_on_are_beside_the_line(batch, largest, wanted):
+    assert _batches_beside_line(batch, largest) == wanted
 
 
 def test_the_largest_batch_is_computed_too():

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from roller.insight.step_profile.difference import difference
+from roller.insight.step_profile.hints_difference_json import difference_data
 from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.step_profile.tree import Key, Tree
@@ -110,6 +112,15 @@ def test_the_line_of_a_changed_layer_comes_first(tmp_path):
     first = next(x for x in found.lines if x.name)
     assert "self.body = nn.Linear" in text[int(first.name.rpartition(":")[2]) - 1]
     assert first.made_delta_bytes > 0 and first.made_delta_s != 0.0
+
+
+def test_the_label_of_a_difference_is_the_less_certain_one():
+    one = profile_of([((Key("line", "a.py:1"), Key("operator", "mm"), Key("kernel", "gemm")), 0.5, 7)])
+    calibrated, measured = replace(one, is_calibrated=True), replace(one, source="measured")
+    pairs = ((one, calibrated), (calibrated, calibrated), (measured, calibrated), (measured, measured))
+    found = [difference_data(difference(*pair)) for pair in pairs]
+    assert [data["kind"] for data in found] == ["predicted", "calibrated", "calibrated", "measured"]
+    assert (found[2]["before"]["label"], found[2]["after"]["label"]) == ("measured", "calibrated")
 
 
 def test_deep_trees_are_compared_without_recursion():

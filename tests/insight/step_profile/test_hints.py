@@ -12,9 +12,11 @@ from roller.errors import RollerError
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step.graph import StepGraph
 from roller.insight.step_profile.hints import hints
+from roller.insight.step_profile.hints_difference_json import hints_data
 from roller.insight.trace.trace import Frame
 from roller.insight.whatif.search import search
 from tests.insight.step.graphs import training
+from tests.insight.step_profile.test_profile_json import sample
 from tests.insight.whatif.test_memory_change import memory
 
 LINES = {"forward": 10, "backward": 10, "optimizer": 20}
@@ -76,6 +78,22 @@ def test_the_price_of_a_million_samples_by_hand():
     assert of_steps.price_after == pytest.approx(amp.iteration_s * 1000)
     refused = replace(amp, not_asked="why")
     assert refused.with_price(3.6, 8).price_after is None
+
+
+def test_hints_of_a_calibrated_profile_are_calibrated_and_prices_compare_with_one_number():
+    made = replace(sample(), devices=1, make_graph=graph_with_lines)
+    for profile, kind in ((made, "predicted"), (replace(made, is_calibrated=True), "calibrated")):
+        found = profile.hints(3.6)
+        assert {x.kind for x in found} == {x["kind"] for x in hints_data(profile, found)} == {kind}
+        asked = [x for x in found if not x.not_asked]
+        assert {x.rests_on for x in asked} <= {kind, "assumed", "measured"}
+        assert len({x.price_before for x in asked}) == 1
+    ends = [replace(asked[0], rests_on=x).as_calibrated().rests_on for x in ("predicted", "assumed")]
+    assert ends == ["calibrated", "assumed"]
+    own_s = asked[0].iteration_s - asked[0].delta_s
+    assert asked[0].price_before == pytest.approx(own_s * 125_000 * 0.001)  # the profile is another step: 0.35 s
+    near = replace(made, iteration_s=own_s * (1 + 1e-12))
+    assert {x.price_before for x in near.hints(3.6)} - {None} == {near.iteration_s * (3.6 / 3600 * 1e6 / 8.0)}
 
 
 def test_a_price_is_old_after_180_days():

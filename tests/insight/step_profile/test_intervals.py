@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,11 +12,16 @@ import roller
 from roller.errors import ArtifactError
 from roller.hardware import load_spec
 from roller.hardware.calibration import is_calibrated
+from roller.hardware.written import Written
 from roller.insight.cost.operator_price import LaunchPrice
+from roller.insight.measured_step import MeasuredStep
+from roller.insight.onnx_models import KernelShare
+from roller.insight.step_profile.measured import profile_of_measured_step
 from roller.insight.step_profile.node import Node, Seconds, with_intervals
 from roller.insight.step_profile.predicted import error_of
 from roller.insight.step_profile.profile_json import from_data, load_profile, to_data
 from roller.insight.step_profile.tree import Key, Tree
+from roller.insight.trace.trace import Operator, Trace
 from tests.insight.step_profile.profiles import small_profile
 
 LINE, OPERATOR = Key("line", "a.py:3"), Key("operator", "mm")
@@ -59,8 +65,9 @@ def test_calls_whose_errors_differ_have_their_mean_by_time():
 
 
 def test_the_error_of_a_price():
-    assert error_of(LaunchPrice("k", 1, 2.0, 1.0, 3.0, "dram")) == (0.5, 1.5)
-    assert error_of(LaunchPrice("k", 0, 0.0, 0.0, 0.0, "none")) is None
+    assert error_of(LaunchPrice("k", 1, 2.0, "dram", None, 1.0, 3.0)) == (0.5, 1.5)
+    assert error_of(LaunchPrice("k", 0, 0.0, "none", None, 0.0, 0.0)) is None
+    assert error_of(LaunchPrice("k", 1, 2.0, "dram")) is None, "of unknown error"
 
 
 def test_intervals_survive_the_json_to_the_last_digit():
@@ -102,8 +109,6 @@ def test_a_deep_tree_has_intervals():
 
 
 def test_only_rates_of_the_very_device_calibrate(tmp_path):
-    from dataclasses import replace
-
     from roller.hardware.detect import detect_unprobed
     from roller.probing import Measured, spec_text, with_measured
 
@@ -122,6 +127,17 @@ def test_only_rates_of_the_very_device_calibrate(tmp_path):
     assert is_calibrated(load_spec(str(tmp_path / "mine.yaml"))), "a GPU's probe writes the spread"
 
 
+def test_the_spread_of_another_number_calibrates_no_rate():
+    published = load_spec("v100")
+    rate, other = "memory_layers.global.bandwidth_bytes_per_s", "memory_layers.global.latency_s"
+    for repeated, expected in ((rate, True), (other, False)):
+        mine = replace(
+            published, machine="", source_items=((rate, "measured"), (other, "measured")),
+            written=(Written(rate, (("measured", 8.1e11),)), Written(repeated, (("measured", 1.0),), spread=0.01)),
+        )  # fmt: skip
+        assert is_calibrated(mine) == expected
+
+
 def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):
     pytest.importorskip("torch")
     import torch
@@ -137,3 +153,12 @@ def test_a_prediction_for_a_probed_device_is_calibrated(tmp_path):
         assert from_data(to_data(found)).label == label and label in str(found)
         assert step.forecast(spec).to_dict()["kind"] == label
         assert found.root.interval_s == pytest.approx((found.lower_s, found.upper_s), rel=1e-6)
+
+
+def test_results_that_are_built_by_position_need_no_interval():
+    kernel, launch = KernelShare("k", 2, 1.0, 0.5, "dram"), LaunchPrice("k", 1, 2.0, "dram")
+    assert (kernel.resource, kernel.lower, launch.resource, launch.upper) == ("dram", None, "dram", None)
+    product = Operator(0, "aten.mm.default", "forward", (), ())
+    found = MeasuredStep(Trace((product,), (), {}, (0, 1)), (0.5,), 1.0, 0.9, 1.1, True, (1.0,), 0, "here", ("a note",))
+    assert (found.iteration_s, found.machine, found.notes) == (1.0, "here", ("a note",))
+    assert {node.error for node in profile_of_measured_step(found).root.walk()} == {None}

@@ -8,7 +8,10 @@ import re
 import pytest
 
 from roller.errors import RollerError
+from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.profile_json import save_profile
+from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.step_profile.tree import Key, Tree
 from tests.git_repositories import commit_all
 from tests.insight.step_profile.sarif_objects import problems_of
 from tests.insight.step_profile.test_difference import NET, STEP
@@ -33,6 +36,35 @@ def test_the_difference_to_a_saved_profile(cli, tmp_path, recorded):
     assert code == 0 and "Before: train.py: predicted on 2xa100" in out and "Difference: -349.000 ms" in out
 
 
+def _lines_of(**seconds):
+    tree = Tree()
+    for line, took in seconds.items():
+        tree.add_time((Key("line", f"{line}.py:1"), Key("operator", "mm")), "forward", Seconds(took, took, 0.0))
+    root = tree.build()
+    return StepProfile("a.py", "predicted", "a100", root, root.wall_s, root.wall_s, root.wall_s)
+
+
+def _difference_rows(cli, folder, before, after):
+    for name, one in (("before", before), ("after", after)):
+        save_profile(one, folder / f"{name}.json")
+    code, out, err = cli("profile", folder / "after.json", "--against", folder / "before.json")
+    assert code == 0, err
+    return out, {row.split()[0]: " ".join(row.split()[1:]) for row in out.splitlines() if ".py:1 " in row}
+
+
+def test_a_column_has_one_unit_and_unchanged_lines_no_row(cli, tmp_path):
+    out, rows = _difference_rows(
+        cli, tmp_path, _lines_of(a=20e-6, b=5e-6, c=1e-6, d=1e-6, e=3e-6),
+        _lines_of(a=10e-6, b=5e-6, c=1e-6 + 1e-20, d=1e-6 - 1e-13, e=4.5e-6),
+    )  # fmt: skip
+    assert rows == {"a.py:1": "-10.000 us 0 MiB", "e.py:1": "+1.500 us 0 MiB", "d.py:1": "< 0.001 us 0 MiB"}
+    assert "-0.000" not in out and "registered modules" in out and "Difference: -8.500 us, 0 MiB." in out
+    assert "hardly anything" not in out
+    out, rows = _difference_rows(cli, tmp_path, _lines_of(a=2.0, b=0.5), _lines_of(a=2.0, b=0.51))
+    assert rows == {"b.py:1": "+10.000 ms 0 MiB"} and "Difference: +10.000 ms" in out
+    assert out.rstrip().endswith("The time changes by less than 2 %: hardly anything, steps differ by as much.")
+
+
 def test_a_budget_decides_the_exit_status(cli, tmp_path):
     save_profile(sample(), tmp_path / "p.json")
     code, _, _ = cli("profile", tmp_path / "p.json", "--write-budget", tmp_path / "kept.yaml")
@@ -42,12 +74,28 @@ def test_a_budget_decides_the_exit_status(cli, tmp_path):
         "profile", tmp_path / "p.json", "--budget", tmp_path / "tight.yaml", "--sarif", tmp_path / "found.sarif"
     )
     assert code == 1
-    assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 more." in err
+    assert "train.py:9: step: expected a time of at most 300 ms, got 350 ms, 50 ms more." in err
     assert "roller's model is another one than the budget's" in err
     data = json.loads((tmp_path / "found.sarif").read_text())
     assert problems_of(data) == []
     (result,) = data["runs"][0]["results"]
     assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == 9
+
+
+def test_only_an_exceeded_budget_exits_with_1(cli, tmp_path):
+    save_profile(sample(), tmp_path / "p.json")
+    path = tmp_path / "budget.yaml"
+    code, _, err = cli("profile", tmp_path / "p.json", "--budget", path)
+    assert code == 2 and "budget.yaml: expected a budget, got none. Name one" in err
+    for text, said in (
+        ("{made_for: {device: h100, batch: 4}, step: {time_ms: 300}}",
+         "budget is for h100 at batch 4, the profile for a100 at batch 8. "),
+        ("{stop: {time_ms: 300}}", "expected a mapping of step, modules, lines, made_for, made_with, got 'stop'"),
+        ("{modules: {fd: {time_ms: 1}}}", "expected a module of the step, got 'fd'"),
+    ):  # fmt: skip
+        path.write_text(text)
+        code, _, err = cli("profile", tmp_path / "p.json", "--budget", path)
+        assert code == 2 and said in err
 
 
 def test_a_budget_that_is_kept_leaves_a_valid_file_without_results(cli, tmp_path):
@@ -69,10 +117,10 @@ def test_a_slower_device_of_the_same_name_is_said_to_be_the_cause(cli, project, 
     slower = ["--set", "memory_layers.global.bandwidth_bytes_per_s=1e9"]
     code, _, err = cli("profile", project, *slower, "--budget", budget, "--sarif", found)
     assert code == 1
-    cause = "the specification of the device is another one than the budget's"
+    cause = "the specification of a100 changed since the budget was written"
     said = [line for line in err.splitlines() if "expected a time of at most" in line]
     assert cause in err and [x.split(": ")[2] for x in said] == ["step", "module body", "module head"]
-    assert all(re.search(r"train\.py:\d+: .* got .* ms, .* more\.", x) for x in said)
+    assert all(re.search(r"train\.py:\d+: .* got .* ms, .* ms more\.", x) for x in said)
     data = json.loads(found.read_text())
     assert problems_of(data) == []
     assert [cause in result["message"]["text"] for result in data["runs"][0]["results"]] == [True, True, True]
@@ -108,7 +156,7 @@ def test_another_file_is_profiled_in_the_same_way(cli, project):
     code, out, err = cli("profile", project, "--device", "2xt4", "--batch", "64", "--against", project)
     assert code == 0, err
     assert "Before: train.py: predicted on 2xt4, batch 64 per device" in " ".join(out.split())
-    assert "Difference: +0.000 ms, +0.0 MiB." in out
+    assert "Difference: 0 us, 0 MiB." in out and "No line differs." in out
 
 
 def test_what_a_script_or_a_measurement_is_not_compared_with(cli, project, tmp_path):
@@ -148,15 +196,18 @@ def test_a_revision_against_the_working_tree(cli, project):
 def test_what_is_no_revision_is_refused(project, tmp_path):
     from roller.insight.step_profile.revision import checked_out
 
-    for revision, said in (("none", "expected a repository and a revision of it"), ("-x", "expected a revision, got")):
+    for revision, said in (
+        ("none", "--against git:none: expected a revision of this repository, got none"),
+        ("-x", "expected a revision, got"),
+    ):
         with pytest.raises(RollerError, match=said), checked_out(project, revision):
             pass
     alone = tmp_path / "alone.py"
     alone.write_text("")
-    with pytest.raises(RollerError, match="git rev-parse: expected a repository"), checked_out(alone, "HEAD"):
+    with pytest.raises(RollerError, match=r"git:HEAD: expected alone\.py in a repository"), checked_out(alone, "HEAD"):
         pass
     new = project.with_name("new.py")
     new.write_text("")
-    said = r"new\.py: expected a file at revision 'HEAD', got none"
+    said = r"new\.py: expected a file at revision 'HEAD', got none\. It is not in git: commit it first\."
     with pytest.raises(RollerError, match=said), checked_out(new, "HEAD"):
         pass

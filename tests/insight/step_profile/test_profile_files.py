@@ -183,7 +183,7 @@ def test_kinds_of_files(tmp_path, recorded):
     for name, kind in (("b.onnx", "model"), ("train.py", "script"), ("t.json.gz", "recording")):
         (tmp_path / name).write_bytes(b"")
         assert kind_of_file(tmp_path / name) == kind
-    with pytest.raises(RollerError, match=r"expected a file, got what cannot be read \(No such file or directory\)"):
+    with pytest.raises(RollerError, match="expected a file, got none"):
         kind_of_file(tmp_path / "none.json")
     with pytest.raises(RollerError, match=r"expected \.py, \.onnx, \.json, \.json\.gz, got 'readme\.md'"):
         kind_of_file("README.md")

@@ -15,6 +15,7 @@ from roller.insight.step_profile.node import Seconds
 from roller.insight.step_profile.profile_json import VERSION, from_data, load_profile, save_profile, to_data
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
 from roller.insight.step_profile.tree import Key, Tree
+from tests.offenders import every
 
 OLD = Path(__file__).with_name("version_1.json")
 
@@ -97,6 +98,26 @@ def test_damaged_profiles_are_refused_or_read_whole():
             except ArtifactError:
                 continue
             assert from_data(to_data(read)) == read
+
+
+@every(
+    "change",
+    [
+        {"samples": -1.0}, {"samples": 1e308, "devices": 1000}, {"samples": 1e308, "devices": 10**400},
+        {"batch": -8}, {"devices": -2}, {"samples": -1.0, "out_of_memory": "at a.py:1"},
+    ],
+)  # fmt: skip
+def test_a_profile_without_a_finite_throughput_is_refused(change):
+    with pytest.raises(ArtifactError, match="got what cannot be read"):
+        from_data(to_data(sample()) | change)
+
+
+@every("line", ["train.py:0", "train.py:-1"])
+def test_lines_count_from_1(line):
+    for name in ("train.py:9", "train.py:2"):  # of a node, and of what registers a parameter
+        text = json.dumps(to_data(sample())).replace(f'"{name}"', f'"{line}"')
+        with pytest.raises(ArtifactError, match=f"the line '{line}'"):
+            from_data(json.loads(text))
 
 
 def test_parts_that_do_not_sum_to_the_whole_are_refused():

@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from roller.insight.step_profile.difference import difference
+from roller.insight.step_profile.hints_difference_json import beside_profile
 from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import to_data
 from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
@@ -124,6 +126,26 @@ def test_an_anonymous_page_names_no_file():
     assert "secret" not in text and ".py" not in text and "net/" not in text
     assert data["name"] == "step" and {"file-1:9", "file-2:10"} <= set(data["names"])
     assert data["nodes"]["wall_s"][0] == profile.iteration_s
+
+
+def test_an_anonymous_difference_names_no_file_of_either_side():
+    before, after = (_profile_of_line(x, f"My Net {x}") for x in ("old stuff/train file:7", "b.py:7"))
+    before = replace(
+        before, out_of_memory="mm at lost stuff/sub file:3: too much", out_of_memory_at="lost stuff/sub file:3"
+    )
+    for pair in ((before, after), (after, before)):
+        page = page_of_profile(pair[1], anonymous=True, parts=beside_profile(pair[1], None, difference(*pair)))
+        found = data_of(page)["difference"]
+        text = json.dumps(found)
+        assert not [word for word in ("stuff", "train", "sub", "b.py", "My Net") if word in text]
+        assert {found["before"]["name"], found["after"]["name"]} == {"step"}
+        assert sorted(row["name"].partition("-")[0] for row in found["lines"]) == ["file", "file"]
+
+
+def _profile_of_line(line, name):
+    root = Node("line", line, 1, {"forward": Seconds(1.0, 1.0, 0.0)})
+    step = Node("step", "step", 1, root.seconds, children=(root,))
+    return StepProfile(name, "predicted", "a100", step, 1.0, 1.0, 1.0)
 
 
 def test_lines_have_their_text():

@@ -189,6 +189,7 @@ def test_a_step_that_does_not_fit_says_at_which_line(step):
     spec = load_spec("t4", {"memory_layers.global.capacity_bytes": 5.5e8})
     found = profile(step, spec, batch=20_000)
     assert not found.fits and found.throughput == 0.0
+    assert found.out_of_memory_at.startswith("train.py:") and f" at {found.out_of_memory_at}: " in found.out_of_memory
     assert "train.py:" in found.out_of_memory and "out of memory: tried to allocate" in found.out_of_memory
     failed = step.memory(spec, batch=20_000).oom_operator
     assert len(found.memory_curve) <= failed + 1 < len(step.operators), "memory after the failure is nobody's"

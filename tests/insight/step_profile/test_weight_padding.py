@@ -11,6 +11,7 @@ import pytest
 from roller.hardware import load_spec
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.padding import LEAST_GAIN
+from roller.insight.step_profile import weight_padding
 from roller.insight.step_profile.profiling import profile
 from roller.insight.step_profile.weight_padding import padded_weights
 from roller.insight.whatif.predict import what_if
@@ -64,6 +65,41 @@ def test_the_gain_is_the_difference_of_the_prices_of_all_its_products():
 def test_a_size_of_the_batch_is_not_padded_as_one_of_a_weight():
     assert pads_of(traced(1024, 1024, batch=999))[1] == ()
     assert pads_of(traced(1024, 999, 1024, batch=999))[1] == ()  # which of both a kernel's 999 is cannot be told
+
+
+def test_every_launch_of_a_kernel_counts(monkeypatch):
+    from roller.insight.tracing import trace
+
+    lstm = torch.nn.LSTM(1023, 512, bidirectional=True)
+    step = trace(lstm, torch.zeros(16, 256, 1023), optimizer="sgd", amp="bf16", device="a100", loss=_first_sum)
+    graph, (pad,) = pads_of(step)
+    prices, (task,) = Kernels(load_spec("a100").sustained, "library"), _tasks(graph, "aten._cudnn_rnn.default")
+
+    def seconds(width):
+        product = matmul(16 * 256, 4 * 512, width, transpose_b=True, dtype="bfloat16")
+        return prices.price_expression(product).seconds
+
+    assert pad.delta_s[task] == pytest.approx(2 * (seconds(pad.sizes[1023]) - seconds(1023)))  # one in each direction
+    whole_s = sum(t.duration_us for t in graph.tasks if t.on_device) / 1e6
+    monkeypatch.setattr(weight_padding, "LEAST_SHARE", 3 * seconds(1023) / whole_s)
+    assert pads_of(step)[1] == (pad,)  # the four launches of backward together have this share
+    monkeypatch.setattr(weight_padding, "LEAST_SHARE", 9 * seconds(1023) / whole_s)
+    assert pads_of(step)[1] == ()
+
+
+def _first_sum(result):
+    return result[0].sum()
+
+
+def _tasks(graph, operator):
+    return [t.id for t in graph.tasks if t.kind == "kernel" and t.context.operator == operator]
+
+
+def test_a_size_of_several_kernels_gets_its_largest_padding():
+    paddings = [{999: 1000, 777: 784}, {777: 778}, {501: 504}, {999: 1008, 250: 256}]
+    for order in (paddings, paddings[::-1]):
+        found = weight_padding._joined(order)
+        assert sorted(found, key=len) == [{501: 504}, {999: 1008, 777: 784, 250: 256}]
 
 
 def test_a_graph_without_a_gpu_has_no_pads():

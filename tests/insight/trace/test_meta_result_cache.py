@@ -163,3 +163,82 @@ def test_layers_of_a_step_are_computed_once(monkeypatch):
         lambda: torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(12)]), torch.zeros(2, 8), optimizer="sgd"
     )
     assert len(traced.operators) > 100 and runs[-1].known < 30
+
+
+def test_integers_promote_to_the_default_dtype_of_the_moment():
+    results, x = MetaResultCache(), _meta(4, dtype=torch.int64)
+    before = torch.get_default_dtype()
+    try:
+        found = []
+        for dtype in (torch.float64, torch.float32):
+            torch.set_default_dtype(dtype)
+            found.append((results.run(_aten.div.Tensor, (x, 2), {}).dtype, torch.get_default_dtype()))
+    finally:
+        torch.set_default_dtype(before)
+    assert all(made == wanted for made, wanted in found)
+
+
+class _Operator:
+    """An operator of ATen that does what a test says."""
+
+    namespace, tags = "aten", ()
+
+    def __init__(self, call, *, is_mutable=False):
+        self.calls, self._call = 0, call
+        self._schema = type("Schema", (), {"is_mutable": is_mutable})
+
+    def __call__(self, *args):
+        self.calls += 1
+        return self._call(*args)
+
+
+def _larger_storage(x):
+    return torch.empty(10, device="meta")[: x.shape[0]]
+
+
+@pytest.mark.parametrize(
+    "call, argument",
+    [
+        (torch.relu, _meta()),  # a tensor without axes may be a number in disguise
+        (torch.relu, torch.empty(3)),  # has values
+        (torch.neg, _meta(3, dtype=torch.complex64)),
+        (lambda x: x.real, _meta(3, dtype=torch.complex64)),
+        (_larger_storage, _meta(3)),
+        (lambda x: x, _meta(3)),
+        (lambda x: x[1:], _meta(3)),
+        (lambda x: torch.complex(x, x), _meta(3)),
+        (lambda x: 7, _meta(3)),
+        (lambda x: (x.t_(), None)[1], _meta(3, 2)),  # changes the layout of its argument
+        (lambda x: _aten._efficientzerotensor.default([3], dtype=torch.float32, device="meta"), _meta(3)),
+        (lambda x: torch._neg_view(torch.empty(3, device="meta")), _meta(3)),
+    ],
+)
+def test_results_that_do_not_follow_from_layouts_are_computed_each_time(call, argument):
+    results, operator = MetaResultCache(), _Operator(call)
+    for _ in range(3):
+        results.run(operator, (argument,), {})
+    assert operator.calls == 3
+
+
+def test_operators_that_read_values_are_called_each_time():
+    results, operator = MetaResultCache(), _Operator(lambda x: torch.empty(2, device="meta"))
+    operator.tags = (torch.Tag.dynamic_output_shape,)
+    for _ in range(2):
+        results.run(operator, (_meta(3),), {})
+    assert operator.calls == 2
+
+
+def test_an_offset_belongs_to_the_layout():
+    results, operator = MetaResultCache(), _Operator(lambda x: torch.empty(4, device="meta"))
+    base = _meta(8)
+    for part in (base[:4], base[4:], base[4:]):
+        results.run(operator, (part,), {})
+    assert operator.calls == 2
+
+
+def test_an_operator_that_writes_two_views_of_one_storage_is_called_each_time():
+    operator = _Operator(lambda x, y: x, is_mutable=True)
+    results, base = MetaResultCache(), _meta(8)
+    for _ in range(2):
+        results.run(operator, (base[:4], base[4:]), {})
+    assert operator.calls == 2

@@ -54,6 +54,16 @@ def test_all_errors_are_told_at_once_with_their_lines(tmp_path):
     assert (again.problems, str(again)) == (problems, str(raised.value))
 
 
+def test_a_missing_provider_is_no_misspelling_of_another_one(tmp_path):
+    path = tmp_path / "entry.py"
+    text, missing = ENTRY.format(""), "entry.py: expected a function iteration_provider, got none"
+    for name, hint in (("train", "."), ("iterations_provider", "; did you mean 'iterations_provider'?")):
+        path.write_text(text.replace("iteration_provider", name))
+        with pytest.raises(ProviderErrors) as raised:
+            trace_entry(path)
+        assert str(raised.value) == f"{missing}{hint} Define model_provider, input_provider, iteration_provider."
+
+
 def test_one_error_is_a_sentence():
     assert str(ProviderErrors([ProviderProblem("a.py", 3, "expected x, got y. Do z.")])) == (
         "a.py: expected x, got y. Do z."

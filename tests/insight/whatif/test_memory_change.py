@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from roller.errors import RollerError
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.simulate import Memory
 from roller.insight.step.graph import TaskContext
+from roller.insight.trace.options import FixedOptionError
 from roller.insight.whatif.memory_change import MemoryChange
 from roller.insight.whatif.memory_effect import MemoryEffect, memory_effect
 from roller.insight.whatif.repeated_blocks import repeated_blocks
@@ -125,3 +127,15 @@ def _tasks(phase, layers):
     first = next(t for t in training().tasks if t.kind == "kernel" and t.context.phase == phase)
     start = 0 if phase == "forward" else len(layers)
     return [replace(first, id=start + n, context=TaskContext(0, phase, layer)) for n, layer in enumerate(layers)]
+
+
+def test_a_step_that_chooses_an_option_itself_says_so_in_short():
+    def memory_of(change):
+        if change.amp:
+            raise FixedOptionError("train.py: amp: expected none. Pass it.", "a training script chooses its precision")
+        return memory(1000)
+
+    effect = memory_effect(training(), (AMP(),), memory_of)
+    assert effect == (None, "not modelled: a training script chooses its precision.")
+    error = pickle.loads(pickle.dumps(FixedOptionError("why", "in short")))
+    assert (str(error), error.in_short) == ("why", "in short")

@@ -28,10 +28,11 @@ from roller.insight.whatif.whatifs import (
     LoaderWorkers,
     ParameterServer,
     RemoveLayer,
+    RestructuredNorm,
     Substitute,
     ZeroTime,
 )
-from tests.insight.step.graphs import THREAD, training
+from tests.insight.step.graphs import STEP, THREAD, training
 from tests.offenders import every
 
 
@@ -125,6 +126,31 @@ def test_a_search_ranks_what_helps_and_says_what_it_could_not_ask():
     assert isinstance(next(x for x in found if not x.is_bound).changes[0], LoaderWorkers)
     nothing = search(training(rows=[("other", "", "aten::sort", 100.0, ())], gradients=()))
     assert all(x.is_bound or x.answer is None or x.answer.is_hardly_anything for x in nothing)
+
+
+def test_what_only_removes_tasks_of_a_predicted_step_is_predicted():
+    graph = training(data_us=900.0)
+    changes = (ZeroTime(kind="data"), RestructuredNorm(), ZeroTime(phase="optimizer"))
+    assert [what_if(graph, change).rests_on for change in changes] == ["measured", "assumed", "measured"]
+    predicted = replace(graph, tasks=[replace(t, provenance="predicted") for t in graph.tasks])
+    assert [what_if(predicted, change).rests_on for change in changes] == ["predicted", "assumed", "predicted"]
+    without_norms = training(rows=[row for row in STEP if "norm" not in row[2]], gradients=())
+    predicted = replace(without_norms, tasks=[replace(t, provenance="predicted") for t in without_norms.tasks])
+    assert what_if(predicted, RestructuredNorm()).rests_on == "predicted"
+    found = search(predicted)
+    assert all(x.answer.rests_on != "measured" for x in found if x.answer is not None)
+
+
+def test_a_pair_has_one_name_whichever_of_its_changes_gains_more():
+    names = set()
+    for data_us in (2300.0, 9000.0):
+        graph = replace(training(steps=4, data_us=data_us), device=load_spec("v100"))
+        found = search(graph, force=True)
+        alone = [x.name for x in found if len(x.changes) == 1]
+        names.add(tuple(name for name in alone if name in ("AMP()", "LoaderWorkers()")))
+        (pair,) = (x.name for x in found if {str(c) for c in x.changes} == {"AMP()", "LoaderWorkers()"})
+        assert pair == "LoaderWorkers() + AMP()"
+    assert len(names) == 2  # each of them gains more in one of the steps
 
 
 def test_scenarios_are_read_from_files_and_lines(tmp_path):

@@ -62,7 +62,7 @@ class ProcessorPricer:
         strewn = sum(n for x, (layer, n) in zip(work.reads, moved, strict=False) if x.is_strewn and layer is far)
         parts = self.machine.seconds_by_resource(work, tuple(moved), fresh, strewn)
         low, high = parts.seconds / self._factor, parts.seconds * self._factor
-        row = LaunchPrice(operator.name, 1, parts.seconds, low, high, parts.resource, self._pipe_work(work))
+        row = LaunchPrice(operator.name, 1, parts.seconds, parts.resource, self._pipe_work(work), low, high)
         provenance = "library" if mapped else "bytes"
         return Price(parts.seconds, low, high, parts.resource, 1, provenance, launches=(row,))
 

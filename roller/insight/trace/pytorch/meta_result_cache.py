@@ -62,7 +62,7 @@ class MetaResultCache:
         if made is not None:
             return _repeat(made, tensors)
         result = func(*args, **kwargs)
-        recipe = _recipe(result, tensors)
+        recipe = _recipe(result, tensors, kind)
         if recipe is None or key != _key_of_call(args, kwargs, [], kind):  # the call changed the layout of an argument
             self._kinds[func] = _Kind.UNFIT
         else:
@@ -81,7 +81,8 @@ def _kind_of(func: Any) -> _Kind:
 
 
 def _key_of_call(args: Any, kwargs: Any, tensors: list[torch.Tensor], kind: _Kind) -> Hashable:
-    key = (_key(args, tensors), *[(name, _key(value, tensors)) for name, value in kwargs.items()])
+    named = [(name, _key(value, tensors)) for name, value in kwargs.items()]
+    key = (torch.get_default_dtype(), _key(args, tensors), *named)  # integers promote to the default dtype
     if kind is _Kind.READS:
         return key
     # For an operator that writes it matters which arguments are the same tensor; PyTorch may refuse overlaps.
@@ -98,7 +99,7 @@ def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
         if (
             type(value) not in _PLAIN or not value.is_meta or value.layout is not torch.strided
             or not value.dim()  # may be a wrapped number, which promotes dtypes differently
-            or value.dtype.is_complex
+            or value.dtype.is_complex or value._is_zerotensor() or value.is_neg()
         ):  # fmt: skip
             raise _NoKeyError
         tensors.append(value)
@@ -110,12 +111,12 @@ def _key(value: Any, tensors: list[torch.Tensor]) -> Hashable:
     return (type(value), value)
 
 
-def _recipe(result: Any, tensors: list[torch.Tensor]) -> Any:
+def _recipe(result: Any, tensors: list[torch.Tensor], kind: _Kind) -> Any:
     """Return a description from which :func:`_repeat` makes an equal result; ``None`` if there is none."""
     if result is None:
         return (None,)
     if isinstance(result, torch.Tensor):
-        return _recipe_of_tensor(result, tensors, set())
+        return _recipe_of_tensor(result, tensors, kind, set())
     if type(result) not in (list, tuple):
         return None
     storages: set[int] = set()
@@ -123,20 +124,20 @@ def _recipe(result: Any, tensors: list[torch.Tensor]) -> Any:
     for one in result:
         part = (None,) if one is None else None
         if isinstance(one, torch.Tensor):
-            part = _recipe_of_tensor(one, tensors, storages)
+            part = _recipe_of_tensor(one, tensors, kind, storages)
         if part is None:
             return None
         parts.append(part)
     return (type(result), parts)
 
 
-def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], storages: set[int]) -> Any:
-    for number, tensor in enumerate(tensors):
+def _recipe_of_tensor(made: torch.Tensor, tensors: list[torch.Tensor], kind: _Kind, storages: set[int]) -> Any:
+    for number, tensor in enumerate(tensors if kind is _Kind.WRITES else ()):
         if made is tensor:
             return (number,)
     if (
         type(made) is not torch.Tensor or not made.is_meta or made.layout is not torch.strided
-        or made.storage_offset() or made.dtype.is_complex
+        or made.storage_offset() or made.dtype.is_complex or made._is_zerotensor() or made.is_neg()
     ):  # fmt: skip
         return None
     storage = made.untyped_storage()

@@ -127,10 +127,6 @@ class Stacks:
         """Return the name of a code's file for messages: the cell, or the file."""
         return self.cell_of(file) or file
 
-    def whole(self, frame: Frame) -> str:
-        """Return the path of a frame's file and its line, for a message."""
-        return f"{self.project / frame.file}:{frame.line}"
-
     def _file(self, code: CodeType) -> str:
         """Return the file of the user's code relative to the project; ``""`` of other code."""
         if self.is_foreign(code.co_filename):

@@ -342,7 +342,7 @@ class Session:
 
     def _current_location(self) -> str:
         place = self.origins.current_origin()
-        return self.origins.stacks.whole(place.stack[-1]) if place.stack else place.module or "trace"
+        return f"{place.stack[-1].file}:{place.stack[-1].line}" if place.stack else place.module or "trace"
 
 
 def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[str]:
@@ -382,6 +382,9 @@ def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
                 f"trace: expected packages that are installed here, got none called {shown(error.name)}{line} "
                 f"({what}). Install it, or leave it out."
             ) from None
+        if isinstance(error, NameError):
+            said = text[0] if text else "no message"
+            raise ModelError(f"trace: expected defined names, got NameError{line}: {said} ({what}). Mend it.") from None
         raise ModelError(
             f"trace: expected a model that runs on shapes, got {type(error).__name__}{line}: "
             f"{text[0] if text else 'no message'} ({what}). Run the step once on the CPU; if it works there, "

@@ -40,7 +40,7 @@ class AMP(WhatIf):
 
     def change(self, graph: StepGraph) -> StepGraph:
         """Return the graph in 16 bits."""
-        prices, by_model = TaskPrices(graph), self.prices == "model"
+        prices, by_model, scales = TaskPrices(graph), self.prices == "model", self.dtype == "fp16"
         factors, new = {}, []
         for task in (graph.tasks[n] for n in compute_tasks(graph, "forward", "backward")):
             if uses_float32(task):
@@ -50,8 +50,7 @@ class AMP(WhatIf):
         for gradient in graph.gradients if by_model else ():
             cast = prices.price_stream("cast", 1.5 * gradient.size_bytes, 1.5 * gradient.size_bytes)
             new.append(New("cast", "kernel", cast.value, behind=gradient.ready, provenance=cast.provenance))
-        updates = tasks_by_step(graph, compute_tasks(graph, "optimizer"))
-        for own in updates.values() if by_model and self.dtype == "fp16" else ():
+        for own in tasks_by_step(graph, compute_tasks(graph, "optimizer")).values() if by_model and scales else ():
             pass_us = prices.price_stream("unscale", parameter_bytes(graph), parameter_bytes(graph))
             new.append(New("unscale", "kernel", pass_us.value, ahead=own[0], provenance=pass_us.provenance))
         return insert(scale_each(graph, factors), *new)

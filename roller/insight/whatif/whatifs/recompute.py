@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller.insight.step.graph import StepGraph
+from roller.insight.whatif import already_applied
 from roller.insight.whatif.memory_change import MemoryChange
+from roller.insight.whatif.recomputed_tasks import is_recomputed, without_repeated
 from roller.insight.whatif.repeat_tasks import repeat_tasks
 from roller.insight.whatif.select import compute_tasks, compute_tasks_in_layers, tasks_by_step
 from roller.insight.whatif.what_if import WhatIf
@@ -29,13 +31,20 @@ class Recompute(WhatIf):
         """Return the trace options of the checkpointed step; ``None`` for patterns: traces match them differently."""
         return None if set("".join(self.blocks)) & set("*?[") else super().memory_change()
 
+    def in_place(self, graph: StepGraph) -> str:
+        """Return the reason if it is in place."""
+        return already_applied.recomputed_blocks_reason(graph, self.blocks)
+
     def change(self, graph: StepGraph) -> StepGraph:
-        """Return the graph with recomputation."""
+        """Return the graph with recomputation of what is not recomputed yet."""
         made = graph
         for block in self.blocks:
             chosen = compute_tasks_in_layers(graph, block)
+            if is_recomputed(graph, block):
+                continue
             backward = tasks_by_step(graph, chosen & compute_tasks(graph, "backward"))
             for iteration, own in tasks_by_step(graph, chosen & compute_tasks(graph, "forward")).items():
                 if iteration in backward:
-                    made = repeat_tasks(made, own, ahead=backward[iteration][0])
+                    once = without_repeated(graph, block, own)
+                    made = repeat_tasks(made, once, ahead=backward[iteration][0])
         return made

@@ -41,7 +41,7 @@ class ZeroTime(WhatIf):
             re.compile(self.name)
         except (re.error, TypeError) as error:
             raise RollerError(
-                f"Free: name: expected a regular expression, got {shown(self.name)} ({error}). Mend it."
+                f"ZeroTime: name: expected a regular expression, got {shown(self.name)} ({error}). Mend it."
             ) from None
 
     def change(self, graph: StepGraph) -> StepGraph:
@@ -51,7 +51,5 @@ class ZeroTime(WhatIf):
             self.kind in ("", t.kind) and self.phase in ("", t.context.phase) and in_layers(t.context.module, patterns)
             and re.search(self.name, f"{t.name} {t.context.operator}") is not None))  # fmt: skip
         if not chosen or self == ZeroTime():
-            raise RollerError(
-                f"{self}: expected some tasks of {graph.name}, got none. Name a kind, phase or layer it has."
-            )
+            raise RollerError(f"{self}: expected tasks of {graph.name}, got none. Name a kind, phase or layer it has.")
         return remove(graph, chosen)
