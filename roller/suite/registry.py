@@ -21,16 +21,16 @@ _ROWS = (
     ),
     SuiteModel(
         "seq2seq", "Seq2Seq", "translation", f"{_HOME}.translation:seq2seq", "sentences", (4, 8, 16, 32, 64, 128),
-        0, {"LSTM": 5}, 0, "Luong et al. 2015, arXiv:1508.04025; IWSLT'15, vocabulary of 17,188", recurrent=True,
+        37_693_440, {"LSTM": 5}, 0, "Luong et al. 2015, arXiv:1508.04025; IWSLT'15, vocabulary of 17,188", recurrent=True,
     ),
     SuiteModel(
         "transformer", "Transformer", "translation", f"{_HOME}.translation:transformer", "sentences",
-        (4, 8, 16, 32, 64, 128), 0, {"TransformerEncoderLayer": 6, "TransformerDecoderLayer": 6}, 0,
+        (4, 8, 16, 32, 64, 128), 52_938_752, {"TransformerEncoderLayer": 6, "TransformerDecoderLayer": 6}, 0,
         "Vaswani et al. 2017, arXiv:1706.03762, base; IWSLT'15, vocabulary of 17,188",
     ),
     SuiteModel(
         "faster_rcnn", "Faster R-CNN", "object detection", f"{_HOME}.detection:faster_rcnn", "images", (1,),
-        0, {"Conv2d": 107, "Bottleneck": 33}, 0,
+        47_359_845, {"Conv2d": 107, "Bottleneck": 33}, 0,
         "Ren et al. 2015, arXiv:1506.01497, on ResNet-101; VOC 2007, images of about 350 x 500",
     ),
     SuiteModel(
@@ -40,26 +40,26 @@ _ROWS = (
     ),
     SuiteModel(
         "efficientdet_d0", "EfficientDet-D0", "object detection", f"{_HOME}.efficientdet:efficientdet_d0", "images",
-        (1, 2, 4, 8), 0, {"BiFPN": 3, "MBConv": 16}, 3_900_000,
+        (1, 2, 4, 8), 3_879_683, {"BiFPN": 3, "MBConv": 16}, 3_900_000,
         "Tan et al. 2019, arXiv:1911.09070; parameters: its table 2, rounded",
     ),
     SuiteModel(
         "deep_speech_2", "Deep Speech 2", "speech recognition", f"{_HOME}.speech:deep_speech_2", "seconds of audio",
-        (1, 2, 4, 8), 0, {"Conv2d": 2, "RNN": 5}, 0,
+        (1, 2, 4, 8), 60_729_984, {"Conv2d": 2, "RNN": 5}, 0,
         "Amodei et al. 2015, arXiv:1512.02595; five recurrent layers of its seven; LibriSpeech", recurrent=True,
     ),
     SuiteModel(
         "wgan_gp", "WGAN-GP", "adversarial learning", f"{_HOME}.adversarial:wgan_gp", "images", (4, 8, 16, 32, 64),
-        0, {"Up": 4, "Down": 4, "Conv2d": 26, "Linear": 2}, 0,
+        16_032_324, {"Up": 4, "Down": 4, "Conv2d": 26, "Linear": 2}, 0,
         "Gulrajani et al. 2017, arXiv:1704.00028; its residual networks of 64 x 64, 14 layers each",
     ),
     SuiteModel(
         "a3c", "A3C", "reinforcement learning", f"{_HOME}.games:a3c", "frames", (8, 16, 32, 64, 128),
-        0, {"Conv2d": 2, "Linear": 2}, 0, "Mnih et al. 2016, arXiv:1602.01783; the learner alone",
+        677_943, {"Conv2d": 2, "Linear": 2}, 0, "Mnih et al. 2016, arXiv:1602.01783; the learner alone",
     ),
     SuiteModel(
         "minigo", "MiniGo", "reinforcement learning", f"{_HOME}.games:minigo", "positions", (8, 16, 32, 64, 128),
-        0, {"Residual": 19}, 0, "MLPerf's MiniGo, after Silver et al. 2017; the learner alone",
+        22_827_877, {"Residual": 19}, 0, "MLPerf's MiniGo, after Silver et al. 2017; the learner alone",
     ),
     SuiteModel(
         "bert_base", "BERT base", "language modelling", f"{_HOME}.bert:bert_base", "sequences", (1, 2, 4, 8, 16),

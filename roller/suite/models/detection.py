@@ -281,10 +281,10 @@ def faster_rcnn(*, reduced: bool = False) -> Workload:
 
 
 def mask_rcnn(*, reduced: bool = False) -> Workload:
-    """Return Mask R-CNN for COCO: 44,401,393 parameters; reduced: an eighth of the width, images of 128 x 160."""
+    """Return Mask R-CNN for COCO: 44,401,393 parameters; reduced: a quarter of the width, images of 128 x 160."""
     height, width = (128, 160) if reduced else (800, 1344)
-    sizes = (8, 91, 32, 32, 64, 100) if reduced else ()
-    sgd = partial(torch.optim.SGD, lr=5e-3, momentum=0.9, weight_decay=1e-4)
+    sizes = (16, 91, 32, 64, 128, 100) if reduced else ()
+    sgd = partial(torch.optim.SGD, lr=0.1 if reduced else 5e-3, momentum=0.9, weight_decay=1e-4)
     return Workload(
         partial(MaskRCNN, *sizes), partial(_images_and_masks, height, width, 91), supervised(sgd, _loss),
         batch=1 if reduced else 2,
