@@ -1,0 +1,44 @@
+"""The memory of a step by the kinds of the published benchmark, which sum to the total to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roller.insight.memory.simulate import Memory
+
+#: Kind of a storage -> the published kind. Buffers and inputs, which the publication does not name, are rows of their own.
+PUBLISHED_KINDS: Mapping[str, str] = {
+    "parameter": "weights", "gradient": "gradients", "activation": "feature maps", "temporary": "workspace",
+    "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
+}  # fmt: skip
+#: All rows, in the order in which they are printed.
+ROWS = (
+    "weights", "gradients", "feature maps", "workspace", "dynamic", "buffers", "inputs", "other", "rounding", "cached",
+    "context", "pages",
+)  # fmt: skip
+
+
+def memory_by_kind(memory: Memory) -> Mapping[str, int]:
+    """Return the bytes of each of :data:`ROWS` at the moment of the total's peak; their sum is ``total_bytes``.
+
+    ``rounding`` is what the caching allocator gives beyond requests, ``cached`` what it holds and nobody has, ``context``
+    what the process holds outside of it, ``pages`` what the driver rounds up.
+
+    Examples
+    --------
+    >>> from roller.insight.memory.blocks_and_pools import MemoryStats
+    >>> from roller.insight.memory.simulate import Holder
+    >>> held = (Holder("parameter", "fc", None, 4000, 1), Holder("temporary", "fc", None, 1000, 1))
+    >>> found = memory_by_kind(Memory(MemoryStats(5000, 5120, 2 << 20), 4 << 20, 0, 0, held, context_bytes=100))
+    >>> {row: size for row, size in found.items() if size}
+    {'weights': 4000, 'workspace': 1000, 'rounding': 120, 'cached': 2092032, 'context': 100, 'pages': 2097052}
+    """
+    parts = memory.parts_at_peak()
+    found = dict.fromkeys(ROWS, 0)
+    for kind, size_bytes in parts.requested_bytes.items():
+        found[PUBLISHED_KINDS.get(kind, "other")] += size_bytes
+    found |= {
+        "rounding": parts.rounding_bytes, "cached": parts.cached_bytes, "context": parts.context_bytes,
+        "pages": parts.page_rounding_bytes,
+    }  # fmt: skip
+    return found
