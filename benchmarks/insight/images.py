@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 from roller.suite.models.blocks import Block, FeedForward, Sizes
-from roller.suite.models.residual import Bottleneck, ResNet50
 
 VIT_BASE = Sizes(12, 768, 12, 3072, 1000, 197, dropout=0.0)
 

@@ -26,7 +26,8 @@ ModelsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names of `roller suite list`; all if none is given.")
 ]
 DevicesOption = Annotated[
-    str, typer.Option("--device", "-d", metavar="NAMES", help="Names of `roller devices`, or YAML files, e.g. v100,h100.")
+    str,
+    typer.Option("--device", "-d", metavar="NAMES", help="Names of `roller devices`, or YAML files, e.g. v100,h100."),
 ]
 BatchesOption = Annotated[
     str, typer.Option("--batch", "-b", metavar="N,...", help="Samples of a step; by default each model's own.")
@@ -60,9 +61,7 @@ def list_command(as_json: JsonOption = False) -> None:
 
 
 @suite_app.command("digest")
-def digest_command(
-    models: ModelsArgument = None, reduced: ReducedOption = False, as_json: JsonOption = False
-) -> None:
+def digest_command(models: ModelsArgument = None, reduced: ReducedOption = False, as_json: JsonOption = False) -> None:
     """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json."""
     from roller.suite.digest import digest
     from roller.suite.registry import models_of

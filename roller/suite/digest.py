@@ -27,7 +27,7 @@ class Digest:
     parameters
         Elements of all parameters.
     modules
-        A line for each module that holds no others (its path, class and settings) and for each parameter (path, shape, dtype).
+        A line for each module that holds no others (path, class and settings) and for each parameter.
     operators
         A line for each operator of a steady step: how often, phase, name, and shapes of its inputs.
     """

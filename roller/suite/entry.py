@@ -1,4 +1,4 @@
-"""An entry of the training benchmark: what a model is, and what trains it; PyTorch is imported by those who build it."""
+"""An entry of the training benchmark: what a model is, and what trains it; building it imports PyTorch."""
 
 from __future__ import annotations
 

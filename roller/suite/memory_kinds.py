@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from roller.insight.memory.simulate import Memory
 
-#: Kind of a storage -> the published kind. Buffers and inputs, which the publication does not name, are rows of their own.
+#: Kind of a storage -> the published kind. Buffers and inputs, which it does not name, are rows of their own.
 PUBLISHED_KINDS: Mapping[str, str] = {
     "parameter": "weights", "gradient": "gradients", "activation": "feature maps", "temporary": "workspace",
     "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
@@ -21,8 +21,8 @@ ROWS = (
 def memory_by_kind(memory: Memory) -> Mapping[str, int]:
     """Return the bytes of each of :data:`ROWS` at the moment of the total's peak; their sum is ``total_bytes``.
 
-    ``rounding`` is what the caching allocator gives beyond requests, ``cached`` what it holds and nobody has, ``context``
-    what the process holds outside of it, ``pages`` what the driver rounds up.
+    ``rounding`` is what the caching allocator gives in excess of requests, ``cached`` what it holds and nobody uses,
+    ``context`` what the process holds outside of it, ``pages`` what the driver rounds up.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What a model of the suite would do on a device that is not here: throughput, utilisation and memory, all predicted."""
+"""Predicts training of the suite's models on devices: throughput, utilisation and memory by kind."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ _ROWS = (
     ),
     SuiteModel(
         "seq2seq", "Seq2Seq", "translation", f"{_HOME}.translation:seq2seq", "sentences", (4, 8, 16, 32, 64, 128),
-        37_693_440, {"LSTM": 5}, 0, "Luong et al. 2015, arXiv:1508.04025; IWSLT'15, vocabulary of 17,188", recurrent=True,
+        37_693_440, {"LSTM": 5}, 0, "Luong et al. 2015, arXiv:1508.04025; IWSLT'15, vocabulary of 17,188",
+        recurrent=True,
     ),
     SuiteModel(
         "transformer", "Transformer", "translation", f"{_HOME}.translation:transformer", "sentences",

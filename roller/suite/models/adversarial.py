@@ -6,6 +6,7 @@ real images of its own, then the generator once, as published.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -62,7 +63,7 @@ class Generator(nn.Module):
         self.channels = channels
         self.first = nn.Linear(NOISE, 16 * 8 * channels)
         widths = [n * channels for n in (8, 8, 4, 2, 1)]
-        self.blocks = nn.Sequential(*(Up(i, o) for i, o in zip(widths, widths[1:], strict=False)))
+        self.blocks = nn.Sequential(*(Up(i, o) for i, o in itertools.pairwise(widths)))
         self.norm, self.last = nn.BatchNorm2d(channels), nn.Conv2d(channels, 3, 3, padding=1)
 
     def forward(self, noise: torch.Tensor) -> torch.Tensor:
@@ -78,7 +79,7 @@ class Critic(nn.Module):
         super().__init__()
         self.first = nn.Conv2d(3, channels, 3, padding=1)
         widths = [n * channels for n in (1, 2, 4, 8, 8)]
-        self.blocks = nn.Sequential(*(Down(i, o) for i, o in zip(widths, widths[1:], strict=False)))
+        self.blocks = nn.Sequential(*(Down(i, o) for i, o in itertools.pairwise(widths)))
         self.last = nn.Linear(16 * 8 * channels, 1)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:

@@ -17,9 +17,13 @@ _MOST_GROWTH = math.log(1000 / 16)
 
 
 def anchors_of_level(
-    height: int, width: int, stride: int, sizes: Sequence[float], ratios: Sequence[float], device: torch.device
+    shape: torch.Size, stride: int, sizes: Sequence[float], ratios: Sequence[float], device: torch.device
 ) -> torch.Tensor:
-    """Return anchors (height width sizes ratios, 4) around the pixels of a level; a ratio is height over width."""
+    """Return anchors (height width sizes ratios, 4) around the pixels of a level of a shape (..., height, width).
+
+    A ratio is height over width.
+    """
+    height, width = shape[-2:]
     sides = [(size * math.sqrt(1 / ratio), size * math.sqrt(ratio)) for size in sizes for ratio in ratios]
     around = torch.tensor([(-w / 2, -h / 2, w / 2, h / 2) for w, h in sides], device=device)
     x = (torch.arange(width, device=device) + 0.5) * stride
@@ -116,7 +120,7 @@ def suppressed(
 
     Notes
     -----
-    All pairs at once, as Fast NMS (Bolya et al., "YOLACT", 2019): a box that is suppressed itself suppresses others, too.
+    All pairs at once, as Fast NMS (Bolya et al., "YOLACT", 2019): a suppressed box suppresses others, too.
     """
     stays = overlap(boxes, boxes).triu(1).amax(1) <= most_overlap
     ranks, numbers = (scores.sigmoid() + stays).topk(min(count, boxes.shape[1]), 1)
@@ -131,7 +135,7 @@ def picked(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return levels (batch, channels, h, w), each half of the last one, beside each other in one image; their corners."""
+    """Return levels (batch, channels, h, w), each half of the one before, in one image, and their corners in it."""
     first, *others = levels
     corners, top = [(0, 0)], 0
     if not others:

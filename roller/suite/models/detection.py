@@ -1,12 +1,12 @@
 """Faster R-CNN on ResNet-101, and Mask R-CNN on ResNet-50 with a feature pyramid, in plain PyTorch.
 
-Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, whose fifth is the head (He et al.,
-2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, one in a batch. Of 2,000 boxes 300 are left, of
-which 64 train the head, as in TensorFlow's implementation.
+Faster R-CNN: Ren et al., 2015, arXiv:1506.01497, on the first four parts of ResNet-101, whose fifth is the head (He
+et al., 2015), for the 20 classes of Pascal VOC 2007 in images of about 350 x 500, one in a batch. Of 2,000 boxes 300
+are left, of which 64 train the head, as in TensorFlow's implementation.
 
-Mask R-CNN: He et al., 2017, arXiv:1703.06870, with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for the 91
-numbers of COCO's classes in images of 800 x 1344. Of 2,000 boxes 1,000 are left, of which 512 train the heads; at most a
-quarter of these, which are matched ones, train the masks.
+Mask R-CNN: He et al., 2017, arXiv:1703.06870, with the feature pyramid of Lin et al., 2016, arXiv:1612.03144, for the
+91 numbers of COCO's classes in images of 800 x 1344. Of 2,000 boxes 1,000 are left, of which 512 train the heads; at
+most a quarter of these, which are matched ones, train the masks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Proposer(nn.Module):
             x = torch.relu(self.conv(level))
             scores.append(self.score(x).permute(0, 2, 3, 1).flatten(1))
             deltas.append(self.deltas(x).permute(0, 2, 3, 1).reshape(len(x), -1, 4))
-            anchors.append(ops.anchors_of_level(*level.shape[-2:], stride, sizes, RATIOS, level.device))
+            anchors.append(ops.anchors_of_level(level.shape, stride, sizes, RATIOS, level.device))
         with torch.no_grad():
             proposed = self._proposed(scores, deltas, anchors, image)
         return proposed, self._loss(torch.cat(scores, 1), torch.cat(deltas, 1), torch.cat(anchors), objects)
@@ -110,9 +110,7 @@ class Refiner(nn.Module):
         nn.init.normal_(self.score.weight, std=0.01)
         nn.init.normal_(self.deltas.weight, std=0.001)
 
-    def loss(
-        self, x: torch.Tensor, near: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, x: torch.Tensor, near: torch.Tensor, objects: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         """Return the loss of boxes ``near`` (batch, n, 4), whose classes are (batch, n); 0 is background."""
         flat = classes.flatten()
         found = self.deltas(x).unflatten(-1, (-1, 4))

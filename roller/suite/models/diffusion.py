@@ -1,7 +1,7 @@
 """A diffusion UNet (Ho et al., "Denoising Diffusion Probabilistic Models", 2020, arXiv:2006.11239), as for CIFAR-10.
 
-Images of 32 x 32, 128 channels times 1, 2, 2, 2 on four levels, two residual blocks a level, attention at 16 x 16, and an
-embedding of the time in every residual block: 35.7 million parameters.
+Images of 32 x 32, 128 channels times 1, 2, 2, 2 on four levels, two residual blocks a level, attention at 16 x 16,
+and an embedding of the time in every residual block: 35.7 million parameters.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """EfficientDet-D0 (Tan et al., 2019, arXiv:1911.09070): EfficientNet-B0, three BiFPN layers, and heads of three layers.
 
-Images of 512 x 512, 64 channels in the pyramid, nine anchors of each pixel, 90 classes of COCO: 3.9 million parameters.
+Images of 512 x 512, 64 channels in the pyramid, nine anchors of each pixel, 90 classes of COCO: 3.9 million
+parameters.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class Head(nn.Module):
         found = []
         for x, norms in zip(levels, self.norms, strict=True):
             for conv, norm in zip(self.convs, norms, strict=True):
-                x = functional.silu(norm(conv(x)))  # noqa: PLW2901 - layer by layer
+                x = functional.silu(norm(conv(x)))
             found.append(self.last(x).permute(0, 2, 3, 1).reshape(len(x), -1, each))
         return torch.cat(found, 1)
 
@@ -204,7 +205,7 @@ class EfficientDet(nn.Module):
             again = levels
         scores, deltas = self.score(levels, self.classes), self.deltas(levels, 4)
         anchors = torch.cat([
-            ops.anchors_of_level(*x.shape[-2:], stride, [4 * stride * s for s in SCALES], RATIOS, x.device)
+            ops.anchors_of_level(x.shape, stride, [4 * stride * s for s in SCALES], RATIOS, x.device)
             for x, stride in zip(levels, STRIDES, strict=True)
         ])  # fmt: skip
         return detection_loss(scores, deltas, anchors, objects, classes)

@@ -1,11 +1,11 @@
 """Reinforcement learning: the learner's step of A3C and of MiniGo. Games are not played; what they gave is the input.
 
-A3C: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv:1602.01783: four layers over four
-frames of 84 x 84, without the recurrent one.
+A3C: Mnih et al., "Asynchronous Methods for Deep Reinforcement Learning", 2016, arXiv:1602.01783: four layers over
+four frames of 84 x 84, without the recurrent one.
 
-MiniGo: the reference of MLPerf, after Silver et al., "Mastering the game of Go without human knowledge", 2017: 19 residual
-blocks of two convolutions, which are the 38 that the published benchmark counts, after a first convolution and before
-those of the two heads; 17 planes of a board of 19 x 19.
+MiniGo: the reference of MLPerf, after Silver et al., "Mastering the game of Go without human knowledge", 2017: 19
+residual blocks of two convolutions, which are the 38 that the published benchmark counts, after a first convolution
+and before those of the two heads; 17 planes of a board of 19 x 19.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ class ConvNorm(nn.Sequential):
     """A convolution and batch norm."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3) -> None:
-        super().__init__(
-            nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs)
-        )
+        super().__init__(nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False), nn.BatchNorm2d(outputs))
 
 
 class Residual(nn.Module):

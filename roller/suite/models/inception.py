@@ -1,4 +1,4 @@
-"""Inception-v3 (Szegedy et al., "Rethinking the Inception Architecture", 2015, arXiv:1512.00567) with its auxiliary head.
+"""Inception-v3 with its auxiliary head (Szegedy et al., "Rethinking the Inception Architecture", 2015, arXiv:1512.00567).
 
 Images are 3 x 299 x 299, as published: the auxiliary head has no place for its window in the 3 x 256 x 256 that the
 published benchmark names for ImageNet.
@@ -81,9 +81,7 @@ class Inception(nn.Module):
             nn.Flatten(), nn.Linear(n(768), classes),
         )  # fmt: skip
         self.coarse = nn.Sequential(self._second_reduction(768), self._expanded(1280), self._expanded(2048))
-        self.head = nn.Sequential(
-            nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(n(2048), classes)
-        )
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Dropout(0.5), nn.Flatten(), nn.Linear(n(2048), classes))
 
     def _channels(self, published: int) -> int:
         return published // self.divisor

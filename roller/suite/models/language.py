@@ -1,8 +1,8 @@
 """A decoder of text as they are built today: grouped heads, rotary embeddings, RMS norm, gated feed-forward.
 
-The sizes are SmolLM2-135M's (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), the smallest of the kind
-that is published: 30 blocks, a width of 576, nine heads that share three of keys and values, 49,152 tokens. Sequences have
-1,024 of its 8,192 tokens, so that devices of 8 GB train it, too.
+The sizes are SmolLM2-135M's (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), the smallest of the
+kind that is published: 30 blocks, a width of 576, nine heads that share three of keys and values, 49,152 tokens.
+Sequences have 1,024 of its 8,192 tokens, so that devices of 8 GB train it, too.
 """
 
 from __future__ import annotations

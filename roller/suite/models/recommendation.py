@@ -1,10 +1,12 @@
-"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): tables of users and items, and a few small products.
+"""Neural collaborative filtering (He et al., 2017, arXiv:1708.05031): tables of users and items, a few layers.
 
-The sizes are those of MLPerf v0.5 for MovieLens-20M: 138,493 users, 26,744 items, 64 factors, layers of 256, 256, 128, 64.
+The sizes are those of MLPerf v0.5 for MovieLens-20M: 138,493 users, 26,744 items, 64 factors, layers of 256, 256,
+128, 64.
 """
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 
 import torch
@@ -37,7 +39,7 @@ class NeuMF(nn.Module):
         self.product_users, self.product_items = nn.Embedding(users, factors), nn.Embedding(items, factors)
         half = layers[0] // 2
         self.layer_users, self.layer_items = nn.Embedding(users, half), nn.Embedding(items, half)
-        pairs = zip(layers, layers[1:], strict=False)
+        pairs = itertools.pairwise(layers)
         self.layers = nn.Sequential(*(part for i, o in pairs for part in (nn.Linear(i, o), nn.ReLU())))
         self.head = nn.Linear(layers[-1] + factors, 1)
         for module in self.modules():

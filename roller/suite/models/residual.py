@@ -1,7 +1,7 @@
 """ResNet (He et al., "Deep Residual Learning for Image Recognition", 2015, arXiv:1512.03385): ResNet-50 and its like.
 
-Bottlenecks have their stride in the second convolution, as in every implementation of today (ResNet v1.5). The published
-benchmark trains on images of 3 x 256 x 256.
+Bottlenecks have their stride in the second convolution, as in every implementation of today (ResNet v1.5). The
+published benchmark trains on images of 3 x 256 x 256.
 """
 
 from __future__ import annotations

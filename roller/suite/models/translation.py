@@ -2,12 +2,13 @@
 
 Sentences are those of IWSLT'15 in the published benchmark: 20 to 30 words, padded to 30, of a vocabulary of 17,188.
 
-Seq2Seq: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, arXiv:1508.04025, with
-five LSTM layers of 512 units, as the benchmark has. How they are divided is not published: two read the source here, three
-write the target. Attention follows the last layer, without feeding it back, so that each layer is one call of a library.
+Seq2Seq: Luong et al., "Effective Approaches to Attention-based Neural Machine Translation", 2015, arXiv:1508.04025,
+with five LSTM layers of 512 units, as the benchmark has. How they are divided is not published: two read the source
+here, three write the target. Attention follows the last layer, without feeding it back, so that each layer is one
+call of a library.
 
-Transformer: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, the base model: twelve layers, six that
-read the source and six that write the target. One table of words serves both sides and the classifier.
+Transformer: Vaswani et al., "Attention Is All You Need", 2017, arXiv:1706.03762, the base model: twelve layers, six
+that read the source and six that write the target. One table of words serves both sides and the classifier.
 """
 
 from __future__ import annotations
