@@ -62,7 +62,7 @@ class Encoder(Body):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as the class says
-        x = super().forward(tokens, torch.zeros_like(tokens))
+        x = super().forward(tokens)
         return self.head(self.head_norm(functional.gelu(self.transform(x))))
 
 

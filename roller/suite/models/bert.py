@@ -36,10 +36,13 @@ class Body(nn.Module):
             for _ in range(sizes.layers)
         )
 
-    def forward(self, tokens: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
-        """Return vectors (batch, length, width)."""
+    def forward(self, tokens: torch.Tensor, kinds: torch.Tensor | None = None) -> torch.Tensor:
+        """Return vectors (batch, length, width); without ``kinds``, all tokens are of the first one."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.tokens(tokens) + self.kinds(kinds) + self.positions(places)
+        x = (
+            self.tokens(tokens) + self.kinds(torch.zeros_like(tokens) if kinds is None else kinds)
+            + self.positions(places)
+        )  # fmt: skip
         x = self.dropout(self.norm(x))
         for block in self.blocks:
             x = block(x)

@@ -1,4 +1,4 @@
-"""Inception-v3 with its auxiliary head (Szegedy et al., "Rethinking the Inception Architecture", 2015, arXiv:1512.00567).
+"""Inception-v3 with its auxiliary head (Szegedy et al., 2015, arXiv 1512.00567).
 
 Images are 3 x 299 x 299, as published: the auxiliary head has no place for its window in the 3 x 256 x 256 that the
 published benchmark names for ImageNet.
