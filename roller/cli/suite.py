@@ -107,7 +107,7 @@ def predict_command(
     screen = console()
     screen.say("predicted, at the clock that lasts")
     screen.print(_throughput_table(found))
-    screen.say("memory at its peak, in MiB")
+    screen.say("memory at its peak, in MiB; feature maps also at theirs, which may come sooner")
     screen.print(_memory_table(found))
     for note in dict.fromkeys(note for one in found for note in one.forecast.notes):
         screen.say(note)
@@ -139,10 +139,10 @@ def _memory_table(found: list[Prediction]) -> Table:
 
     fitting = [one for one in found if one.fits]
     kinds = [kind for kind in ROWS if any(one.memory[kind] for one in fitting)]
-    table = Table("model", "device", "batch", *kinds, "total", box=None)
+    table = Table("model", "device", "batch", *kinds, "total", "most feature maps", box=None)
     for one in fitting:
         parts, total = one.memory, one.forecast.memory.total_bytes
-        sizes = (*(parts[kind] for kind in kinds), total)
+        sizes = (*(parts[kind] for kind in kinds), total, one.most_memory.get("feature maps", 0))
         table.add_row(one.model, one.device, str(one.batch), *(f"{size / MIB:.1f}" for size in sizes))
     return table
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
-from roller.insight.memory.simulate import Memory
+from roller.hardware import DeviceSpec
+from roller.insight.memory.simulate import Library, Memory, add_cublas_workspaces
+from roller.insight.trace.trace import AllocEvent, Trace
 
 #: Kind of a storage -> the published kind. Buffers and inputs, which it does not name, are rows of their own.
 PUBLISHED_KINDS: Mapping[str, str] = {
@@ -42,3 +45,32 @@ def memory_by_kind(memory: Memory) -> Mapping[str, int]:
         "pages": parts.page_rounding_bytes,
     }  # fmt: skip
     return found
+
+
+def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
+    """Return the most bytes that tensors of each kind have at once, each at a time of its own, as they requested them.
+
+    A caching allocator keeps what it has reserved, so that the peak of the total may come after that of feature maps.
+
+    Examples
+    --------
+    >>> from roller.hardware import load_spec
+    >>> from roller.insight.trace.trace import FreeEvent, Storage
+    >>> events = (AllocEvent(1, 300, -1), AllocEvent(2, 50, -1), FreeEvent(1, -1), AllocEvent(3, 100, -1))
+    >>> kinds = {1: Storage("activation"), 2: Storage("activation"), 3: Storage("temporary")}
+    >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
+    {'feature maps': 350, 'workspace': 100}
+    """
+    live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
+    library = Library.of(spec) if spec.traits.discrete else Library(workspace_bytes=0)
+    for event in add_cublas_workspaces(trace, library):
+        if isinstance(event, AllocEvent):
+            storage = trace.storages.get(event.storage)
+            own = PUBLISHED_KINDS.get("workspace" if storage is None else storage.kind, "other")
+            sizes[event.storage] = own, event.size_bytes
+            live[own] += event.size_bytes
+            most[own] = max(most[own], live[own])
+        else:
+            own, size_bytes = sizes.pop(event.storage)
+            live[own] -= size_bytes
+    return {row: most[row] for row in ROWS if row in most}

@@ -10,7 +10,7 @@ from typing import Any
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.suite.entry import SuiteModel
-from roller.suite.memory_kinds import memory_by_kind
+from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.tracing import trace_workload
 
 
@@ -82,6 +82,11 @@ class Prediction:
         """Bytes by the published kinds at the peak: see :func:`~roller.suite.memory_kinds.memory_by_kind`."""
         return memory_by_kind(self.forecast.memory)
 
+    @property
+    def most_memory(self) -> Mapping[str, int]:
+        """Most bytes of each kind, each at a time of its own."""
+        return most_by_kind(self.forecast.step.trace, self.forecast.step.spec)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
         low, high = self.throughput_between
@@ -93,7 +98,8 @@ class Prediction:
             "upper_s": found.upper_s, "compute_utilisation": self.compute_utilisation, "peak_share": self.peak_share,
             "peak_share_by_pipe": dict(self.peak_share_by_pipe), "bound": found.bound,
             "unmapped_share": found.unmapped_share, "total_bytes": memory.total_bytes if self.fits else None,
-            "memory_bytes": dict(self.memory) if self.fits else None, "notes": list(found.notes),
+            "memory_bytes": dict(self.memory) if self.fits else None, 
+            "most_bytes": dict(self.most_memory), "notes": list(found.notes),
         }  # fmt: skip
 
 

@@ -41,6 +41,7 @@ def test_a_prediction_on_each_device(name):
         assert one.fits and 0 < low <= one.throughput <= high
         assert 0 < one.compute_utilisation <= 1 and 0 < one.peak_share <= 1
         assert sum(one.memory.values()) == one.forecast.memory.total_bytes
+        assert all(one.memory[kind] <= most for kind, most in one.most_memory.items())
         assert one.memory["other"] == 0 and min(one.memory.values()) >= 0
         weights = 4 * sum(p.numel() for p in MODELS[name].workload(reduced=True).build().parameters())
         assert one.memory["weights"] == weights
