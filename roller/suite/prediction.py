@@ -98,7 +98,7 @@ class Prediction:
             "upper_s": found.upper_s, "compute_utilisation": self.compute_utilisation, "peak_share": self.peak_share,
             "peak_share_by_pipe": dict(self.peak_share_by_pipe), "bound": found.bound,
             "unmapped_share": found.unmapped_share, "total_bytes": memory.total_bytes if self.fits else None,
-            "memory_bytes": dict(self.memory) if self.fits else None, 
+            "memory_bytes": dict(self.memory) if self.fits else None,
             "most_bytes": dict(self.most_memory), "notes": list(found.notes),
         }  # fmt: skip
 
