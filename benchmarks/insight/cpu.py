@@ -53,6 +53,7 @@ def models() -> Mapping[str, Model]:
     from torch import nn
 
     from benchmarks.insight import images, transformers
+    from roller.suite.models.residual import ResNet50
 
     def mlp() -> nn.Module:
         return nn.Sequential(
@@ -65,7 +66,7 @@ def models() -> Mapping[str, Model]:
     small = transformers.Sizes(4, 256, 4, 1024, 8192, 128)
     return {
         "mlp": Model(mlp, lambda: torch.rand(128, 784), classes(10, 128), "adam"),
-        "resnet50": Model(images.ResNet50, lambda: torch.rand(4, 3, 128, 128), classes(1000, 4), "momentum"),
+        "resnet50": Model(ResNet50, lambda: torch.rand(4, 3, 128, 128), classes(1000, 4), "momentum"),
         "encoder": Model(
             partial(transformers.Encoder, small, fused=True), classes(8192, 8, 128), classes(8192, 8, 128), "adam"
         ),

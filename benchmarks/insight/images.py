@@ -5,54 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from benchmarks.insight.transformers import Block, FeedForward, Sizes
+from roller.suite.models.blocks import Block, FeedForward, Sizes
 
 VIT_BASE = Sizes(12, 768, 12, 3072, 1000, 197, dropout=0.0)
-
-
-class Bottleneck(nn.Module):
-    """Three convolutions past which the input is added."""
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = 4 * width
-        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-        self.bn2 = nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-        self.relu = nn.ReLU(inplace=True)
-        self.down: nn.Module | None = None
-        if stride != 1 or inputs != outputs:
-            self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as the class says
-        y = self.relu(self.bn1(self.conv1(x)))
-        y = self.relu(self.bn2(self.conv2(y)))
-        y = self.bn3(self.conv3(y))
-        y += x if self.down is None else self.down(x)
-        return self.relu(y)
-
-
-class ResNet50(nn.Module):
-    """Images of 224 x 224 to 1000 classes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
-        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-        inputs, stages = 64, []
-        for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-            stage = []
-            for number in range(count):
-                stage.append(Bottleneck(inputs, width, stride if number == 0 else 1))
-                inputs = 4 * width
-            stages.append(nn.Sequential(*stage))
-        self.stages = nn.Sequential(*stages)
-        self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(inputs, 1000)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # noqa: D102 - as the class says
-        x = self.pool(self.relu(self.bn1(self.conv1(x))))
-        return self.fc(torch.flatten(self.average(self.stages(x)), 1))
 
 
 class VisionTransformer(nn.Module):

@@ -14,6 +14,8 @@ from torch.nn import functional
 import roller
 from benchmarks.insight import images, transformers
 from roller.insight.trace.trace import Trace
+from roller.suite.models.bert import BERT_LARGE
+from roller.suite.models.residual import ResNet50
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ class Model:
 
 
 SUITE: Mapping[str, Model] = {
-    "resnet50": Model(images.ResNet50, 1000, image=224, batch=32),
-    "bert_large": Model(partial(transformers.Encoder, transformers.BERT_LARGE), 30522, length=512),
+    "resnet50": Model(ResNet50, 1000, image=224, batch=32),
+    "bert_large": Model(partial(transformers.Encoder, BERT_LARGE), 30522, length=512),
     "gpt2_large": Model(partial(transformers.Decoder, transformers.GPT2_LARGE), 50257, length=1024, batch=4),
     "lstm": Model(images.Tagger, 64, length=128, batch=32, blocks="lstm"),
     "vit": Model(images.VisionTransformer, 1000, image=224, batch=32),

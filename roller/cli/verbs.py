@@ -28,6 +28,7 @@ VERBS = {
     "report": "roller.cli.report:report_command",
     "memory": "roller.cli.memory:memory_command",
     "sweep": "roller.cli.sweep:sweep_command",
+    "suite": "roller.cli.suite:suite_app",
     "compare": "roller.cli.compare:compare_command",
     "replay": "roller.cli.replay:replay_command",
     "record": "roller.cli.record:record_command",

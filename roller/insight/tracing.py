@@ -167,3 +167,50 @@ def trace_entry(
         path, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=count
     )
     return again(TraceOptions())
+
+
+def trace_providers(
+    name: str,
+    file: str | Path,
+    *,
+    model_provider: Callable[[], Any],
+    input_provider: Callable[..., Any],
+    iteration_provider: Callable[[Any], Callable[..., Any]],
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    calls: int | None = None,
+) -> TracedStep:
+    """Trace a step whose three providers are given, in place of an entry file that defines them.
+
+    Parameters
+    ----------
+    name
+        Name of the step, for messages and ``options["entry"]``.
+    file
+        File that defines the model: frames of its folder are those of the project.
+    model_provider, input_provider, iteration_provider
+        As in an entry file: :mod:`roller.insight.trace.pytorch.entry_file`.
+    batch, device, amp, checkpoint, calls
+        As for :func:`trace_entry`.
+
+    Raises
+    ------
+    ModelError
+        A provider raises.
+    """
+    require_torch()
+    from types import ModuleType
+
+    from roller.insight.trace.pytorch import entry_file
+
+    module = ModuleType(name)
+    module.__file__ = str(file)
+    vars(module).update(
+        model_provider=model_provider, input_provider=input_provider, iteration_provider=iteration_provider
+    )
+    again = entry_file.make_retracer_of_module(
+        module, name, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=calls
+    )
+    return again(TraceOptions())

@@ -132,6 +132,10 @@ RULES = (
         "PyTorch's entry point", (r"backend=\"roller\"", r"torch_dynamo_backends"), r"roller\.onnx\.torch_backend",
     ),
     DynamicImport("verbs of benchmarks.insight", (r"benchmarks\.insight\.\{",), r"benchmarks\.insight\.\w+"),
+    DynamicImport(
+        "models of the training benchmark", (r"\.workload\(", r"suite_app"), r"roller\.suite\.models\.\w+",
+        ("roller/suite/entry.py::SuiteModel.workload",),
+    ),
     DynamicImport("examples", (r"examples\.\{",), r"examples\.\w+"),
     DynamicImport("families of models", (r"families\.\{",), r"tests\.onnx\.families\.\w+"),
     # Not this project's code: a user's.

@@ -66,6 +66,8 @@ class Values:
             _aten._cudnn_rnn.default: self._cudnn_rnn,
             _aten._cudnn_rnn_backward.default: self._cudnn_rnn_backward,
             _aten._thnn_fused_lstm_cell.default: self._lstm_cell,
+            _aten._ctc_loss_backward.default: self._ctc_loss_backward,
+            _aten._ctc_loss_backward.Tensor: self._ctc_loss_backward,
             _aten._amp_foreach_non_finite_check_and_unscale_.default: self._unscale,
             _aten._amp_update_scale_.default: self._update_scale,
             **(rules or {}),
@@ -277,6 +279,10 @@ class Values:
 
     def _lstm_cell(self, func: Any, gates: torch.Tensor, hidden: torch.Tensor, cx: torch.Tensor, *_: Any) -> Any:
         return cx.new_empty(cx.shape), cx.new_empty(cx.shape), gates.new_empty(gates.shape)
+
+    def _ctc_loss_backward(self, func: Any, grad: torch.Tensor, log_probs: torch.Tensor, *_: Any, **__: Any) -> Any:
+        """Return gradients (frames, batch, letters); PyTorch has no kernel of this operator for meta tensors."""
+        return torch.empty(log_probs.shape, dtype=log_probs.dtype, device=log_probs.device)
 
     def _unscale(self, func: Any, *_: Any) -> None:
         """Do nothing: gradients are assumed to be finite."""

@@ -46,7 +46,23 @@ def make_retracer(
     calls: int | None = None,
 ) -> Retracer[T]:
     """Return the retracer of an entry file's step: see :func:`roller.insight.tracing.trace_entry`."""
-    module = load_entry_file(Path(path))
+    return make_retracer_of_module(
+        load_entry_file(Path(path)), path, wrap, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=calls
+    )
+
+
+def make_retracer_of_module(
+    module: ModuleType,
+    path: str | Path,
+    wrap: Callable[[Trace, Retracer[T]], T],
+    *,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+    amp: str | None = None,
+    checkpoint: bool | str | Sequence[str] = False,
+    calls: int | None = None,
+) -> Retracer[T]:
+    """Return the retracer of the step of a module that has all providers."""
     first = TraceOptions(default_batch_size(module) if batch is None else batch, device, amp or "fp32", checkpoint)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
     return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
@@ -58,7 +74,7 @@ def _trace_entry(
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
     session = Session(Target(compute_capability_of(options.device)), folder=Path(str(module.__file__)).parent)
-    for sentence in module._roller_said:
+    for sentence in getattr(module, "_roller_said", ()):
         session.values.add_note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
     with warnings.catch_warnings(), default_dtype_and_device(module):

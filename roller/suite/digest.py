@@ -1,0 +1,97 @@
+"""What a model is made of, as text that two implementations, or two releases of PyTorch, can be compared by."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.insight.trace.trace import Trace
+from roller.suite.entry import SuiteModel
+from roller.suite.tracing import trace_workload
+
+
+@dataclass(frozen=True)
+class Digest:
+    """The structure of a model.
+
+    Parameters
+    ----------
+    model
+        Its name.
+    batch
+        Samples of the step whose operators are counted.
+    parameters
+        Elements of all parameters.
+    modules
+        A line for each module that holds no others (path, class and settings) and for each parameter.
+    operators
+        A line for each operator of a steady step: how often, phase, name, and shapes of its inputs.
+    """
+
+    model: str
+    batch: int
+    parameters: int
+    modules: tuple[str, ...] = field(repr=False)
+    operators: tuple[str, ...] = field(repr=False)
+
+    @property
+    def modules_key(self) -> str:
+        """Short hash of ``modules``: equal for equal layers, sizes and names, whatever runs them."""
+        return _key(self.modules)
+
+    @property
+    def operators_key(self) -> str:
+        """Short hash of ``operators``, which also depends on the release of PyTorch."""
+        return _key(self.operators)
+
+    def difference(self, other: Digest) -> tuple[str, ...]:
+        """Return the lines that only this one (``-``) and only the other one (``+``) has; none if both are equal."""
+        mine, others = ((*x.modules, *x.operators) for x in (self, other))
+        lines = difflib.unified_diff(mine, others, n=0, lineterm="")
+        return tuple(line for line in lines if not line.startswith(("---", "+++", "@@")))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "model": self.model, "batch": self.batch, "parameters": self.parameters, "modules_key": self.modules_key,
+            "operators_key": self.operators_key, "modules": list(self.modules), "operators": list(self.operators),
+        }  # fmt: skip
+
+
+def _key(lines: tuple[str, ...]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def digest(model: SuiteModel, *, reduced: bool = False, batch: int | None = None) -> Digest:
+    """Return the digest of a model in its published or reduced size.
+
+    Operators are those of a GPU of sm_80 at ``batch``, by default the model's own.
+    """
+    import torch
+
+    workload = model.workload(reduced=reduced)
+    with torch.device("meta"):
+        module = workload.build()
+    step = trace_workload(model.name, workload, batch=batch)
+    return Digest(
+        model.name, workload.batch if batch is None else batch, sum(p.numel() for p in module.parameters()),
+        tuple(_modules_of(module)), tuple(_operators_of(step)),
+    )  # fmt: skip
+
+
+def _modules_of(module: Any) -> Iterator[str]:
+    for path, part in module.named_modules():
+        if next(part.children(), None) is None:
+            yield f"{path}: {type(part).__name__}({part.extra_repr()})"
+    for path, parameter in module.named_parameters():
+        yield f"{path}: {list(parameter.shape)} {str(parameter.dtype).removeprefix('torch.')}"
+
+
+def _operators_of(step: Trace) -> Iterator[str]:
+    counts = Counter((o.phase, o.name, o.input_shapes) for o in step.steady())
+    for (phase, name, shapes), count in sorted(counts.items()):
+        yield f"{count} x {phase} {name} {' '.join(str(list(shape)) for shape in shapes)}".rstrip()

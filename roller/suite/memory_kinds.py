@@ -1,0 +1,76 @@
+"""The memory of a step by the kinds of the published benchmark, which sum to the total to the byte."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from roller.hardware import DeviceSpec
+from roller.insight.memory.simulate import Library, Memory, add_cublas_workspaces
+from roller.insight.trace.trace import AllocEvent, Trace
+
+#: Kind of a storage -> the published kind. Buffers and inputs, which it does not name, are rows of their own.
+PUBLISHED_KINDS: Mapping[str, str] = {
+    "parameter": "weights", "gradient": "gradients", "activation": "feature maps", "temporary": "workspace",
+    "workspace": "workspace", "optimizer_state": "dynamic", "buffer": "buffers", "input": "inputs",
+}  # fmt: skip
+#: All rows, in the order in which they are printed.
+ROWS = (
+    "weights", "gradients", "feature maps", "workspace", "dynamic", "buffers", "inputs", "other", "rounding", "cached",
+    "context", "pages",
+)  # fmt: skip
+
+
+def memory_by_kind(memory: Memory) -> Mapping[str, int]:
+    """Return the bytes of each of :data:`ROWS` at the moment of the total's peak; their sum is ``total_bytes``.
+
+    ``rounding`` is what the caching allocator gives in excess of requests, ``cached`` what it holds and nobody uses,
+    ``context`` what the process holds outside of it, ``pages`` what the driver rounds up.
+
+    Examples
+    --------
+    >>> from roller.insight.memory.blocks_and_pools import MemoryStats
+    >>> from roller.insight.memory.simulate import Holder
+    >>> held = (Holder("parameter", "fc", None, 4000, 1), Holder("temporary", "fc", None, 1000, 1))
+    >>> found = memory_by_kind(Memory(MemoryStats(5000, 5120, 2 << 20), 4 << 20, 0, 0, held, context_bytes=100))
+    >>> {row: size for row, size in found.items() if size}
+    {'weights': 4000, 'workspace': 1000, 'rounding': 120, 'cached': 2092032, 'context': 100, 'pages': 2097052}
+    """
+    parts = memory.parts_at_peak()
+    found = dict.fromkeys(ROWS, 0)
+    for kind, size_bytes in parts.requested_bytes.items():
+        found[PUBLISHED_KINDS.get(kind, "other")] += size_bytes
+    found |= {
+        "rounding": parts.rounding_bytes, "cached": parts.cached_bytes, "context": parts.context_bytes,
+        "pages": parts.page_rounding_bytes,
+    }  # fmt: skip
+    return found
+
+
+def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
+    """Return the most bytes that tensors of each kind have at once, each at a time of its own, as they requested them.
+
+    A caching allocator keeps what it has reserved, so that the peak of the total may come after that of feature maps.
+
+    Examples
+    --------
+    >>> from roller.hardware import load_spec
+    >>> from roller.insight.trace.trace import FreeEvent, Storage
+    >>> events = (AllocEvent(1, 300, -1), AllocEvent(2, 50, -1), FreeEvent(1, -1), AllocEvent(3, 100, -1))
+    >>> kinds = {1: Storage("activation"), 2: Storage("activation"), 3: Storage("temporary")}
+    >>> dict(most_by_kind(Trace((), events, kinds, (0, 0)), load_spec("v100")))
+    {'feature maps': 350, 'workspace': 100}
+    """
+    live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
+    library = Library.of(spec) if spec.traits.discrete else Library(workspace_bytes=0)
+    for event in add_cublas_workspaces(trace, library):
+        if isinstance(event, AllocEvent):
+            storage = trace.storages.get(event.storage)
+            own = PUBLISHED_KINDS.get("workspace" if storage is None else storage.kind, "other")
+            sizes[event.storage] = own, event.size_bytes
+            live[own] += event.size_bytes
+            most[own] = max(most[own], live[own])
+        else:
+            own, size_bytes = sizes.pop(event.storage)
+            live[own] -= size_bytes
+    return {row: most[row] for row in ROWS if row in most}

@@ -1,0 +1,141 @@
+"""WGAN with gradient penalty (Gulrajani et al., 2017, arXiv:1704.00028): the residual networks for images of 64 x 64.
+
+Generator and critic have 14 layers each, four residual blocks among them. A step trains the critic five times, each on
+real images of its own, then the generator once, as published.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from roller.suite.entry import TrainingStep, Workload
+
+NOISE, CHANNELS, SIDE = 128, 64, 64
+#: Updates of the critic in a step, and the weight of the penalty.
+CRITIC_UPDATES, PENALTY = 5, 10.0
+
+
+class Up(nn.Module):
+    """A residual block of the generator, which doubles the image."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.conv2, self.shortcut = nn.Conv2d(outputs, outputs, 3, padding=1), nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, outputs, 2 height, 2 width)."""
+        y = self.conv1(_doubled(torch.relu(self.norm1(x))))
+        return self.shortcut(_doubled(x)) + self.conv2(torch.relu(self.norm2(y)))
+
+
+def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return functional.interpolate(x, scale_factor=2.0, mode="nearest")
+
+
+class Down(nn.Module):
+    """A residual block of the critic, which halves the image; norms are of each image alone, as the penalty needs."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(1, inputs), nn.GroupNorm(1, inputs)
+        self.conv1 = nn.Conv2d(inputs, inputs, 3, padding=1, bias=False)
+        self.conv2, self.shortcut = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(inputs, outputs, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, outputs, height / 2, width / 2)."""
+        y = self.conv1(torch.relu(self.norm1(x)))
+        y = functional.avg_pool2d(self.conv2(torch.relu(self.norm2(y))), 2)
+        return self.shortcut(functional.avg_pool2d(x, 2)) + y
+
+
+class Generator(nn.Module):
+    """Noise to images."""
+
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.channels = channels
+        self.first = nn.Linear(NOISE, 16 * 8 * channels)
+        widths = [n * channels for n in (8, 8, 4, 2, 1)]
+        self.blocks = nn.Sequential(*(Up(i, o) for i, o in itertools.pairwise(widths)))
+        self.norm, self.last = nn.BatchNorm2d(channels), nn.Conv2d(channels, 3, 3, padding=1)
+
+    def forward(self, noise: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, 3, 64, 64) of noise (batch, 128)."""
+        x = self.blocks(self.first(noise).view(-1, 8 * self.channels, 4, 4))
+        return torch.tanh(self.last(torch.relu(self.norm(x))))
+
+
+class Critic(nn.Module):
+    """Images to how real they look."""
+
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, channels, 3, padding=1)
+        widths = [n * channels for n in (1, 2, 4, 8, 8)]
+        self.blocks = nn.Sequential(*(Down(i, o) for i, o in itertools.pairwise(widths)))
+        self.last = nn.Linear(16 * 8 * channels, 1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Return a number for each image (batch, 3, 64, 64)."""
+        return self.last(self.blocks(self.first(images)).flatten(1)).flatten()
+
+
+class Networks(nn.Module):
+    """Both networks."""
+
+    def __init__(self, channels: int = CHANNELS) -> None:
+        super().__init__()
+        self.generator, self.critic = Generator(channels), Critic(channels)
+
+
+def gradient_penalty(critic: nn.Module, real: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return how far the norms of the critic's gradients are from 1, between real and made images: a scalar."""
+    share = torch.rand(len(real), 1, 1, 1, device=real.device)
+    between = (share * real + (1 - share) * made).requires_grad_()
+    (slopes,) = torch.autograd.grad(critic(between).sum(), between, create_graph=True)
+    return ((slopes.flatten(1).norm(dim=1) - 1) ** 2).mean()
+
+
+def _step_of(learning_rate: float, model: Networks) -> TrainingStep:
+    generator, critic = model.generator, model.critic
+    of_generator, of_critic = (
+        torch.optim.Adam(n.parameters(), lr=learning_rate, betas=(0.0, 0.9)) for n in (generator, critic)
+    )
+
+    def noise(images: torch.Tensor) -> torch.Tensor:
+        return torch.randn(len(images), NOISE, device=images.device)
+
+    def update_critic(real: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            made = generator(noise(real))
+        of_critic.zero_grad()
+        loss = critic(made).mean() - critic(real).mean() + PENALTY * gradient_penalty(critic, real, made)
+        loss.backward()
+        of_critic.step()
+        return loss.detach()
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        for number in range(images.shape[1]):
+            loss = update_critic(images[:, number])
+        of_generator.zero_grad()
+        (-critic(generator(noise(images))).mean()).backward()
+        of_generator.step()
+        return loss
+
+    return TrainingStep(run, (of_critic, of_generator))
+
+
+def wgan_gp(*, reduced: bool = False) -> Workload:
+    """Return WGAN-GP; reduced: 8 channels for 64. A sample is five real images; the loss is the critic's last one."""
+    channels = 8 if reduced else CHANNELS
+    return Workload(
+        partial(Networks, channels), lambda batch: (torch.rand(batch, CRITIC_UPDATES, 3, SIDE, SIDE) * 2 - 1,),
+        partial(_step_of, 1e-4), batch=4 if reduced else 64, units_per_sample=CRITIC_UPDATES,
+    )  # fmt: skip

@@ -1,0 +1,145 @@
+"""A decoder of text as they are built today: grouped heads, rotary embeddings, RMS norm, gated feed-forward.
+
+The sizes are SmolLM2-135M's (Allal et al., "SmolLM2", 2025, arXiv:2502.02737; its config.json), the smallest of the
+kind that is published: 30 blocks, a width of 576, nine heads that share three of keys and values, 49,152 tokens.
+Sequences have 1,024 of its 8,192 tokens, so that devices of 8 GB train it, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from roller.suite.entry import Workload
+from roller.suite.models.steps import supervised
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a decoder: blocks, width, heads, heads of keys and values, inner width, tokens, length of a sequence."""
+
+    layers: int
+    width: int
+    heads: int
+    groups: int
+    inner: int
+    vocabulary: int
+    length: int
+    theta: float = 100_000.0
+
+
+SMOLLM2 = Sizes(30, 576, 9, 3, 1536, 49_152, 1024)
+
+
+class RMSNorm(nn.Module):
+    """Tokens over the root of their mean square, times a weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return tokens (batch, length, width)."""
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
+
+
+def rotations(sizes: Sizes) -> torch.Tensor:
+    """Return cosines and sines of all places: (2, length, elements of a head)."""
+    each = sizes.width // sizes.heads
+    rates = sizes.theta ** (-torch.arange(0, each, 2) / each)
+    angles = torch.arange(sizes.length)[:, None] * torch.cat([rates, rates])
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def rotated(x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return heads (batch, heads, length, elements), each pair of elements turned by its place."""
+    first, second = x.chunk(2, -1)
+    return x * places[0] + torch.cat([-second, first], -1) * places[1]
+
+
+class GroupedAttention(nn.Module):
+    """Causal attention, in which several heads share one of keys and values."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.each, self.shared = sizes.width // sizes.heads, sizes.heads // sizes.groups
+        self.q = nn.Linear(sizes.width, sizes.width, bias=False)
+        self.k, self.v = (nn.Linear(sizes.width, sizes.groups * self.each, bias=False) for _ in range(2))
+        self.out = nn.Linear(sizes.width, sizes.width, bias=False)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return tokens (batch, length, width)."""
+        q, k, v = (part(x).unflatten(-1, (-1, self.each)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        q, k = rotated(q, places), rotated(k, places)
+        k, v = (t.repeat_interleave(self.shared, 1) for t in (k, v))
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class GatedFeedForward(nn.Module):
+    """Two products, one of which gates the other, and one back."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.gate, self.up = (nn.Linear(sizes.width, sizes.inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(sizes.inner, sizes.width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return tokens (batch, length, width)."""
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class DecoderBlock(nn.Module):
+    """Attention and a feed-forward part, each normed before."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.norm1, self.attention = RMSNorm(sizes.width), GroupedAttention(sizes)
+        self.norm2, self.feed = RMSNorm(sizes.width), GatedFeedForward(sizes)
+
+    def forward(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """Return tokens (batch, length, width)."""
+        x = x + self.attention(self.norm1(x), places)
+        return x + self.feed(self.norm2(x))
+
+
+class Decoder(nn.Module):
+    """Tokens to logits of the next ones; the head shares the table of tokens."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
+        self.register_buffer("places", rotations(sizes), persistent=False)
+        self.blocks = nn.ModuleList(DecoderBlock(sizes) for _ in range(sizes.layers))
+        self.norm = RMSNorm(sizes.width)
+        self.head = nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return logits (batch, length, vocabulary)."""
+        x, places = self.tokens(tokens), self.places[:, : tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, places)
+        return self.head(self.norm(x))
+
+
+def _loss(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    logits = model(tokens[:, :-1])
+    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def decoder(*, reduced: bool = False) -> Workload:
+    """Return the decoder: 134,515,008 parameters; reduced: a width of 72, 500 tokens, sequences of 32."""
+    sizes = Sizes(30, 72, 9, 3, 192, 500, 32) if reduced else SMOLLM2
+    adamw = partial(torch.optim.AdamW, lr=3e-3 if reduced else 5e-4, betas=(0.9, 0.95))
+    return Workload(
+        partial(Decoder, sizes), lambda batch: (torch.randint(sizes.vocabulary, (batch, sizes.length + 1)),),
+        supervised(adamw, _loss, clip_norm=1.0), batch=4 if reduced else 2, units_per_sample=sizes.length,
+    )  # fmt: skip

@@ -1,0 +1,116 @@
+"""ResNet (He et al., "Deep Residual Learning for Image Recognition", 2015, arXiv:1512.03385): ResNet-50 and its like.
+
+Bottlenecks have their stride in the second convolution, as in every implementation of today (ResNet v1.5). The
+published benchmark trains on images of 3 x 256 x 256.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from roller.suite.entry import Workload
+from roller.suite.models.steps import supervised
+
+#: Bottlenecks of each stage.
+RESNET50, RESNET101 = (3, 4, 6, 3), (3, 4, 23, 3)
+IMAGE, CLASSES = 256, 1000
+
+
+class FrozenNorm(nn.Module):
+    """Batch norm with fixed statistics and weights, as detectors train on a few images: buffers, no parameters."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(channels))
+        self.register_buffer("bias", torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, channels, height, width), scaled and shifted by channel."""
+        scale = self.weight * (self.running_var + 1e-5).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return x * scale[:, None, None] + shift[:, None, None]
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions past which the input is added."""
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: type[nn.Module] = nn.BatchNorm2d) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), norm(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = norm(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), norm(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.down: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            self.down = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return images (batch, 4 width, height / stride, width / stride)."""
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        y = self.bn3(self.conv3(y))
+        y += x if self.down is None else self.down(x)
+        return self.relu(y)
+
+
+def stages_of(blocks: tuple[int, ...], width: int, norm: type[nn.Module] = nn.BatchNorm2d) -> nn.Sequential:
+    """Return the stages of bottlenecks; from the second on, each halves the image and doubles the channels."""
+    inputs, stages = width, []
+    for number, count in enumerate(blocks):
+        stage = []
+        for place in range(count):
+            stage.append(Bottleneck(inputs, width << number, 2 if number and not place else 1, norm))
+            inputs = 4 * (width << number)
+        stages.append(nn.Sequential(*stage))
+    return nn.Sequential(*stages)
+
+
+class ResNet50(nn.Module):
+    """Images to classes.
+
+    Parameters
+    ----------
+    width
+        Channels of the first convolution; 64 as published.
+    classes
+        Of the result (batch, classes).
+    """
+
+    def __init__(self, width: int = 64, classes: int = CLASSES) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        self.relu, self.pool = nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        self.stages = stages_of(RESNET50, width)
+        self.average, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(32 * width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits (batch, classes) of images (batch, 3, height, width)."""
+        x = self.pool(self.relu(self.bn1(self.conv1(x))))
+        return self.fc(torch.flatten(self.average(self.stages(x)), 1))
+
+
+def images_and_classes(batch: int, side: int, classes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images (batch, 3, side, side) and the number of each one's class."""
+    return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
+
+
+def _loss(model: nn.Module, images: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(model(images), classes)
+
+
+def resnet50(*, reduced: bool = False) -> Workload:
+    """Return ResNet-50 on ImageNet: 25,557,032 parameters; reduced: a quarter of the width, images of 64 x 64."""
+    width, side, classes = (16, 64, 100) if reduced else (64, IMAGE, CLASSES)
+    sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
+    return Workload(
+        partial(ResNet50, width, classes), lambda batch: images_and_classes(batch, side, classes),
+        supervised(sgd, _loss), batch=8 if reduced else 32,
+    )  # fmt: skip

@@ -1,0 +1,46 @@
+"""The step that most models take: one network, one loss, one optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from roller.suite.entry import TrainingStep
+
+
+def supervised(
+    optimizer_of: Callable[[Any], torch.optim.Optimizer],
+    loss_of: Callable[..., torch.Tensor],
+    *,
+    clip_norm: float | None = None,
+) -> Callable[[nn.Module], TrainingStep]:
+    """Return what makes the step of a model.
+
+    Parameters
+    ----------
+    optimizer_of
+        From the parameters to their optimizer.
+    loss_of
+        From the model and the tensors of a batch to the loss, a scalar.
+    clip_norm
+        Largest norm of all gradients together; ``None`` for no limit.
+    """
+
+    def step_of(model: nn.Module) -> TrainingStep:
+        optimizer = optimizer_of(model.parameters())
+
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, *inputs)
+            loss.backward()
+            if clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
+            optimizer.step()
+            return loss.detach()
+
+        return TrainingStep(run, (optimizer,))
+
+    return step_of

@@ -1,0 +1,142 @@
+"""Predicts training of the suite's models on devices: throughput, utilisation and memory by kind."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.hardware import DeviceSpec
+from roller.insight.forecast import Forecast
+from roller.suite.entry import SuiteModel
+from roller.suite.memory_kinds import memory_by_kind, most_by_kind
+from roller.suite.tracing import trace_workload
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One model at one batch on one device; every number is predicted.
+
+    Parameters
+    ----------
+    model, device, batch
+        Names, and samples of a step.
+    unit, units_per_sample
+        Of throughput.
+    forecast
+        Of one steady step.
+    """
+
+    model: str
+    device: str
+    batch: int
+    unit: str
+    units_per_sample: float
+    forecast: Forecast = field(repr=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the device has the memory."""
+        return self.forecast.memory.fits
+
+    def _per_second(self, iteration_s: float) -> float | None:
+        return self.batch * self.units_per_sample / iteration_s if self.fits and iteration_s > 0 else None
+
+    @property
+    def throughput(self) -> float | None:
+        """Units per second; ``None`` if the step does not fit."""
+        return self._per_second(self.forecast.iteration_s)
+
+    @property
+    def throughput_between(self) -> tuple[float | None, float | None]:
+        """Units per second one expected error below and above."""
+        return self._per_second(self.forecast.upper_s), self._per_second(self.forecast.lower_s)
+
+    @property
+    def compute_utilisation(self) -> float:
+        """Share of the step in which a kernel is active. One stream computes, so kernels do not overlap."""
+        return min(1.0, self.forecast.device_s / self.forecast.iteration_s) if self.forecast.iteration_s else 0.0
+
+    @property
+    def peak_share_by_pipe(self) -> Mapping[str, float]:
+        """Pipe -> time of its operations at its peak, as a share of the time in which kernels are active.
+
+        Each launch counts on the pipe that takes longest for it at the peak; a launch priced by its bytes counts none.
+        """
+        at_peak_s: dict[str, float] = defaultdict(float)
+        for _, price in self.forecast.operators:
+            for launch in price.launches:
+                if launch.work is not None:
+                    at_peak_s[launch.work.pipe] += launch.work.at_peak_s
+        active_s = sum(price.seconds for _, price in self.forecast.operators)
+        return {pipe: at_peak_s[pipe] / active_s for pipe in sorted(at_peak_s)} if active_s else {}
+
+    @property
+    def peak_share(self) -> float:
+        """Share of the peak over all pipes: at a half, better kernels would at most double the speed."""
+        return sum(self.peak_share_by_pipe.values())
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by the published kinds at the peak: see :func:`~roller.suite.memory_kinds.memory_by_kind`."""
+        return memory_by_kind(self.forecast.memory)
+
+    @property
+    def most_memory(self) -> Mapping[str, int]:
+        """Most bytes of each kind, each at a time of its own."""
+        return most_by_kind(self.forecast.step.trace, self.forecast.step.spec)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        low, high = self.throughput_between
+        found, memory = self.forecast, self.forecast.memory
+        return {
+            "model": self.model, "device": self.device, "batch": self.batch, "kind": "predicted", "fits": self.fits,
+            "unit": self.unit, "throughput_per_s": self.throughput, "throughput_lower_per_s": low,
+            "throughput_upper_per_s": high, "iteration_s": found.iteration_s, "lower_s": found.lower_s,
+            "upper_s": found.upper_s, "compute_utilisation": self.compute_utilisation, "peak_share": self.peak_share,
+            "peak_share_by_pipe": dict(self.peak_share_by_pipe), "bound": found.bound,
+            "unmapped_share": found.unmapped_share, "total_bytes": memory.total_bytes if self.fits else None,
+            "memory_bytes": dict(self.memory) if self.fits else None,
+            "most_bytes": dict(self.most_memory), "notes": list(found.notes),
+        }  # fmt: skip
+
+
+def predict(
+    models: Sequence[SuiteModel],
+    devices: Sequence[DeviceSpec],
+    batches: Sequence[int | None] = (None,),
+    *,
+    reduced: bool = False,
+    done: Callable[[str], None] = lambda name: None,
+) -> Iterator[Prediction]:
+    """Yield a prediction for every model, batch and device, in this order; devices share traces where they can.
+
+    Parameters
+    ----------
+    models
+        As of :func:`roller.suite.registry.models_of`.
+    devices
+        GPUs or processors.
+    batches
+        Samples of a step; ``None`` for the model's own.
+    reduced
+        Whether models are of the size that this machine trains in seconds, in place of the published one.
+    done
+        Called with the name of each prediction.
+
+    Raises
+    ------
+    ModelError
+        PyTorch is missing, or a device is neither a CUDA device nor a processor.
+    """
+    for model in models:
+        workload = model.workload(reduced=reduced)
+        step = trace_workload(model.name, workload, device=devices[0])
+        for batch in batches:
+            size = workload.batch if batch is None else batch
+            for spec in devices:
+                found = step.forecast(spec, batch=size)
+                yield Prediction(model.name, spec.name, size, model.unit, workload.units_per_sample, found)
+                done(f"{model.name}, {spec.name}, batch {size}")

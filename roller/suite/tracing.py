@@ -1,0 +1,49 @@
+"""Traces of the suite's models: the operators and the memory of their steps, on shapes alone."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from roller.hardware import DeviceSpec
+from roller.insight.traced_step import TracedStep
+from roller.insight.tracing import trace_providers
+from roller.suite.entry import SuiteModel, Workload
+
+
+def trace_workload(
+    name: str, workload: Workload, *, batch: int | None = None, device: str | DeviceSpec | None = None
+) -> TracedStep:
+    """Return the traced step of a workload, at its own batch by default.
+
+    Parameters
+    ----------
+    name
+        For messages.
+    workload
+        What trains.
+    batch
+        Samples of a step.
+    device
+        Device whose rules choose kernels.
+    """
+
+    def input_provider(batch_size: int = workload.batch) -> tuple[Any, ...]:
+        return workload.inputs(batch_size)
+
+    build = inspect.unwrap(getattr(workload.build, "func", workload.build))
+    return trace_providers(
+        name, inspect.getfile(build), model_provider=workload.build, input_provider=input_provider,
+        iteration_provider=workload.step, batch=batch, device=device,
+    )  # fmt: skip
+
+
+def trace_model(
+    model: SuiteModel,
+    *,
+    reduced: bool = False,
+    batch: int | None = None,
+    device: str | DeviceSpec | None = None,
+) -> TracedStep:
+    """Return the traced step of a model of the suite in its published size, or in its reduced one."""
+    return trace_workload(model.name, model.workload(reduced=reduced), batch=batch, device=device)
