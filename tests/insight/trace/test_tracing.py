@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -222,7 +224,7 @@ def test_values_that_are_read_get_a_declared_default():
 
     trace = roller.trace(Reads(), torch.zeros(4, 8), share_nonzero=0.5, iterations=1)
     assert any("item()" in w for w in trace.warnings) and any("share_nonzero" in w for w in trace.warnings)
-    assert all(__file__ in w for w in trace.warnings)
+    assert all(f"{Path(__file__).name}:" in w for w in trace.warnings)  # relative to the project
     assert next(o for o in trace.operators if o.name == "aten.index.Tensor").outputs[0].shape == (16,)
 
 
