@@ -184,7 +184,7 @@ async def test_what_is_wrong_is_said_at_its_line(editor: Editor) -> None:
     assert {one.severity for one in hints} <= kinds
     (editor.folder / "train.py").rename(editor.folder / "moved.py")
     await editor.until(lambda: editor.codes("train.py") == {"step"})
-    assert "cannot be read" in editor.diagnostics("train.py")[0].message
+    assert "got none. Name one that can be read" in editor.diagnostics("train.py")[0].message
     (editor.folder / "moved.py").rename(editor.folder / "train.py")
     await editor.until(lambda: editor.codes("train.py") == {"hint"})
 

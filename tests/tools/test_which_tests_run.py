@@ -31,12 +31,14 @@ def minute():
     with CLOCK.open("a") as file:
         file.write("x")
 """
+#: Plugins of pytest that have no part in what is tested; that of asyncio warns of settings that a bare folder lacks.
+OTHERS = ("cacheprovider", "randomly", "asyncio")
 PLUGINS = [word for name in ("time_limit", "shards") for word in ("-p", f"tools.testing.{name}")]
 
 
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *PLUGINS, *words],
+        [sys.executable, "-m", "pytest", "-q", *(f"-pno:{name}" for name in OTHERS), *PLUGINS, *words],
         cwd=folder, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, timeout=120,
     )  # fmt: skip

@@ -132,7 +132,7 @@ def test_the_verb_asks_before_it_runs_a_script(project):
 
     refused = roller("own_loop.py")
     assert refused.returncode == 2
-    assert "expected an answer whether it may, got no terminal to ask on. Pass --yes." in refused.stderr
+    assert "expected permission to run it, got no terminal to ask on. Pass --yes." in refused.stderr
     done = roller("own_loop.py", "--yes", "-d", "h100", "--", "--batch-size", "20")
     assert done.returncode == 0, done.stderr
     assert "own_loop.py: predicted on h100, batch 20" in done.stdout
