@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from types import ModuleType
 from typing import Any
 
 
 def module(name: str) -> ModuleType:
-    """Return a module, loaded now if it was not."""
-    return sys.modules.get(name) or importlib.import_module(name)
+    """Return a module, loaded now if it was not; one that another thread is loading is waited for."""
+    return importlib.import_module(name)
 
 
 def loaded(reference: str) -> Any:
