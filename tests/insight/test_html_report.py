@@ -154,7 +154,7 @@ def test_a_script_becomes_a_page_with_its_arguments(cli, tmp_path):
     pytest.importorskip("torch")
     script, out = tmp_path / "script.py", tmp_path / "r.html"
     script.write_text(SCRIPT)
-    code, _, err = cli("report", script, "--yes", "--out", out, "--hints", "--", "--width", "4096")
+    code, _, err = cli("report", script, "--yes", "--out", out, "--hints", "--", "--width", "262144")
     assert code == 0, err
     found = data_of(out.read_text(encoding="utf-8"))
     assert found["batch"] == 16 and found["source"] == "predicted" and found["hints"]

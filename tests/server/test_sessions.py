@@ -106,6 +106,7 @@ def test_what_a_projects_code_may_do(tmp_path: Path) -> None:
 
     async def act(watched: Watched) -> None:
         for body, words in bodies.items():
+            await asyncio.sleep(0.6)  # a person's save, not one that the profile makes of itself
             _entry(tmp_path, f"import os; os.chdir({str(tmp_path)!r})\n{body}")
             watched.session.look()
             await watched.ended()

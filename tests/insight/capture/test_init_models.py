@@ -121,11 +121,12 @@ class TwoTowers(nn.Module):
 def test_the_providers_of_a_model_are_profiled_at_the_first_try(name, cli, tmp_path, monkeypatch):
     text, words, parameters = MODELS[name]
     monkeypatch.chdir(tmp_path)
-    (tmp_path / f"{name}.py").write_text(text)
-    code, out, err = cli("init", f"{name}.py", *words)
+    file = f"{name}_of_init"  # no other test loads modules of these names into its process
+    (tmp_path / f"{file}.py").write_text(text)
+    code, out, err = cli("init", f"{file}.py", *words)
     assert code == 0, err
-    assert out.startswith(f"{name}_entry.py: a step of 16 samples runs")
-    code, out, err = cli("profile", f"{name}_entry.py", "--device", "h100", "--batch", "8", "--out", "profile.json")
+    assert out.startswith(f"{file}_entry.py: a step of 16 samples runs")
+    code, out, err = cli("profile", f"{file}_entry.py", "--device", "h100", "--batch", "8", "--out", "profile.json")
     assert code == 0, err
     found = load_profile("profile.json")
     assert (found.batch, found.memory_parts["parameter"]) == (8, 4 * parameters)
