@@ -22,7 +22,7 @@ class Uri {
 }
 
 /** Return an editor: `settings` of roller, the active file, and where `asExternalUri` leads. */
-function editor({ settings = {}, active = "file:///work/train.py", external = (uri) => uri, python, answers = [] } = {}) {
+function editor({ settings = {}, active = "file:///project/train.py", external = (uri) => uri, python, answers = [] } = {}) {
   const told = { errors: [], panels: [], saved: 0, picked: [], boxes: [] };
   const commands = new Map();
   const document = active && {

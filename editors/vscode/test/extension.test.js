@@ -36,7 +36,7 @@ test("a profile saves the file, and starts the server where the workspace says",
   const [{ server, options }] = made.clients;
   assert.deepEqual([server.command, server.args, server.options.cwd], ["/env/bin/python", ["-c", "import sys; sys.path.pop(0); from roller.cli.main import main; main()", "lsp"], "/work"]);
   assert.deepEqual([options.initializationOptions.device, options.initializationOptions.live, options.initializationOptions.batch], ["h100", false, null]);
-  assert.deepEqual(made.requests, [["workspace/executeCommand", "roller.profile", "file:///work/train.py"]]);
+  assert.deepEqual(made.requests, [["workspace/executeCommand", "roller.profile", "file:///project/train.py"]]);
   await run("roller.profileFile");
   assert.equal(made.clients.length, 1);
   assert.deepEqual(told.errors, []);
@@ -103,7 +103,7 @@ test("over SSH the forwarded port is told to the server, and keeps the token", a
   const external = (uri) => uri.with({ authority: "127.0.0.1:40001", query: "" });
   const { run, told, made } = started({ external }, page);
   await run("roller.showPageBeside");
-  assert.deepEqual(made.requests.at(-1).slice(1), ["roller.showPage", "file:///work/train.py", "127.0.0.1:40001"]);
+  assert.deepEqual(made.requests.at(-1).slice(1), ["roller.showPage", "file:///project/train.py", "127.0.0.1:40001"]);
   assert.ok(told.panels[0].webview.html.includes('src="http://127.0.0.1:40001/?token=a-b_c"'));
 });
 
@@ -130,10 +130,10 @@ test("a lens goes down from its module", async () => {
   const { run, told, made } = started({}, { answer: () => ({ name: "head", wall_s: 0, held_bytes: 0, label: "predicted", children: [] }) });
   await run("roller.profileFile");
   const { executeCommand } = made.clients[0].options.middleware;
-  await executeCommand("roller.drill", ["file:///work/train.py", "head", true], () => assert.fail("not to the server"));
-  assert.deepEqual(made.requests.at(-1).slice(1), ["roller.drill", "file:///work/train.py", "head"]);
+  await executeCommand("roller.drill", ["file:///project/train.py", "head", true], () => assert.fail("not to the server"));
+  assert.deepEqual(made.requests.at(-1).slice(1), ["roller.drill", "file:///project/train.py", "head"]);
   assert.equal(told.picked.length, 1);
-  assert.equal(await executeCommand("roller.drill", ["file:///work/train.py", "head", false], () => "passed on"), "passed on");
+  assert.equal(await executeCommand("roller.drill", ["file:///project/train.py", "head", false], () => "passed on"), "passed on");
 });
 
 test("batch, devices and live", async () => {
@@ -143,7 +143,7 @@ test("batch, devices and live", async () => {
   await run("roller.changeBatch"); // dismissed
   await run("roller.liveOff");
   await run("roller.liveOn");
-  const uri = "file:///work/train.py";
+  const uri = "file:///project/train.py";
   assert.deepEqual(made.requests.map((one) => one.slice(1)), [
     ["roller.setBatch", uri, 32], ["roller.setDevice", uri, "v100"], ["roller.setLive", uri, false], ["roller.setLive", uri, true],
   ]);
