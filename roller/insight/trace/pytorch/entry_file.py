@@ -28,6 +28,7 @@ from roller.insight.trace.providers import PROVIDERS, is_script, resolve_provide
 from roller.insight.trace.pytorch import model_copy, training_step, unsupported_wrappers
 from roller.insight.trace.pytorch.compat import default_device, without_torch_function
 from roller.insight.trace.pytorch.device_dependent_dispatch import Target
+from roller.insight.trace.pytorch.project_modules import forget_modules_of_other_projects
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
 from roller.insight.trace.pytorch.trace_model import Session, translate_errors
@@ -170,6 +171,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
     sys.modules[spec.name] = module  # where data classes look for their annotations
     try:
         session = Session(Target())
+        forget_modules_of_other_projects(path.parent, session.origins.stacks.is_foreign)
         compiles = unsupported_wrappers.disable_compile(session.values.add_note, session.origins.stacks.is_foreign)
         defaults = default_dtype_and_device(module)
         with errors("the entry file could not be loaded", session.origins), compiles, defaults:

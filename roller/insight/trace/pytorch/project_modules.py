@@ -1,0 +1,39 @@
+"""Modules of one project that another project's file must not import for its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+#: The program itself, and this package, which another checkout may hold, too.
+_STAYS = ("__main__", __name__.partition(".")[0])
+
+
+def forget_modules_of_other_projects(folder: Path, is_foreign: Callable[[str], bool]) -> None:
+    """Forget loaded modules that have the name of a module in a folder, but are from another folder.
+
+    Python looks for names among loaded modules first, so a second project with, say, a ``model.py`` would get the
+    ``model`` of the first.
+
+    Parameters
+    ----------
+    folder
+        Of the file that is going to be loaded.
+    is_foreign
+        Whether a file is of Python, of a library or of Roller; modules of such files stay.
+    """
+    names = {name for name, module in list(sys.modules.items()) if _is_hidden(name, module, folder, is_foreign)}
+    for name in list(sys.modules):
+        if name.partition(".")[0] in names:
+            del sys.modules[name]
+
+
+def _is_hidden(name: str, module: ModuleType, folder: Path, is_foreign: Callable[[str], bool]) -> bool:
+    """Return whether a top-level module keeps the folder's module of the same name from being imported."""
+    file = getattr(module, "__file__", None)
+    if "." in name or name in _STAYS or not isinstance(file, str) or is_foreign(file):
+        return False
+    own = (folder / f"{name}.py", folder / name / "__init__.py")
+    return any(one.is_file() for one in own) and not Path(file).resolve().is_relative_to(folder.resolve())
