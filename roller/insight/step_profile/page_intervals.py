@@ -11,7 +11,7 @@ import numpy as np
 from roller.insight.step_profile.node import Node, Seconds
 
 
-class _Step(Protocol):
+class StepTimes(Protocol):
     """The part of a profile that gives the interval of its throughput."""
 
     @property
@@ -46,7 +46,7 @@ def _walls(seconds: Mapping[str, Seconds]) -> dict[str, float]:
     return {phase: part.wall_s for phase, part in seconds.items()}
 
 
-def throughput_interval(step: _Step) -> list[float] | None:
+def throughput_interval(step: StepTimes) -> list[float] | None:
     """Return the throughput of the slowest and of the fastest step within the interval of its time."""
     if not step.throughput or not 0.0 < step.lower_s < step.upper_s:
         return None

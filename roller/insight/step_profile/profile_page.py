@@ -16,7 +16,7 @@ from roller.errors import ArtifactError
 from roller.insight.step_profile.batch_curve import BatchCurve
 from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_phases
-from roller.insight.step_profile.page_intervals import interval_columns, phase_ends, throughput_interval
+from roller.insight.step_profile.page_intervals import StepTimes, interval_columns, phase_ends, throughput_interval
 from roller.insight.step_profile.page_memory import memory_columns
 from roller.report.anonymous import without_paths
 from roller.report.html_report import html_page
@@ -30,7 +30,7 @@ TextOf = Callable[[str], str]
 _Row = TypeVar("_Row", Node, Line)
 
 
-class _Shown(Protocol):
+class _Shown(StepTimes, Protocol):
     """What the page takes of a profile: see :class:`~roller.insight.step_profile.step_profile.StepProfile`."""
 
     @property
@@ -39,14 +39,6 @@ class _Shown(Protocol):
     def source(self) -> Literal["predicted", "measured", "recorded"]: ...
     @property
     def label(self) -> str: ...
-    @property
-    def iteration_s(self) -> float: ...
-    @property
-    def lower_s(self) -> float: ...
-    @property
-    def upper_s(self) -> float: ...
-    @property
-    def throughput(self) -> float: ...
     @property
     def root(self) -> Node: ...
     @property
