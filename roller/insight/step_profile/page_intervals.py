@@ -18,14 +18,17 @@ class StepTimes(Protocol):
     def throughput(self) -> float:
         """Samples per second."""
         ...
+
     @property
     def iteration_s(self) -> float:
         """Time of one step."""
         ...
+
     @property
     def lower_s(self) -> float:
         """Lower end of its interval."""
         ...
+
     @property
     def upper_s(self) -> float:
         """Upper end of its interval."""
