@@ -183,7 +183,7 @@ def _die_with_parent() -> None:
 def main(descriptor: int) -> NoReturn:
     """Import what profiles need, and answer requests."""
     server = socket.socket(fileno=descriptor)
-    for name in _PRELOADED:
+    for name in _PRELOADED:  # what cannot be imported here, a worker tries again, and says why
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):

@@ -227,14 +227,11 @@ def test_two_saves_give_one_result_of_the_second(tmp_path: Path) -> None:
         first = watched.session._worker
         assert first is not None
         (tmp_path / "train.py").write_text(edited(NET, "batch_size=16", "batch_size=48"))
-        began = time.monotonic()
         watched.session.look()
         await watched.until(lambda: not alive({first.pid}))
-        took = time.monotonic() - began
         await watched.ended()
         found = [x for x in watched.told if x["type"] == "result" and x["stage"] == "profile"]
         assert [x["data"]["profile"]["batch"] for x in found] == [48]
-        assert took < 5.0  # of a machine that may be busy; the benchmark says how long
 
     _run(tmp_path / "train.py", act)
 

@@ -21,7 +21,6 @@ DEVICES = ("p4000", "titanxp", "v100", "h100")
 def test_three_steps_on_one_batch_lower_the_loss(name):
     run = train(MODELS[name])
     assert run.learned and all(math.isfinite(loss) for loss in run.losses), run.losses
-    assert run.seconds < 60
 
 
 @pytest.mark.parametrize("name", MODELS)
