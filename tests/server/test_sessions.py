@@ -54,7 +54,8 @@ class Watched:
 
 
 def _run(entry: Path, act: Callable[[Watched], Coroutine[Any, Any, None]], **options: Any) -> None:
-    """Run a session until ``act`` has returned, and hold that no process is left then."""
+    """Run a session until ``act`` has returned, and hold that no process of it is left then."""
+    before = descendants_of(os.getpid())  # what other tests keep: a tracker of resources, a pool
 
     async def whole() -> None:
         processes = WorkerProcesses()
@@ -62,14 +63,13 @@ def _run(entry: Path, act: Callable[[Watched], Coroutine[Any, Any, None]], **opt
         try:
             await watched.session.start()
             await act(watched)
-            left = descendants_of(os.getpid())
+            left = descendants_of(os.getpid()) - before
         finally:
             await watched.session.close()
             await processes.close()
         assert left, "the process that forks should have run"
-        await watched.until(lambda: not alive(left), 5.0)
+        await watched.until(lambda: not alive(left))
 
-    before = descendants_of(os.getpid())
     asyncio.run(whole())
     assert descendants_of(os.getpid()) <= before
 
@@ -169,10 +169,10 @@ def test_nothing_is_imported_from_where_the_server_is_started(tmp_path: Path, mo
 def test_a_provider_that_never_ends_is_named_with_its_line(tmp_path: Path) -> None:
     async def act(watched: Watched) -> None:
         await watched.ended()
-        assert "train.py:26: expected progress within 3 s" in watched.error
+        assert "train.py:26: expected progress within 8 s" in watched.error
         assert watched.session.state.error["problems"][0]["line"] == 26
 
-    _run(_entry(tmp_path, "while True: pass"), act, patience_s=3.0)
+    _run(_entry(tmp_path, "while True: pass"), act, patience_s=8.0)
 
 
 def test_what_a_project_forks_and_detaches_ends_with_it(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_a_project_forks_and_detaches_ends_with_it(tmp_path: Path) -> None:
         watched.session.look()
         await watched.ended()
         assert watched.session.state.status == "ready", watched.error
-        await watched.until(lambda: not alive(pids), 5.0)
+        await watched.until(lambda: not alive(pids))
 
     _run(_entry(tmp_path, body + "\nraise ValueError('enough')"), act)
 
@@ -208,11 +208,11 @@ def test_prints_without_end_are_read_and_forgotten(tmp_path: Path) -> None:
     async def act(watched: Watched) -> None:
         await watched.ended()
         error = watched.session.state.error
-        assert "expected progress within 3 s" in error["text"]
+        assert "expected progress within 8 s" in error["text"]
         assert len(error["output"]) <= 200
         assert max(map(len, error["output"])) <= 2000
 
-    _run(_entry(tmp_path, "while True: print('x' * 5000, end='')"), act, patience_s=3.0)
+    _run(_entry(tmp_path, "while True: print('x' * 5000, end='')"), act, patience_s=8.0)
 
 
 def test_two_saves_give_one_result_of_the_second(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_a_fork_that_nobody_waits_for_is_killed(tmp_path: Path) -> None:
             kept = await processes.fork()
             server = processes._process
             assert server is not None
-            for _ in range(500):
+            for _ in range(5000):
                 if descendants_of(server.pid) == {kept.pid}:
                     return
                 await asyncio.sleep(0.02)
@@ -328,4 +328,4 @@ def test_a_server_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     finally:
         server.kill()
         server.wait()
-    wait_until(lambda: not alive(below), 10.0)
+    wait_until(lambda: not alive(below), 60.0)
