@@ -104,6 +104,27 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     )  # fmt: skip
 
 
+def batch_data(source: str) -> dict[str, Any]:
+    """Return where a source has its batch as JSON-ready data, or why it has none and which numbers may be meant.
+
+    Examples
+    --------
+    >>> batch_data("def input_provider(*, batch_size=16): ...")
+    {'value': 16, 'line': 1, 'span': (34, 36), 'name': ''}
+    """
+    found = find_batch_literal(source)
+    if isinstance(found, BatchLiteral):
+        return _literal_data(found, source)
+    candidates = [_literal_data(one, source) for one in found.candidates]
+    return {"error": found.text, "line": found.line, "candidates": candidates}
+
+
+def _literal_data(literal: BatchLiteral, source: str) -> dict[str, Any]:
+    start = len(source[: literal.start].encode("utf-16-le")) // 2  # as JavaScript counts
+    span = (start, start + literal.end - literal.start)
+    return {"value": literal.value, "line": literal.line, "span": span, "name": literal.name}
+
+
 def _moved_by_one(literal: BatchLiteral) -> BatchLiteral:
     return replace(literal, start=literal.start + 1, end=literal.end + 1)
 

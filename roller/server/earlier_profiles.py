@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,11 +12,12 @@ from roller.errors import RollerError
 from roller.insight.step_profile.revision import checked_out, commit_of, moved_between
 from roller.server.profile_request import ProfileRequest, StepOptions
 from roller.server.project import Project, ProjectError
+from roller.server.time_limit import within
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
 #: What a profile is compared with: the save before it, or git's ``HEAD``.
 Against = Literal["last", "head"]
-#: Profiles of earlier saves that are kept.
+#: Profiles of earlier saves, and of HEADs, that are kept.
 _KEPT = 4
 
 
@@ -81,11 +81,12 @@ class EarlierProfiles:
                 there = await loop.run_in_executor(None, lambda: stack.enter_context(checked_out(entry, "HEAD")))
                 worker = await self._processes.fork()
                 try:
-                    self._heads[key] = await self._profile_of(worker, str(there.entry), str(there.before), wanted)
+                    found = await self._profile_of(worker, str(there.entry), str(there.before), wanted)
                 except WorkerEnded as ended:
                     raise RollerError(f"git HEAD: expected a profile of {entry.name}, got {ended}.") from None
                 finally:
                     await self._processes.kill(worker)
+            self._heads = dict([*self._heads.items(), (key, found)][-_KEPT:])
         return self._heads[key], _moved(self._heads[key].texts, texts)
 
     async def _profile_of(self, worker: Worker, entry: str, folder: str, options: StepOptions) -> EarlierProfile:
@@ -93,7 +94,7 @@ class EarlierProfiles:
         data: Mapping[str, Any] = {}
         while True:
             try:
-                answer = await asyncio.wait_for(worker.receive(), self._patience_s)
+                answer = await within(self._patience_s, worker.receive())
             except asyncio.TimeoutError:
                 raise RollerError(f"git HEAD: expected progress within {self._patience_s:g} s, got none.") from None
             if answer["stage"] == "error":
@@ -104,9 +105,10 @@ class EarlierProfiles:
                 break
         there, texts = Project(entry), {}
         for path in answer["files"]:
-            with contextlib.suppress(ProjectError):
-                name = os.path.relpath(path, folder)
-                texts[name] = there.read(name).text
+            name = there.name_of(path)  # within the project, which may be a folder of the repository
+            if name is not None:
+                with contextlib.suppress(ProjectError):
+                    texts[name] = there.read(name).text
         return EarlierProfile(options, data, texts)
 
 

@@ -136,10 +136,10 @@ class Project:
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")
         data = _encoded(text, name)
-        mode = path.stat().st_mode & 0o7777
-        if not mode & 0o222 or not os.access(path, os.W_OK):
-            raise ProjectError(f"{name}: expected a file that may be written, got one that may only be read.")
         try:
+            mode = path.stat().st_mode & 0o7777
+            if not mode & 0o222 or not os.access(path, os.W_OK):
+                raise ProjectError(f"{name}: expected a file that may be written, got one that may only be read.")
             with whole_file(path) as file:
                 os.fchmod(file.fileno(), mode)
                 file.write(data)

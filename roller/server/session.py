@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from roller.errors import RollerError, bounded, printable, shown
-from roller.server.batch_literal import BatchLiteral, find_batch_literal
+from roller.server.batch_literal import BatchLiteral, batch_data, find_batch_literal
 from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
 from roller.server.places import last_place, places_in
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
 from roller.server.project import Project, ProjectError, SourceFile, state_of
 from roller.server.restlessness import Restlessness
+from roller.server.time_limit import within
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
 #: Between two looks at the project's files.
@@ -93,6 +94,8 @@ class Session:
         self._listeners: dict[int, Listener] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: asyncio.Task[None] | None = None
+        #: The running profile, and cancelled ones that still release their processes.
+        self._unfinished: set[asyncio.Task[None]] = set()
         self._worker: Worker | None = None
         self._worker_revision = -1
         self._count = 0
@@ -202,17 +205,8 @@ class Session:
         try:
             source = self.project.read(self.project.entry_name)
         except ProjectError as error:
-            return {"error": str(error), "candidates": []}
-        found = find_batch_literal(source.text)
-        if isinstance(found, BatchLiteral):
-            return {"value": found.value, "line": found.line, "span": _span(found, source.text), "name": found.name}
-        return {
-            "error": found.text, "line": found.line,
-            "candidates": [
-                {"value": x.value, "line": x.line, "span": _span(x, source.text), "name": x.name}
-                for x in found.candidates
-            ],
-        }  # fmt: skip
+            return {"error": str(error), "line": 1, "candidates": []}
+        return batch_data(source.text)
 
     # Files
 
@@ -251,19 +245,19 @@ class Session:
             self._running = None
 
     def _restart(self, wanted: Sequence[str]) -> None:
-        """Profile from now on, in place of what runs; what it had still to answer is asked again."""
-        before = self._running
-        if before is not None:
+        """Start a profile in place of the running one; unless the last one is up to date, ask for all stages."""
+        if self.state.status != "ready":
             wanted = STAGES
         self._stop_running()
         self.state.status, self.state.error, self.state.progress = "running", None, None
         self._tell_state()
-        self._running = self._spawn(self._run(wanted, before))
+        self._running = self._spawn(self._run(wanted, tuple(self._unfinished)))
+        self._unfinished.add(self._running)
+        self._running.add_done_callback(self._unfinished.discard)
 
-    async def _run(self, wanted: Sequence[str], before: asyncio.Task[None] | None) -> None:
-        if before is not None:  # it lets go of its process first
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([before])
+    async def _run(self, wanted: Sequence[str], earlier: Sequence[asyncio.Task[None]]) -> None:
+        if earlier:  # they release the process first
+            await asyncio.wait(earlier)
         revision = self.state.revision
         try:
             if self._restlessness.must_wait:
@@ -305,7 +299,7 @@ class Session:
     def _drop_worker(self) -> None:
         worker, self._worker = self._worker, None
         if worker is not None:
-            self._spawn(self._processes.kill(worker))
+            self._processes.kill_soon(worker)
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
         """Ask for the stages, and take the answers; what HEAD takes longer for comes last."""
@@ -338,7 +332,7 @@ class Session:
         await worker.send(request.to_data())
         while True:
             try:
-                answer = await asyncio.wait_for(worker.receive(), self._patience_s)
+                answer = await within(self._patience_s, worker.receive())
             except asyncio.TimeoutError:
                 where = last_place(await worker.where_it_is(), self.project)
                 name = self.project.entry_name
@@ -391,9 +385,3 @@ class Session:
                 with contextlib.suppress(ProjectError):
                     found[name] = self.project.read(name).text
         return found
-
-
-def _span(literal: BatchLiteral, source: str) -> tuple[int, int]:
-    """Return the place of a literal in units of UTF-16, as JavaScript counts."""
-    start = len(source[: literal.start].encode("utf-16-le")) // 2
-    return start, start + literal.end - literal.start

@@ -25,6 +25,7 @@ from roller.errors import RollerError, shown
 from roller.server import protocol
 from roller.server.page_files import page_files
 from roller.server.session import Listener, Session
+from roller.server.time_limit import within
 
 if TYPE_CHECKING:
     from roller.insight.rate_card import RateCard
@@ -112,13 +113,13 @@ class PageServer:
         headers = socket.headers
         origins = tuple(f"http://{host}" for host in self.hosts)
         token = socket.query_params.get("token", "")
-        if (
-            headers.get("host", "") not in self.hosts or headers.get("origin", "") not in origins
-            or not hmac.compare_digest(token.encode(), self.token.encode())
-        ):  # fmt: skip
-            await socket.close(REFUSED)
+        if headers.get("host", "") not in self.hosts or headers.get("origin", "") not in origins:
+            await socket.close()  # before it is accepted: HTTP 403
             return
         await socket.accept()
+        if not hmac.compare_digest(token.encode(), self.token.encode()):
+            await _close(socket, REFUSED, "expected the token of this run; open the address that was printed last")
+            return
         if self._clients >= MOST_CLIENTS:
             await _close(socket, TOO_MANY, f"at most {MOST_CLIENTS} clients at once")
             return
@@ -132,12 +133,15 @@ class PageServer:
 
     async def _converse(self, socket: WebSocket) -> None:
         try:
-            hello = protocol.parse_message(await asyncio.wait_for(socket.receive_text(), GREETS_S))
+            hello = protocol.parse_message(await within(GREETS_S, socket.receive_text()))
         except asyncio.TimeoutError:
             await _close(socket, OTHER_VERSION, f"expected hello within {GREETS_S:g} s, got none")
             return
-        except (RollerError, KeyError) as error:
+        except RollerError as error:
             await _close(socket, OTHER_VERSION, str(error))
+            return
+        except KeyError:
+            await _close(socket, OTHER_VERSION, "message: expected text, got bytes")
             return
         if hello["type"] != "hello" or hello["version"] != protocol.VERSION:
             other = shown(hello.get("version"))
@@ -185,7 +189,7 @@ class PageServer:
                 await _close(socket, TOO_SLOW, "too many messages wait for this client")
                 return
             try:
-                await asyncio.wait_for(socket.send_text(json.dumps(message, allow_nan=False)), TAKES_S)
+                await within(TAKES_S, socket.send_text(json.dumps(message, allow_nan=False)))
             except asyncio.TimeoutError:
                 return
 
@@ -237,7 +241,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
     """Close a conversation, with as much of the reason as there is room for."""
     said = reason.encode(errors="replace")[:_REASON_BYTES].decode(errors="ignore")
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(socket.close(code, said), TAKES_S)
+        await within(TAKES_S, socket.close(code, said))
 
 
 def _rates(prices: RateCard | None) -> Mapping[str, Any] | None:

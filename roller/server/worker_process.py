@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roller.errors import RollerError
+from roller.server.time_limit import within
 
 _HEAD = struct.Struct("<Q")
 #: An answer above this size is a damaged stream (bytes).
@@ -103,9 +104,9 @@ class Worker:
     async def how_it_ended(self) -> str:
         """Return how the process ended, with the last line that it printed."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._draining), _ANSWER_S)
+            await within(_ANSWER_S, asyncio.shield(self._draining))
         try:
-            code = await asyncio.wait_for(asyncio.shield(self._status), _ANSWER_S)
+            code = await within(_ANSWER_S, asyncio.shield(self._status))
             how = f"its end by signal {-code}" if code < 0 else f"its end with status {code}"
         except asyncio.TimeoutError:
             how = "its end"
@@ -190,9 +191,13 @@ class WorkerProcesses:
 
     def _discard(self, forking: asyncio.Future[Worker]) -> None:
         if not forking.cancelled() and forking.exception() is None:
-            killing = asyncio.ensure_future(self.kill(forking.result()))
-            self._killing.add(killing)
-            killing.add_done_callback(self._killing.discard)
+            self.kill_soon(forking.result())
+
+    def kill_soon(self, worker: Worker) -> None:
+        """Begin to kill a process, and what it started, without waiting for the end."""
+        killing = asyncio.ensure_future(self.kill(worker))
+        self._killing.add(killing)
+        killing.add_done_callback(self._killing.discard)
 
     async def kill(self, worker: Worker) -> None:
         """Kill a process, and what it started; return when it is gone."""
@@ -200,7 +205,7 @@ class WorkerProcesses:
             if self._socket is not None:
                 with contextlib.suppress(OSError, asyncio.TimeoutError):
                     self._socket.sendall(json.dumps({"kill": worker.pid}).encode() + b"\n")
-                    await asyncio.wait_for(asyncio.shield(worker._status), 10.0)
+                    await within(10.0, asyncio.shield(worker._status))
         finally:
             await worker.close()
 
@@ -216,9 +221,11 @@ class WorkerProcesses:
             self._socket = None
         for worker in workers:
             await worker.close()
+        if self._killing:
+            await asyncio.wait(self._killing)
         if process is not None:
             try:
-                await asyncio.wait_for(process.wait(), 5.0)
+                await within(5.0, process.wait())
             except asyncio.TimeoutError:
                 process.kill()
                 await process.wait()

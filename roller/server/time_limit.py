@@ -1,0 +1,34 @@
+"""A time limit for a coroutine that never loses a cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+_Result = TypeVar("_Result")
+
+
+async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
+    """Return the result of some work, which is cancelled after a time limit.
+
+    ``asyncio.wait_for`` of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
+    the event loop: a profile that was replaced would go on, and a closed connection would never end.
+
+    Raises
+    ------
+    asyncio.TimeoutError
+        The work took longer.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait([task], timeout=seconds)
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # taken, also where a cancelled caller does not take it
+    if task.cancelled():
+        raise asyncio.TimeoutError
+    return task.result()
