@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from threading import Thread
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,22 +24,41 @@ from roller.cli.training import (
 from roller.cli.usage import UsageError
 from roller.errors import RollerError
 
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="An entry file, or a training script.")]
 DevicesOption = Annotated[
-    str, typer.Option("--device", "-d", metavar="NAMES", help="The first is profiled, the others beside it.")
+    str,
+    typer.Option(
+        "--device",
+        "-d",
+        metavar="NAMES",
+        help="Devices, e.g. h100,2xa100: the step is profiled on the first, and forecast on the others.",
+    ),
 ]
 HostOption = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Where to listen; by default only this machine reaches it.")
+    str,
+    typer.Option("--host", metavar="ADDRESS", help="Address to listen on; by default only this machine reaches it."),
 ]
-PortOption = Annotated[int, typer.Option("--port", min=0, max=65535, metavar="N", help="By default any that is free.")]
+PortOption = Annotated[
+    int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port to listen on; 0 takes a free one.")
+]
 PricesOption = Annotated[
     Path | None,
-    typer.Option("--prices", metavar="FILE", help="YAML: currency; by device per_hour, source and date."),
+    typer.Option(
+        "--prices",
+        metavar="FILE",
+        help="YAML file of hourly rates: currency; per_hour, source and date of each device.",
+    ),
 ]
 OpenOption = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
-LiveOption = Annotated[bool, typer.Option("--live/--no-live", help="Profile at each save; else at a button.")]
+LiveOption = Annotated[
+    bool, typer.Option("--live/--no-live", help="Profile at each save, or only when the page asks for it.")
+]
 PatienceOption = Annotated[
-    float, typer.Option("--patience", min=1.0, metavar="SECONDS", help="Without progress: the profile is given up.")
+    float,
+    typer.Option("--patience", min=1.0, metavar="SECONDS", help="Stop a profile that makes no progress for so long."),
 ]
 
 
@@ -56,10 +77,10 @@ def serve_command(
     patience: PatienceOption = 60.0,
     yes: YesOption = False,
 ) -> None:
-    """Show time and memory of a training step beside its source, and again at each save.
+    """Show time and memory of a training step beside its source in a browser, and update them at each save.
 
-    The page has all that `roller profile`, `forecast` and `whatif` say of the step, for devices that are not here. Only
-    this machine reaches it, with the address that is printed.
+    The page shows what `roller profile`, `forecast` and `whatif` predict, for devices that are not here. Only this
+    machine reaches it, at the address that is printed.
     """
     try:
         from roller.server.serve import is_local, serve
@@ -68,7 +89,6 @@ def serve_command(
             f"serve: expected the package {error.name}, got none. Install roller with the extra 'serve', e.g. "
             f"pip install 'roller[serve,insight]'."
         ) from error
-    from roller.hardware import list_specs, load_spec
     from roller.insight.rate_card import read_rate_card
     from roller.insight.step_profile.profiling import kind_of_file
     from roller.insight.tracing import require_torch
@@ -77,7 +97,7 @@ def serve_command(
     kind = kind_of_file(file)
     if kind not in ("entry", "script"):
         raise UsageError(
-            f"{file}: expected an entry file or a training script, got a {kind}. See roller report for those."
+            f"{file}: expected an entry file or a training script, got a {kind}. Use roller report for those."
         )
     require_torch("serve")
     ScriptRun(given or [], yes, patience).check(file, kind == "script")
@@ -85,14 +105,14 @@ def serve_command(
     precisions, again = words_of("--amp", amp, ("fp32", "fp16", "bf16")), checkpoints_of(checkpoint)
     if len(sizes) > 1 or len(precisions) > 1 or len(again) > 1:
         raise UsageError(
-            "--batch, --amp, --checkpoint: expected one of each, got several. Name one; the page has others."
+            "--batch, --amp, --checkpoint: expected one value each, got several. Give one; the page can change it."
         )
     chosen = devices_of(devices, None)
+    offered = _offered_devices([spec for spec, _ in chosen])
     options = StepOptions(
         tuple((spec.name, count) for spec, count in chosen), None if sizes[0] is None else int(sizes[0]),
         precisions[0], again[0],
     )  # fmt: skip
-    known = [load_spec(name) for name in list_specs()]
     card = None if prices is None else read_rate_card(prices)
     screen = console()
 
@@ -101,10 +121,38 @@ def serve_command(
         screen.say("Ctrl-C ends it. Whoever has this address can read and write the project's Python files.")
         if not is_local(host):
             screen.say(f"Other machines reach {host}, and the address goes over the network unencrypted.")
-        if opens:
-            webbrowser.open(address)
+        if opens:  # in a thread: a browser in the terminal returns only when it is left
+            Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     serve(
-        file, [spec for spec in known if spec.traits.blocks or not spec.traits.discrete], options, host=host, port=port,
-        prices=card, arguments=given or (), patience_s=patience, is_live=live, ready=ready,
+        file, offered, options, host=host, port=port, prices=card, arguments=given or (), patience_s=patience,
+        is_live=live, ready=ready,
     )  # fmt: skip
+
+
+def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
+    """Return the devices that the page offers: those that a step can be profiled on, and the chosen ones.
+
+    The processes that profile, and the page, know devices by name only: a file may have the name of another device.
+
+    Raises
+    ------
+    UsageError
+        A chosen device is that of a file.
+    """
+    from roller.hardware import list_specs, load_spec
+
+    known = [load_spec(name) for name in list_specs()]
+    offered = {spec.name: spec for spec in known if spec.traits.blocks or not spec.traits.discrete}
+    for spec in chosen:
+        try:
+            is_named = load_spec(spec.name) == spec
+        except RollerError:
+            is_named = False
+        if not is_named:
+            raise UsageError(
+                f"--device: expected the name of a device, got a file of {spec.name}. The page knows devices by name; "
+                f"use roller profile with a file."
+            )
+        offered[spec.name] = spec
+    return list(offered.values())

@@ -14,13 +14,14 @@ from roller.insight.step_profile.node_lines import node_lines
 from roller.insight.step_profile.profile_json import curve_data, from_data, to_data
 from roller.insight.step_profile.profiling import kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
+from roller.insight.trace.progress import Cancelled
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import require_torch, trace_entry
 from roller.server.fitting import fit_data
 from roller.server.hint_options import options_of_change
 from roller.server.profile_request import ProfileRequest, StepOptions
 
-#: Lines of a difference that are told.
+#: Lines of a difference that are sent; the others are counted.
 _MOST_LINES = 200
 
 
@@ -121,26 +122,30 @@ class _Asked:
             "fits": memory.fits, "bound": found.bound, "out_of_memory": "" if memory.oom is None else str(memory.oom),
         }  # fmt: skip
 
-    def curve_data(self) -> dict[str, Any] | None:
+    def curve_data(self) -> dict[str, Any]:
         found = self._profile()
         try:
-            curve = found.batch_curve()
-        except NoCandidateError as error:
+            return self._data_of_curve(found)
+        except Cancelled:
+            raise
+        except RollerError as error:  # e.g. a script whose batch no DataLoader gives: the profile holds without a curve
             return {"error": str(error)}
+
+    def _data_of_curve(self, found: StepProfile) -> dict[str, Any]:
+        curve = found.batch_curve()
         try:
             diminishing: int | None = curve.diminishing_from()
         except NoCandidateError:
             diminishing = None
         lines: list[list[float]] = []
         if curve.line is not None:
-            options, (_, count) = self._options, self._options.devices[0]
+            count = self._options.devices[0][1]
             others = {
                 batch: profile(self._step().at(batch=batch), self._spec(), devices=count)
                 for batch in curve.line.batches if batch != found.batch
             }  # fmt: skip
             at = {**others, **({found.batch: found} if found.batch in curve.line.batches else {})}
             lines = node_lines(found, at)
-            del options
         return {
             "curve": curve_data(curve), "diminishing_from": diminishing, "most_throughput": curve.most_throughput,
             "throughput_at_largest": curve.throughput_at_largest, "node_lines": lines,
