@@ -6,9 +6,10 @@ from roller.errors import RollerError
 
 
 def lsp_command() -> None:
-    """Serve an editor as a language server, on standard input and output: time and memory of a step beside its source.
+    """Run a language server that shows time and memory of a training step beside its source in an editor.
 
-    Editors start it; see the guide. No code of a project runs until the editor asks for a profile.
+    Editors start it and talk with it over standard input and output; docs/guides/editor.md has their settings. No code
+    of a project runs until the editor asks for a profile.
     """
     try:
         from roller.server.lsp.language_server import serve_editor

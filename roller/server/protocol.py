@@ -1,4 +1,4 @@
-"""The messages of the page: what a client may ask, checked. Docs: docs/server-protocol.md."""
+"""Checks the messages of clients of the live page. Docs: docs/server-protocol.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise ProtocolError("message: expected JSON, got other text. See docs/server-protocol.md.") from None
     if not isinstance(found, dict) or not isinstance(found.get("type"), str):
-        raise ProtocolError("message: expected an object with a type, got none. See docs/server-protocol.md.")
+        raise ProtocolError("message: expected an object with a type, got another. See docs/server-protocol.md.")
     kind = found["type"]
     keys = _KEYS.get(kind)
     if keys is None:
