@@ -358,3 +358,12 @@ def test_the_command_says_what_a_trace_says(cli, tmp_path):
     assert code == 0 and "item() reads a value" in " ".join(out.split())
     found = json.loads(cli("memory", str(path), "--device", "a100", "--json")[1])
     assert re.match(r"entry\.py:\d+: item\(\) reads a value", found[0]["notes"][0])  # relative to the project
+
+
+def test_a_syntax_error_is_named_with_its_line(tmp_path):
+    (tmp_path / "layers.py").write_text("def layer():\n    return (\n")
+    words = r"expected Python at .*{}, got SyntaxError: .* \(the entry file could not be loaded\)\. Correct that line\."
+    with pytest.raises(roller.RollerError, match=words.format(r"entry\.py:9")):
+        traced(tmp_path, MLP, ROWS, "def iteration_provider(m)\n")
+    with pytest.raises(roller.RollerError, match=words.format(r"layers\.py:2")):
+        traced(tmp_path, "import layers\n", MLP, ROWS, iterates())

@@ -31,7 +31,8 @@ from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.project_modules import forget_modules_of_other_projects
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
-from roller.insight.trace.pytorch.trace_model import Session, translate_errors
+from roller.insight.trace.pytorch.trace_model import Session
+from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Trace
 

@@ -33,7 +33,7 @@ from roller.insight.trace.pytorch.script_loaders import Fetches
 from roller.insight.trace.pytorch.script_session import ScriptSession, never_trains
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
-from roller.insight.trace.pytorch.trace_model import translate_errors
+from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.trace import Trace
 
 _GENERATOR = torch.Generator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import traceback
 import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from weakref import WeakSet
 
 import torch
 
-from roller.errors import ModelError, RollerError, shown
+from roller.errors import ModelError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.trace.options import PRECISIONS, DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.project_folder import project_of
@@ -41,6 +40,7 @@ from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.request_checks import check_request
 from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Stack, Trace
 
@@ -351,45 +351,6 @@ def _libraries_with_memory(target: Target, recorder: OperatorRecorder) -> list[s
         return []
     convolves = any("convolution" in operator.name or "cudnn" in operator.name for operator in recorder.operators)
     return ["cublas", "cudnn"] if target.cudnn and convolves else ["cublas"]
-
-
-@contextmanager
-def translate_errors(what: str, origins: OriginTracker) -> Iterator[None]:
-    """Translate any exception of a model to a ``ModelError`` at the user's line."""
-    try:
-        yield
-        if origins.stopped is not None:
-            raise origins.stopped
-    except RollerError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's code, or PyTorch's in it; it may end all, too
-        if origins.stopped is not None:
-            raise origins.stopped from None
-        frames = traceback.extract_tb(error.__traceback__)
-        own = next((f for f in reversed(frames) if not origins.stacks.is_foreign(f.filename)), None)
-        line = "" if own is None else f" at {origins.stacks.shown(own.filename)}:{own.lineno}"
-        wrapped = unsupported_wrappers.explain_wrapper_error(error, line)
-        if wrapped is not None:
-            raise wrapped from None
-        text = str(error).strip().splitlines()
-        if text and "does not support bfloat16" in text[0]:  # what autocast says below compute capability 8.0
-            raise ModelError(
-                f"trace: amp: expected fp16 or fp32, got bf16{line}: the device has no bfloat16 of its own, and what "
-                "PyTorch emulates is not priced. Use float16, or a device of compute capability 8.0 or later."
-            ) from None
-        if isinstance(error, ModuleNotFoundError):
-            raise ModelError(
-                f"trace: expected packages that are installed here, got none called {shown(error.name)}{line} "
-                f"({what}). Install it, or leave it out."
-            ) from None
-        if isinstance(error, NameError):
-            said = text[0] if text else "no message"
-            raise ModelError(f"trace: expected defined names, got NameError{line}: {said} ({what}). Mend it.") from None
-        raise ModelError(
-            f"trace: expected a model that runs on shapes, got {type(error).__name__}{line}: "
-            f"{text[0] if text else 'no message'} ({what}). Run the step once on the CPU; if it works there, "
-            f"what it reads of values must not decide shapes."
-        ) from None
 
 
 def _batch_size(request: Request) -> int | None:
