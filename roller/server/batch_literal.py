@@ -1,4 +1,4 @@
-"""Where an entry file says its batch: the default of ``batch_size`` of its ``input_provider``, as a literal."""
+"""Finds the literal batch size of an entry file: the default of ``batch_size`` of its ``input_provider``."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _whole_numbers(body: list[ast.stmt], source: str) -> Iterator[tuple[str, BatchLiteral]]:
-    """Yield constants of a module that one statement defines; a name that is set twice is none."""
+    """Yield the integer constants of a module that are assigned once."""
     found: dict[str, list[ast.expr]] = {}
     for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

@@ -41,7 +41,7 @@ class EarlierProfile:
 
 
 class EarlierProfiles:
-    """Keeps the profiles of a few saves, and makes that of ``HEAD`` where it is asked for.
+    """Keeps the profiles of the last saves, and computes that of ``HEAD`` on demand.
 
     Parameters
     ----------
@@ -121,5 +121,5 @@ def _moved(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
 
 
 def _what_decides(options: StepOptions) -> StepOptions:
-    """Return what of the options decides the profile."""
+    """Return the options that the profile depends on."""
     return StepOptions(options.devices[:1], options.batch, options.amp, options.checkpoint)

@@ -16,7 +16,7 @@ from roller.core.files import read_file, whole_file
 from roller.errors import RollerError, shown
 from roller.insight.trace.project_folder import project_of
 
-#: A source above this size is no source of a person's (bytes).
+#: Largest source that is read (bytes).
 _LARGEST = 4 << 20
 
 

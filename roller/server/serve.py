@@ -117,7 +117,7 @@ def is_local(host: str) -> bool:
 
 
 def facts_of(spec: DeviceSpec) -> dict[str, Any]:
-    """Return what a list of devices says of one."""
+    """Return name, description and capacity of a device, as the page lists them."""
     from roller.insight.memory.largest_batch import capacity_of
 
     return {"name": spec.name, "description": spec.description, "capacity_bytes": capacity_of(spec)}

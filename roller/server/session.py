@@ -22,9 +22,9 @@ from roller.server.restlessness import Restlessness
 from roller.server.time_limit import within
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: Between two looks at the project's files.
+#: Seconds between two checks of the project's files.
 _POLL_S = 0.1
-#: Without progress for as long, a profile is given up.
+#: A profile that makes no progress for so long is stopped.
 PATIENCE_S = 60.0
 
 #: ``"idle"``: no profile yet, or live is off. ``"stale"``: files changed since, and live is off.

@@ -1,7 +1,7 @@
-"""The page of a session: its files, and a WebSocket that tells its state and takes what is asked.
+"""Serves the page of a session: its files, and a WebSocket that sends the state and takes requests.
 
-Only this machine is served by default. Each request needs the host's own name (against DNS rebinding), the socket also
-the page's origin and a token that only the address of the page holds.
+Only this machine is served by default. Each request needs the server's own name as its host (against DNS rebinding); the
+socket also needs the page's origin, and a token that only the address of the page contains.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PageServer:
     owns_session
         Whether the session begins and ends with the page.
     framed_by
-        Who may show the page in a frame, as a policy of the browser names them.
+        Sources that may show the page in a frame, as ``frame-ancestors`` of a content security policy takes them.
     """
 
     def __init__(
