@@ -1,7 +1,7 @@
 """Serves the page of a session: its files, and a WebSocket that sends the state and takes requests.
 
-Only this machine is served by default. Each request needs the server's own name as its host (against DNS rebinding); the
-socket also needs the page's origin, and a token that only the address of the page contains.
+Only this machine is served by default. Each request needs the own name of the server as its host (against DNS
+rebinding); the socket also needs the origin of the page, and a token that only the address of the page contains.
 """
 
 from __future__ import annotations
