@@ -206,9 +206,11 @@ def test_a_run_that_leaves_tests_out_is_no_base(monkeypatch):
     monkeypatch.setattr(last_green.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(last_green.shutil, "which", lambda name: name)
     assert last_green.why_incomplete(options()) == ""
+    assert last_green.why_incomplete(options(override_ini=["strict_markers=true"])) == "", "of our own addopts"
     for changed, named in (
         ({"keyword": "a"}, "-k"), ({"deselect": ["a"]}, "--deselect"), ({"ignore": ["a"]}, "--ignore"),
-        ({"lf": True}, "--lf"), ({"affected_by": "a"}, "--affected-by"), ({"minutes": 0.0}, "--minutes"),
+        ({"lf": True}, "--lf"), ({"override_ini": ["strict_markers=true", "testpaths=a"]}, "-o"),
+        ({"affected_by": "a"}, "--affected-by"), ({"minutes": 0.0}, "--minutes"),
         ({"collectonly": True}, "--collect-only"), ({"source": "ARGS"}, "paths"),
         ({"source": "INVOCATION_DIR"}, "paths"),
     ):  # fmt: skip

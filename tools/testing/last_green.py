@@ -92,6 +92,8 @@ def _same_files(other: str, root: Path) -> bool:
     return bool(other) and subprocess.run(words, cwd=root, capture_output=True, check=False).returncode == 0
 
 
+#: What pytest 9 makes of `--strict-markers` in pyproject.toml, as if `-o` had been given.
+_OF_ADDOPTS = {"strict_markers=true"}
 #: Commit and changes of the working tree when the tests began: hours later they may be others.
 _BEGAN = pytest.StashKey[tuple[str, str]]()
 
@@ -115,6 +117,7 @@ def why_incomplete(config: pytest.Config) -> str:
     HIP's compiler is not asked for: few machines have it.
     """
     option = config.option
+    changed = {*(option.override_ini or ())} - _OF_ADDOPTS
     if option.markexpr != MARKS:
         return f"expected -m '{MARKS}', got '{option.markexpr}'"
     narrowed = [
@@ -123,7 +126,7 @@ def why_incomplete(config: pytest.Config) -> str:
             ("--ignore-glob", option.ignore_glob), ("--lf", getattr(option, "lf", False)),
             ("--stepwise", getattr(option, "stepwise", False)), ("--collect-only", option.collectonly),
             ("--setup-only", option.setuponly), ("--setup-plan", option.setupplan),
-            ("-o", option.override_ini), ("--affected-by", option.affected_by),
+            ("-o", changed), ("--affected-by", option.affected_by),
             ("--minutes", option.minutes is not None),
             ("paths", config.args_source is not config.ArgsSource.TESTPATHS),
         ) if value
