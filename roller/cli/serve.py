@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +19,7 @@ from roller.cli.training import (
     batches_of,
     checkpoints_of,
     devices_of,
+    names_of_devices,
     words_of,
 )
 from roller.cli.usage import UsageError
@@ -88,11 +91,12 @@ def serve_command(
             "--batch, --amp, --checkpoint: expected one of each, got several. Name one; the page has others."
         )
     chosen = devices_of(devices, None)
+    files = _files_of([name for name, _ in names_of_devices(devices)], [spec.name for spec, _ in chosen])
     options = StepOptions(
         tuple((spec.name, count) for spec, count in chosen), None if sizes[0] is None else int(sizes[0]),
         precisions[0], again[0],
     )  # fmt: skip
-    known = [load_spec(name) for name in list_specs()]
+    known = {**{name: load_spec(name) for name in list_specs()}, **{spec.name: spec for spec, _ in chosen}}
     card = None if prices is None else read_rate_card(prices)
     screen = console()
 
@@ -105,6 +109,18 @@ def serve_command(
             webbrowser.open(address)
 
     serve(
-        file, [spec for spec in known if spec.traits.blocks or not spec.traits.discrete], options, host=host, port=port,
-        prices=card, arguments=given or (), patience_s=patience, is_live=live, ready=ready,
+        file, [spec for spec in known.values() if spec.traits.blocks or not spec.traits.discrete], options, host=host,
+        port=port, prices=card, arguments=given or (), patience_s=patience, is_live=live, specs=files, ready=ready,
     )  # fmt: skip
+
+
+def _files_of(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return name -> file of the devices that are given as files; on the page a name stands for one of them."""
+    found: dict[str, str] = {}
+    for word, name in zip(words, names, strict=True):
+        file = str(Path(word).resolve()) if word.endswith((".yaml", ".yml")) or os.sep in word else ""
+        if found.setdefault(name, file) != file:
+            raise UsageError(
+                f"--device: expected one specification of the name {name}, got two. Write another name in {word}."
+            )
+    return {name: file for name, file in found.items() if file}

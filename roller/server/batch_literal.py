@@ -104,6 +104,16 @@ def find_batch_literal(source: str) -> BatchLiteral | NoBatchLiteral:
     )  # fmt: skip
 
 
+def data_of_literal(found: BatchLiteral | NoBatchLiteral, source: str) -> dict[str, Any]:
+    """Return where a source has its batch as JSON-ready data, with spans in units of UTF-16, as JavaScript counts."""
+    if isinstance(found, BatchLiteral):
+        start = len(source[: found.start].encode("utf-16-le")) // 2
+        span = (start, start + found.end - found.start)
+        return {"value": found.value, "line": found.line, "span": span, "name": found.name}
+    candidates = [data_of_literal(one, source) for one in found.candidates]
+    return {"error": found.text, "line": found.line, "candidates": candidates}
+
+
 def _moved_by_one(literal: BatchLiteral) -> BatchLiteral:
     return replace(literal, start=literal.start + 1, end=literal.end + 1)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from roller.errors import RollerError, bounded, printable, shown
-from roller.server.batch_literal import BatchLiteral, find_batch_literal
+from roller.server.batch_literal import BatchLiteral, data_of_literal, find_batch_literal
 from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
 from roller.server.places import last_place, places_in
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
@@ -79,11 +79,14 @@ class Session:
         Whether a save starts a profile.
     patience_s
         Seconds without progress after which a profile is given up.
+    specs
+        Name of a device -> file of its specification, of those that are not shipped.
     """
 
     def __init__(
         self, project: Project, processes: WorkerProcesses, options: StepOptions | None = None, *,
         arguments: Sequence[str] = (), is_live: bool = True, patience_s: float = PATIENCE_S,
+        specs: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.project, self.options = project, options or StepOptions()
         self.state = SessionState()
@@ -97,7 +100,8 @@ class Session:
         self._worker_revision = -1
         self._count = 0
         self._watched: dict[str, tuple[int, int, int]] = {str(project.entry): state_of(project.entry)}
-        self._earlier = EarlierProfiles(project, processes, patience_s)
+        self._specs = dict(specs or {})
+        self._earlier = EarlierProfiles(project, processes, patience_s, self._arguments, self._specs)
         self._restlessness = Restlessness()
 
     # Listeners
@@ -203,16 +207,7 @@ class Session:
             source = self.project.read(self.project.entry_name)
         except ProjectError as error:
             return {"error": str(error), "candidates": []}
-        found = find_batch_literal(source.text)
-        if isinstance(found, BatchLiteral):
-            return {"value": found.value, "line": found.line, "span": _span(found, source.text), "name": found.name}
-        return {
-            "error": found.text, "line": found.line,
-            "candidates": [
-                {"value": x.value, "line": x.line, "span": _span(x, source.text), "name": x.name}
-                for x in found.candidates
-            ],
-        }  # fmt: skip
+        return data_of_literal(find_batch_literal(source.text), source.text)
 
     # Files
 
@@ -333,7 +328,7 @@ class Session:
         number, began_ns, options = self._next(), time.time_ns(), self.options
         request = ProfileRequest(
             number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),
-            None if before is None else before.profile, moved, self._arguments,
+            None if before is None else before.profile, moved, self._arguments, self._specs,
         )  # fmt: skip
         await worker.send(request.to_data())
         while True:
@@ -391,9 +386,3 @@ class Session:
                 with contextlib.suppress(ProjectError):
                     found[name] = self.project.read(name).text
         return found
-
-
-def _span(literal: BatchLiteral, source: str) -> tuple[int, int]:
-    """Return the place of a literal in units of UTF-16, as JavaScript counts."""
-    start = len(source[: literal.start].encode("utf-16-le")) // 2
-    return start, start + literal.end - literal.start

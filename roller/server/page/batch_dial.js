@@ -82,7 +82,7 @@ function dialPanel(state, server, source) {
   }
 
   function drawMarks() {
-    const label = "predicted", found = state.data("curve");
+    const { label } = state.model, found = state.data("curve");
     fill(marks, ...choices().map(({ batch, exact, name, kind }) => el("li", {},
       el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label)))));
     fill(limits, found?.most_throughput ? ["At most ", number(found.most_throughput, "samples/s", label), " by the line"] : null,
@@ -97,10 +97,9 @@ function dialPanel(state, server, source) {
     chart.setAttribute("aria-valuenow", batch);
     chart.setAttribute("aria-valuetext", `batch ${batch}: ${text(at.time, "s")} a step, ${text(at.throughput, "samples/s")}, ${text(at.bytes, "bytes")}`);
     if (document.activeElement !== typed) typed.value = batch;
-    const error = state.model.profile.total_error_bytes;
     setNumber(values.time, at.time, "s", at.label, at.interval);
-    setNumber(values.throughput, at.fits ? at.throughput : null, "samples/s", at.label);
-    setNumber(values.bytes, at.bytes, "bytes", at.label, error && at.bytes ? [at.bytes - error, at.bytes + error] : null);
+    setNumber(values.throughput, at.fits ? at.throughput : null, "samples/s", at.label, at.throughputInterval);
+    setNumber(values.bytes, at.bytes, "bytes", at.label, at.bytesInterval);
     verdict.textContent = at.fits ? "" : "does not fit";
     element.classList.toggle("unfit", !at.fits);
   }
@@ -108,7 +107,11 @@ function dialPanel(state, server, source) {
   function drawSays() {
     const batch = state.head?.batch, found = state.data("curve");
     const parts = [];
-    if (batch?.error && !state.chosenLiteral) {
+    const chosen = state.head?.options.batch;
+    if (chosen)
+      parts.push(el("p", {}, "Batch ", number(chosen, "", "recorded", "exact"), " is set for this page alone", batch?.value ? [", the file has ", number(batch.value, "", "recorded", "exact")] : "", ". ",
+        el("button", { type: "button", onclick: () => chooseOptions(state, server, { batch: null }) }, "Back to the file's own")));
+    else if (batch?.error && !state.chosenLiteral) {
       parts.push(el("p", {}, el("strong", {}, "The dial writes no literal. "), state.linked(batch.error, batch.line && `${state.hello.entry}:${batch.line}`), " It changes the profile alone."));
       if (batch.candidates.length) parts.push(el("p", {}, "Numbers that may be the batch: ", batch.candidates.map((one) => [el("button", { type: "button", onclick: () => adopt(one) }, `${one.name} = ${one.value}`), " "])));
     }

@@ -95,6 +95,7 @@ function stepModel(data) {
   const time = nodes.map((node) => exactSum(Object.values(node.seconds || {}).map(([wall]) => wall)));
   const bytesOf = nodes.map((node) => Object.values(node.held_bytes || {}).reduce((sum, one) => sum + one, 0));
   time[0] = data.profile.iteration_s;
+  const intervals = [[data.profile.lower_s, data.profile.upper_s], ...data.intervals.slice(1)];
   const keys = [""], byKey = new Map([["", 0]]);
   for (let node = 1; node < count; node++) {
     let key = `${keys[parent[node]]}\n${nodes[node].kind} ${nodes[node].name}`;
@@ -103,7 +104,7 @@ function stepModel(data) {
     byKey.set(key, node);
   }
   return {
-    data, profile: data.profile, nodes, count, parent, children, keys, time, bytes: bytesOf,
+    data, profile: data.profile, label: data.label, nodes, count, parent, children, keys, time, bytes: bytesOf, intervals,
     /** The node of a key, or the nearest one above it that is there. */
     find(key) {
       for (let rest = key || ""; rest; rest = rest.slice(0, rest.lastIndexOf("\n"))) if (byKey.has(rest)) return byKey.get(rest);
@@ -143,6 +144,42 @@ function valuesOf(state, node) {
   return [state.atBatch.time[node], state.atBatch.bytes[node]];
 }
 
+/** Interval of the time of a node; of bytes that of the whole alone is known. None is known at a batch that is dialled. */
+function intervalOf(state, node) {
+  return isDialled(state) ? null : state.model.intervals[node];
+}
+
+function bytesIntervalOf(state, node) {
+  const { total_error_bytes: error, total_bytes: total } = state.model.profile;
+  return node === 0 && error && !isDialled(state) ? [total - error, total + error] : null;
+}
+
+/** Where the numbers that are shown come from: those of another batch are computed, whatever the profile's are. */
+function labelOf(state) {
+  const { label } = state.model;
+  return isDialled(state) && label !== "calibrated" ? "predicted" : label;
+}
+
+/** Bytes of a node by kind, at the batch that is shown: leaves hold one kind each. */
+function kindsOf(state, node) {
+  const { model } = state;
+  const held = model.nodes[node].held_bytes || {};
+  if (!isDialled(state)) return held;
+  const found = Object.fromEntries(Object.keys(held).map((kind) => [kind, 0]));
+  const todo = [node];
+  while (todo.length) {
+    const at = todo.pop(), own = Object.entries(model.nodes[at].held_bytes || {});
+    if (model.children[at].length && own.length > 1) todo.push(...model.children[at]);
+    else for (const [kind, size] of own) found[kind] += (valuesOf(state, at)[1] * size) / (model.bytes[at] || 1);
+  }
+  return found;
+}
+
+/** Ends of a sum of intervals; null where one of them is not known. */
+function sumOfIntervals(intervals) {
+  return intervals.length && intervals.every(Boolean) ? [0, 1].map((end) => exactSum(intervals.map((one) => one[end]))) : null;
+}
+
 /**
  * All nodes by their lines over the batch. Children share what their parent takes: outside of the batches that the lines
  * are of, some would be below nothing; and parts without a line, such as kernels, keep their share.
@@ -180,7 +217,7 @@ function moduleAround(model, node) {
   return "";
 }
 
-/** Time and bytes of each line as the profile's parts say: name -> {time, bytes, registered}; of one module's instance if named. */
+/** Time and bytes of each line as the profile's parts say: name -> {time, interval, bytes, registered}; of one module's instance if named. */
 function lineMarks(state, module) {
   const found = new Map();
   const { model } = state;
@@ -189,16 +226,17 @@ function lineMarks(state, module) {
   const sums = dialled ? dialledLines(state, module) : null;
   for (const line of model.data.lines) {
     const name = `${line.file}:${line.line}`;
-    let time = line.wall_s, size = line.held_bytes, registered = line.registered_bytes;
-    if (sums) [time, size] = sums.get(name) || [0, 0];
+    let time = line.wall_s, size = line.held_bytes, registered = line.registered_bytes, interval = line.interval_s;
+    if (sums) [[time, size], interval] = [sums.get(name) || [0, 0], null];
     else if (module) {
       const own = line.instances.filter((one) => one.module === module);
       const within = own.length ? own : line.instances.filter((one) => one.module.startsWith(`${module}.`));
       time = exactSum(within.map((one) => one.wall_s));
+      interval = sumOfIntervals(within.map((one) => one.interval_s));
       size = within.reduce((sum, one) => sum + one.held_bytes, 0);
       registered = 0;
     }
-    if (time || size || registered) found.set(name, { time, bytes: size, registered });
+    if (time || size || registered) found.set(name, { time, interval, bytes: size, registered });
   }
   return found;
 }
@@ -231,12 +269,12 @@ function stepAt(state) {
   const { profile } = state.model;
   if (!isDialled(state))
     return { batch: profile.batch, time: profile.iteration_s, interval: [profile.lower_s, profile.upper_s], throughput: profile.throughput_per_s,
-      bytes: profile.total_bytes, label: profile.source, fits: state.model.data.fits };
+      throughputInterval: state.model.data.throughput_interval, bytes: profile.total_bytes, bytesInterval: bytesIntervalOf(state, 0), label: labelOf(state), fits: state.model.data.fits };
   const found = state.data("curve"), curve = found && found.curve, batch = state.dialled;
   const point = curve && curve.computed.find((one) => one.batch === batch);
-  if (point) return { batch, time: point.iteration_s, interval: null, throughput: point.throughput, bytes: point.total_bytes, label: "predicted", fits: point.fits };
+  if (point) return { batch, time: point.iteration_s, interval: null, throughput: point.throughput, bytes: point.total_bytes, label: labelOf(state), fits: point.fits };
   const line = curve && curve.line;
-  if (!line) return { batch, time: null, interval: null, throughput: null, bytes: null, label: "predicted", fits: true };
+  if (!line) return { batch, time: null, interval: null, throughput: null, bytes: null, label: labelOf(state), fits: true };
   const time = line.a * batch + line.b, fits = !curve.largest || batch <= curve.largest;
-  return { batch, time, interval: null, throughput: fits && time > 0 ? (batch * profile.devices) / time : 0, bytes: Math.round(valuesOf(state, 0)[1]), label: "predicted", fits };
+  return { batch, time, interval: null, throughput: fits && time > 0 ? (batch * profile.devices) / time : 0, bytes: Math.round(valuesOf(state, 0)[1]), label: labelOf(state), fits };
 }

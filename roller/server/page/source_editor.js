@@ -11,11 +11,11 @@ class LineMark extends CM.GutterMarker {
     Object.assign(this, mark);
   }
   eq(other) {
-    return other.value === this.value && other.share === this.share && other.label === this.label && other.linked === this.linked;
+    return other.value === this.value && other.title === this.title && other.share === this.share && other.label === this.label && other.linked === this.linked;
   }
   toDOM() {
     const made = el(`div.mark.${this.what}${this.registered ? ".weights" : ""}${this.linked ? ".linked" : ""}`, {},
-      el("span.fill", { style: { width: `${Math.min(100, 100 * this.share)}%` } }), number(this.value, this.unit, this.label));
+      el("span.fill", { style: { width: `${Math.min(100, 100 * this.share)}%` } }), number(this.value, this.unit, this.label, this.interval));
     made.lastChild.title = this.title;
     return made;
   }
@@ -93,16 +93,16 @@ function sourceEditor(options) {
     view, literal,
     stateOf: (text, label) => CM.EditorState.create({ doc: text, extensions: extensions(label) }),
     text: () => view.state.doc.toString(),
-    /** Show marks: [{line, time, bytes, registered, linked}] as shares of the whole. */
+    /** Show marks: [{line, time, interval, bytes, registered, linked}] as shares of the whole. */
     mark(rows, whole, label) {
       const ranges = { time: [], memory: [] };
       for (const row of rows) {
         if (row.line > view.state.doc.lines) continue;
         const { from } = line(row.line);
         const at = (what, mark) => ranges[what].push(new LineMark({ what, label, linked: row.linked, ...mark }).range(from));
-        if (row.time) at("time", { value: row.time, unit: "s", share: row.time / (whole.time || 1), title: `Line ${row.line}: ${text(row.time, "s")}, ${percent(row.time / (whole.time || 1))} of the time, ${label}` });
-        if (row.bytes) at("memory", { value: row.bytes, unit: "bytes", share: row.bytes / (whole.bytes || 1), title: `Line ${row.line}: ${text(row.bytes, "bytes")} at the peak, ${percent(row.bytes / (whole.bytes || 1))}, ${label}` });
-        else if (row.registered) at("memory", { value: row.registered, unit: "bytes", share: row.registered / (whole.bytes || 1), registered: true, title: `Line ${row.line}: weights of ${text(row.registered, "bytes")} are made here` });
+        if (row.time) at("time", { value: row.time, unit: "s", share: row.time / (whole.time || 1), interval: row.interval, title: `Line ${row.line}: ${text(row.time, "s")}, ${percent(row.time / (whole.time || 1))} of the time, ${label}, ${intervalWords(row.interval, "s")}` });
+        if (row.bytes) at("memory", { value: row.bytes, unit: "bytes", share: row.bytes / (whole.bytes || 1), title: `Line ${row.line}: ${text(row.bytes, "bytes")} at the peak, ${percent(row.bytes / (whole.bytes || 1))}, ${label}, ${intervalWords(null, "bytes")}` });
+        else if (row.registered) at("memory", { value: row.registered, unit: "bytes", share: row.registered / (whole.bytes || 1), registered: true, title: `Line ${row.line}: weights of ${text(row.registered, "bytes")} are made here, exact`, interval: "exact" });
       }
       view.dispatch({ effects: setMarks.of({ time: CM.RangeSet.of(ranges.time), memory: CM.RangeSet.of(ranges.memory) }) });
     },

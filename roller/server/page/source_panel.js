@@ -30,7 +30,7 @@ function sourcePanel(state, server) {
 
   function draw() {
     if (!state.model || shown === null) return;
-    const module = moduleAround(state.model, state.opened), label = isDialled(state) ? "predicted" : state.model.profile.source;
+    const module = moduleAround(state.model, state.opened), label = labelOf(state);
     const [time, size] = valuesOf(state, state.opened);
     const found = [...rows()].filter(([name]) => name.slice(0, name.lastIndexOf(":")) === shown)
       .map(([name, mark]) => ({ line: Number(name.slice(name.lastIndexOf(":") + 1)), ...mark })).sort((a, b) => a.line - b.line);
@@ -56,11 +56,11 @@ function sourcePanel(state, server) {
   function read(line) {
     const mark = rows().get(`${shown}:${line}`);
     if (!mark) return fill(reading, `Line ${line}`);
-    const label = isDialled(state) ? "predicted" : state.model.profile.source;
+    const label = labelOf(state);
     fill(reading, `Line ${line}: `, ...[
-      mark.time ? [number(mark.time, "s", label), " "] : [], mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak "] : [],
+      mark.time ? [number(mark.time, "s", label, mark.interval), hasInterval(mark.interval) ? [" (", spreadText(mark.interval, "s", label), ")"] : "", " "] : [], mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak "] : [],
       mark.registered ? ["weights of ", number(mark.registered, "bytes", label)] : [],
-    ].flat());
+    ].flat(Infinity));
   }
 
   /** The part with the most time whose line this is; within what is opened, if there is one. */
