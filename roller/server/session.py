@@ -43,8 +43,8 @@ class SessionState:
         As :data:`Status`.
     results
         By stage, the data of the latest answer.
-    revisions
-        By stage, the revision that its data are of; older than ``revision`` is stale.
+    revisions, made
+        By stage, the revision that its data are of (older than ``revision`` is stale), and the options.
     error
         What went wrong in the latest profile: ``text``, ``problems``, ``output``; ``None`` if nothing did.
     progress
@@ -57,6 +57,7 @@ class SessionState:
     status: Status = "idle"
     results: dict[str, Any] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     progress: tuple[str, int, int] | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class Session:
         return {
             "type": "state", **self._head(), "error": self.state.error,
             "results": {
-                stage: {"revision": self.state.revisions[stage], "data": data}
+                stage: {"revision": self.state.revisions[stage], "options": self.state.made[stage], "data": data}
                 for stage, data in self.state.results.items()
             },
         }  # fmt: skip
@@ -177,7 +178,9 @@ class Session:
         self._restart(wanted)
 
     def set_against(self, against: Against) -> None:
-        """Compare with the last save, or with git's ``HEAD``."""
+        """Compare with the last save, or with git's ``HEAD``; a comparison with the other one is dropped."""
+        if against != self.against:
+            self.state.results.pop("difference", None)
         self.against = against
         self._restart(("profile", "difference"))
 
@@ -313,7 +316,7 @@ class Session:
             try:
                 before, moved = await self._earlier.head(options, texts)
             except RollerError as error:
-                self._take_result("difference", {"error": str(error)}, revision)
+                self._take_result("difference", {"error": str(error)}, revision, options)
             else:
                 if not await self._ask(worker, ["difference"], before, moved, texts, revision):
                     return
@@ -360,11 +363,12 @@ class Session:
                     texts = {**self.texts(), **texts}  # the files that it loaded are known by now
                     self.state.texts = texts
                     self._earlier.keep(options, answer["data"]["profile"], texts)
-                self._take_result(stage, answer["data"], revision)
+                self._take_result(stage, answer["data"], revision, options)
 
-    def _take_result(self, stage: str, data: Any, revision: int) -> None:
-        self.state.results[stage], self.state.revisions[stage] = self.project.relative(data), revision
-        self._tell({"type": "result", "stage": stage, "revision": revision, "data": self.state.results[stage]})
+    def _take_result(self, stage: str, data: Any, revision: int, options: StepOptions) -> None:
+        state, made, told = self.state, options.to_data(), self.project.relative(data)
+        state.results[stage], state.revisions[stage], state.made[stage] = told, revision, made
+        self._tell({"type": "result", "stage": stage, "revision": revision, "options": made, "data": told})
 
     def _next(self) -> int:
         self._count += 1

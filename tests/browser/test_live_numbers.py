@@ -29,7 +29,7 @@ def read(request, tmp_path_factory):
 
 
 def test_every_number_has_its_label_its_interval_and_all_digits(read):
-    found, profile = read
+    found, _ = read
     assert len(found["numbers"]) > 150
     for one in found["numbers"]:
         assert one["label"] in LABELS and one["interval"] in INTERVALS, one
@@ -70,7 +70,7 @@ def test_each_part_has_its_own_interval(read):
 
 
 def test_marks_beside_lines_have_the_lines_intervals(read):
-    found, profile = read
+    found, _ = read
     lines = {line["line"]: line for line in found["told"]["profile"]["lines"] if line["file"] == "train.py"}
     assert found["marks"]
     for mark in found["marks"]:

@@ -78,7 +78,7 @@ _CASES = {
     "checkpointing": _Case("vit.py", _on("rtx3090", "t4", checkpoint=True), ("--checkpoint", "yes")),
     "bf16": _Case("transformer.py", _on("a100", "v100", amp="bf16"), ("--amp", "bf16")),
     "batch": _Case("resnet50.py", _on("a100", batch=7), ("--batch", "7")),
-    "script": _Case("train.py", _on("rtx3090", "cpu-avx2"), ("--yes",), ("--width", "96")),
+    "script": _Case("train.py", _on("rtx3090", "h100"), ("--yes",), ("--width", "96")),
     "own device": _Case("gan.py", _on("mine")),
     "several devices": _Case("gan.py", _on(("a100", 4), "a100", ("h100", 2))),
 }  # fmt: skip

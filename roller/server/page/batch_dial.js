@@ -111,7 +111,7 @@ function dialPanel(state, server, source) {
     if (chosen)
       parts.push(el("p", {}, "Batch ", number(chosen, "", "recorded", "exact"), " is set for this page alone", batch?.value ? [", the file has ", number(batch.value, "", "recorded", "exact")] : "", ". ",
         el("button", { type: "button", onclick: () => chooseOptions(state, server, { batch: null }) }, "Back to the file's own")));
-    else if (batch?.error && !state.chosenLiteral) {
+    else if (batch?.error && !literalOf(state)) {
       parts.push(el("p", {}, el("strong", {}, "The dial writes no literal. "), state.linked(batch.error, batch.line && `${state.hello.entry}:${batch.line}`), " It changes the profile alone."));
       if (batch.candidates.length) parts.push(el("p", {}, "Numbers that may be the batch: ", batch.candidates.map((one) => [el("button", { type: "button", onclick: () => adopt(one) }, `${one.name} = ${one.value}`), " "])));
     }
@@ -124,7 +124,7 @@ function dialPanel(state, server, source) {
   }
 
   function adopt(candidate) {
-    state.chosenLiteral = candidate;
+    state.adopted = candidate.name;
     state.tell("status");
   }
 
@@ -134,7 +134,7 @@ function dialPanel(state, server, source) {
     if (gesture || !state.model || !state.model.profile.batch) return Boolean(gesture);
     state.isTurning = true;
     const made = (gesture = { from: shown(), before: null, written: null, last: 0, timer: 0 });
-    const hasLiteral = state.head.options.batch === null && !(state.head.batch.error && !state.chosenLiteral);
+    const hasLiteral = state.head.options.batch === null && Boolean(literalOf(state));
     made.ready = hasLiteral ? source.forDial().then((span) => {
       if (gesture !== made || !span) return;
       made.before = source.editor.text().slice(...span);

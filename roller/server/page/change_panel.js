@@ -13,7 +13,7 @@ function changePanel(state, server) {
   const link = el("select", { "aria-label": "Link between devices", onchange: () => parallel() }, LINKS.map(([name, rate]) => el("option", { value: rate }, name)));
   const sum = el("div.together", { role: "status" });
   const list = el("ul.hints", { "aria-label": "Hints, the largest gain first" });
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.changes", { "aria-label": "Changes" },
     el("div.panel-head", {}, el("h2", {}, "What would change it"), stale),
     el("div.switches", {}, el("label.field", {}, el("span.faint", {}, "Precision"), precision), checkpoint.element,
@@ -57,7 +57,7 @@ function changePanel(state, server) {
     const found = state.data("whatif");
     sum.hidden = !changes.length;
     if (!changes.length) return;
-    if (!found) return fill(sum, "What they bring together is being computed.");
+    if (!found || state.isStale("whatif")) return fill(sum, state.head.status === "running" ? "What they bring together is being computed." : "What they bring together is not known of this step.");
     if (found.error) return fill(sum, state.linked(found.error));
     const label = state.model?.label || "predicted", delta = (found.iteration_us - found.baseline_us) / 1e6, interval = [found.lower_us / 1e6, found.upper_us / 1e6];
     const ends = interval.map((end) => end - found.baseline_us / 1e6);

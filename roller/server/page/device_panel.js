@@ -7,7 +7,7 @@ function devicePanel(state, server) {
   const options = el("ul.options", { id: "device-list", role: "listbox", "aria-label": "Devices", hidden: true });
   const epochs = runInput("Epochs", "epochs", 90), samples = runInput("Samples of an epoch", "samples", 1281167);
   const rows = el("div.devices", {});
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.devices-panel", { "aria-label": "Devices" },
     el("div.panel-head", {}, el("h2", {}, "Devices"), stale, el("span.push", {}), el("div.combo", {}, search, options)),
     el("div.run-inputs", {}, el("span.faint", {}, "A run of"), epochs, el("span.faint", {}, "epochs ×"), samples, el("span.faint", {}, "samples")), rows);

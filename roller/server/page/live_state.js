@@ -8,10 +8,11 @@ function liveState() {
   const listeners = new Map();
   const state = {
     connection: "connecting", connectionText: "", hello: null, head: null, error: null,
-    results: {}, // stage -> {revision, data}
+    results: {}, // stage -> {revision, options, data}
     model: null, // of the profile
     lines: null, // key of a node -> [a, b, c, d] over the batch
     opened: 0, chosen: 0, hovered: null, // nodes of the model
+    adopted: null, // name of the constant that is the batch, where the file's own is no literal
     dialled: null, // batch while the dial is moved, until the profile of it is there
     isTurning: false, // from the dial's first move until what it wrote is saved
     on(topics, act) {
@@ -21,9 +22,24 @@ function liveState() {
       for (const act of new Set(topics.flatMap((topic) => listeners.get(topic) || []))) act();
     },
     data: (stage) => state.results[stage]?.data ?? null,
-    isStale: (stage) => Boolean(state.results[stage] && state.head && state.results[stage].revision < state.head.revision),
+    /** Whether a stage is of an earlier save, or of other options than those that are chosen. */
+    isStale(stage) {
+      const known = state.results[stage], { head } = state;
+      return Boolean(known && head && (known.revision < head.revision || wayOf(stage, known.options) !== wayOf(stage, head.options)));
+    },
   };
   return state;
+}
+
+/** What of the options decides a stage; rows of devices are told apart by their names. */
+function wayOf(stage, { devices, batch, amp, checkpoint, changes }) {
+  return JSON.stringify([stage === "devices" ? null : devices[0], batch, amp, checkpoint, stage === "whatif" ? changes : null]);
+}
+
+/** Where the batch is written: the literal of the entry file, or the constant that was adopted, wherever it is by now. */
+function literalOf(state) {
+  const { batch } = state.head;
+  return batch.error ? batch.candidates.find((one) => one.name === state.adopted) || null : batch;
 }
 
 /** Replace what an element holds, as el() takes children. */
@@ -38,19 +54,20 @@ function takeMessage(state, message) {
     state.tell("hello");
   } else if (message.type === "state") {
     const { results, error, ...head } = message;
+    if (state.head && state.head.against !== head.against) delete state.results.difference;
     state.head = head;
     state.error = error;
     // The file has another batch than its latest profile: what the lines say is shown until the next profile.
-    if (state.model && !state.isTurning && head.status !== "failed" && state.isStale("profile") && head.options.batch === null && head.batch.value) {
+    if (state.model && !state.isTurning && head.status !== "failed" && state.results.profile.revision < head.revision && head.options.batch === null && head.batch.value) {
       state.dialled = head.batch.value;
       state.tell("batch");
     }
     state.tell("status");
-    if (results) for (const [stage, { revision, data }] of Object.entries(results)) takeResult(state, stage, revision, data);
+    if (results) for (const [stage, result] of Object.entries(results)) takeResult(state, stage, result);
   } else if (message.type === "progress") {
     state.head.progress = message.progress;
     state.tell("progress");
-  } else if (message.type === "result") takeResult(state, message.stage, message.revision, message.data);
+  } else if (message.type === "result") takeResult(state, message.stage, message);
   else if (message.type === "refused") {
     state.refused = message.text;
     state.tell("refused");
@@ -64,10 +81,11 @@ function chooseOptions(state, server, changed) {
   state.tell("status");
 }
 
-function takeResult(state, stage, revision, data) {
+function takeResult(state, stage, { revision, options, data }) {
   const known = state.results[stage];
-  if (known && known.revision === revision && JSON.stringify(known.data) === JSON.stringify(data)) return; // told again after a reconnect
-  state.results[stage] = { revision, data };
+  state.results[stage] = { revision, options, data };
+  if (known && known.revision === revision && JSON.stringify(known.data) === JSON.stringify(data)) // the same, e.g. after a reconnect
+    return JSON.stringify(known.options) === JSON.stringify(options) || state.tell("status");
   if (stage === "profile") {
     const before = state.model;
     state.model = stepModel(data);

@@ -69,7 +69,7 @@ function summary(state) {
   function draw() {
     const { model } = state;
     if (!model) return;
-    const { profile } = model, at = stepAt(state), changed = state.head?.options.changes.length ? state.data("whatif") : null;
+    const { profile } = model, at = stepAt(state), changed = state.head?.options.changes.length && !state.isStale("whatif") ? state.data("whatif") : null;
     element.classList.toggle("stale", state.isStale("profile"));
     fill(element, 
       fact("One step", number(at.time, "s", at.label, at.interval), at.interval ? spreadText(at.interval, "s", at.label) : "by the line over the batch", "step"),

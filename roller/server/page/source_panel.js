@@ -103,11 +103,17 @@ function sourcePanel(state, server) {
   }
 
   function warn(file, raw, digest) {
-    const end = () => ((conflict.hidden = true), refresh());
+    const settle = async (act) => {
+      await open(file); // the reader may look at another one by now
+      Object.assign(files.get(file), { raw, digest });
+      conflict.hidden = true;
+      act();
+      refresh();
+    };
     conflict.hidden = false;
     fill(conflict, `${file} was changed on disk, and here. `,
-      el("button", { type: "button", onclick: () => (Object.assign(files.get(file), { raw, digest }), editor.replace(raw.replace(/\r\n?/g, "\n")), end()) }, "Take that of the disk"), " ",
-      el("button", { type: "button", onclick: () => (Object.assign(files.get(file), { raw, digest }), end(), save()) }, "Write mine over it"));
+      el("button", { type: "button", onclick: () => settle(() => editor.replace(raw.replace(/\r\n?/g, "\n"))) }, "Take the file's text"), " ",
+      el("button", { type: "button", onclick: () => settle(save) }, "Write mine over it"));
   }
 
   async function open(name, line = null, focus = false) {
@@ -138,9 +144,9 @@ function sourcePanel(state, server) {
 
   /** Mark the literal where the disk's text has it; while the text here is another one it moves with the edits. */
   function showLiteral() {
-    const batch = state.head && (state.chosenLiteral || state.head.batch);
-    if (!batch || shown !== state.hello.entry || isDirty(shown)) return;
-    if (!batch.span) return editor.setLiteral(null);
+    if (!state.head || shown !== state.hello.entry || isDirty(shown)) return;
+    const batch = literalOf(state);
+    if (!batch) return editor.setLiteral(null);
     const { raw } = files.get(shown);
     const span = batch.span.map((place) => toEditor(raw, place));
     if (/^[\d_xXoObBa-fA-F]+$/.test(raw.slice(...batch.span))) editor.setLiteral(span);

@@ -45,7 +45,7 @@ function wherePanel(state, source) {
     el("button", { type: "button", "data-what": what, "aria-pressed": String(what === "time"), onclick: () => sortBy(what) }, `By ${what}`)));
   const kinds = el("div.kinds-of", {});
   const more = el("p.hint", { hidden: true });
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.where", { "aria-label": "Where it goes" },
     el("div.panel-head", {}, el("h2", {}, "Where it goes"), stale, el("span.push", {}), sorts),
     crumbs,
