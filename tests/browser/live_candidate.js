@@ -16,9 +16,6 @@ for (const batch of ["128", "8", "4096"]) {
   found.sizes.push([size(), (await literal())[0], (await stage("profile", from)).data.profile.batch, fs.readFileSync(file, "utf8").replace(/^SIZE = \d+$/m, "SIZE = 16") === String(bytes)]);
   await ready();
 }
-for (let undo = 0; undo < 3; undo++) {
-  await page.getByRole("button", { name: "Undo" }).click();
-  await page.waitForTimeout(400);
-}
+for (let undo = 0; undo < 3; undo++) await page.getByRole("button", { name: "Undo" }).click(); // none waits for the save before
 await until("the first bytes", () => fs.readFileSync(file).equals(bytes), 20);
 return found;

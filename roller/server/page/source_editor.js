@@ -30,13 +30,16 @@ const markField = CM.StateField.define({
   },
 });
 
+function literalMark(from, to) {
+  return from < to ? CM.Decoration.set([CM.Decoration.mark({ class: "batch-literal", inclusive: true }).range(from, to)]) : CM.Decoration.none;
+}
+
 const literalField = CM.StateField.define({
   create: () => CM.Decoration.none,
   update(found, transaction) {
-    found = found.map(transaction.changes);
-    for (const effect of transaction.effects)
-      if (effect.is(setLiteral))
-        found = effect.value ? CM.Decoration.set([CM.Decoration.mark({ class: "batch-literal", inclusive: true }).range(...effect.value)]) : CM.Decoration.none;
+    // What takes the literal's place is the literal, also where all of it is replaced, as an undo does.
+    if (transaction.docChanged) found.between(0, transaction.startState.doc.length, (from, to) => void (found = literalMark(transaction.changes.mapPos(from, -1), transaction.changes.mapPos(to, 1))));
+    for (const effect of transaction.effects) if (effect.is(setLiteral)) found = effect.value ? literalMark(...effect.value) : CM.Decoration.none;
     return found;
   },
   provide: (field) => CM.EditorView.decorations.from(field),

@@ -152,13 +152,15 @@ function sourcePanel(state, server) {
     if (/^[\d_xXoObBa-fA-F]+$/.test(raw.slice(...batch.span))) editor.setLiteral(span);
   }
 
+  let undone = 0; // undos of the batch that are being saved: the next one need not wait for them
   function changed(update) {
-    const wasClean = saveButton.disabled && dirty.textContent === "";
+    const wasClean = undone > 0 || saveButton.disabled && dirty.textContent === "";
     refresh();
     const isBack = update.transactions.some((one) => one.isUserEvent("undo") || one.isUserEvent("redo"));
     // Undo of what was saved is saved too where it is the batch: the file has the bytes that it had.
     if (!isBack || !wasClean || shown !== state.hello.entry || !isOfLiteral(update)) return;
-    save();
+    undone++;
+    save().finally(() => undone--);
     state.dialled = Number(editor.text().slice(...editor.literal())) || null;
     state.tell("batch");
   }
