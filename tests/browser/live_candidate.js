@@ -16,6 +16,10 @@ for (const batch of ["128", "8", "4096"]) {
   found.sizes.push([size(), (await literal())[0], (await stage("profile", from)).data.profile.batch, fs.readFileSync(file, "utf8").replace(/^SIZE = \d+$/m, "SIZE = 16") === String(bytes)]);
   await ready();
 }
-for (let undo = 0; undo < 3; undo++) await page.getByRole("button", { name: "Undo" }).click(); // none waits for the save before
+found.undone = [];
+for (let undo = 0; undo < 3; undo++) {
+  await page.getByRole("button", { name: "Undo" }).click(); // it does not wait for the save before
+  found.undone.push((await literal())[0]);
+}
 await until("the first bytes", () => fs.readFileSync(file).equals(bytes), 20);
 return found;

@@ -127,6 +127,7 @@ def test_a_constant_is_adopted_as_the_batch(tmp_path):
     found = driven(project(tmp_path, entry), "live_candidate.js")
     assert "writes no literal" in found["says"] and found["before"] == []
     assert found["adopted"] == ["16"] and "writes no literal" not in found["silent"]
+    assert found["undone"] == ["8", "128", "16"], "each undo is of one turn of the dial"
     assert found["sizes"] == [[batch, batch, int(batch), True] for batch in ("128", "8", "4096")]
 
 

@@ -161,8 +161,8 @@ function dialPanel(state, server, source) {
       made.timer = setTimeout(() => gesture === made && write(made), EDIT_MS - (now - made.last) + 1);
       return;
     }
+    source.editor.writeLiteral(String(state.dialled), made.written === null);
     made.written = state.dialled;
-    source.editor.writeLiteral(String(made.written));
     made.last = performance.now();
   }
 
@@ -180,7 +180,8 @@ function dialPanel(state, server, source) {
     const batch = state.dialled;
     if (batch === null || batch === made.from) return cancelled(made);
     if (made.before !== null) {
-      source.editor.keepLiteral(made.before, String(batch));
+      if (made.written !== batch) source.editor.writeLiteral(String(batch), made.written === null);
+      source.editor.endLiteral();
       await source.save();
     } else chooseOptions(state, server, { batch });
     state.isTurning = Boolean(gesture);
@@ -196,7 +197,7 @@ function dialPanel(state, server, source) {
   }
 
   function cancelled(made) {
-    if (made.before !== null && made.written !== null) source.editor.writeLiteral(made.before);
+    if (made.before !== null && made.written !== null) source.editor.endLiteral(), source.editor.undo();
     state.dialled = null;
     state.isTurning = false;
     state.tell("batch");

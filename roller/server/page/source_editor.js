@@ -127,26 +127,21 @@ function sourceEditor(options) {
       });
       if (focus) view.focus();
     },
-    /** Write a change of the disk: it is no step of the undo history. */
+    /** Write a change of the disk: a step of the history, since earlier steps would be undone beside what it replaced. */
     replace(now) {
       const change = changeBetween(view.state.doc.toString(), now);
-      if (change) view.dispatch({ changes: change, annotations: CM.Transaction.addToHistory.of(false) });
+      if (change) view.dispatch({ changes: change, annotations: CM.isolateHistory.of("full") });
     },
-    /** Write a number in place of the literal, as no step of the history. */
-    writeLiteral(value) {
-      const span = literal();
-      view.dispatch({ changes: { from: span[0], to: span[1], insert: value }, annotations: CM.Transaction.addToHistory.of(false), effects: setLiteral.of([span[0], span[0] + value.length]) });
-    },
-    /** Make one step of the history of all that was written since the literal was `before`. */
-    keepLiteral(before, value) {
-      const span = literal(), at = span[0];
-      const back = view.state.update({ changes: { from: at, to: span[1], insert: before }, annotations: CM.Transaction.addToHistory.of(false) });
-      const again = back.state.update({
-        changes: { from: at, to: at + before.length, insert: value }, annotations: [CM.isolateHistory.of("full")], userEvent: "dial",
-        effects: setLiteral.of([at, at + value.length]),
+    /** Write a number in place of the literal; all numbers from the first one to endLiteral() are one step of the history. */
+    writeLiteral(value, isFirst) {
+      const [from, to] = literal();
+      // What is composed joins the step before, however long that is ago.
+      view.dispatch({
+        changes: { from, to, insert: value }, userEvent: isFirst ? "dial" : "input.type.compose", annotations: isFirst ? CM.isolateHistory.of("before") : [],
+        effects: setLiteral.of([from, from + value.length]),
       });
-      view.dispatch([back, again]);
     },
+    endLiteral: () => view.dispatch({ annotations: CM.isolateHistory.of("full") }),
     undo: () => CM.undo(view),
     redo: () => CM.redo(view),
   };
