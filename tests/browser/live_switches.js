@@ -62,7 +62,7 @@ found.run = await page.evaluate(() => Object.fromEntries([...document.querySelec
 found.old = await page.locator(".device .old").allTextContents();
 
 // The difference to git HEAD, and back to the last save.
-fs.writeFileSync(file, source.replace("1000)", "2000)"));
+fs.writeFileSync(file, source.replaceAll("1000)", "2000)"));
 mark = told.length;
 await stage("difference", mark);
 await ready();

@@ -15,11 +15,11 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("websockets")
 
-from roller.server.project import Project  # noqa: E402 - after what skips
-from roller.server.session import Session  # noqa: E402
-from roller.server.web import PageServer  # noqa: E402
-from roller.server.worker_process import WorkerProcesses  # noqa: E402
-from tests.server.test_web import Site, _attack  # noqa: E402
+from roller.server.project import Project
+from roller.server.session import Session
+from roller.server.web import PageServer
+from roller.server.worker_process import WorkerProcesses
+from tests.server.test_web import Site, _attack
 
 
 async def _until(is_so: Callable[[], object]) -> None:

@@ -97,7 +97,7 @@ function changePanel(state, server) {
     const interval = [hint.lower_s, hint.upper_s];
     return el(`li${hint.hardly_anything ? ".hardly" : ""}`, { "data-change": hint.change }, made.element,
       el("span.gain", {}, hint.upper_bound ? el("span.faint", { title: "It cannot be built: it bounds the gain." }, "at most ") : null, hint.in_place ? el("span.faint", {}, "already in place") : [signed(hint.delta_s, "s", hint.kind, interval.map((end) => end - (hint.iteration_s - hint.delta_s))),
-        before ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null]),
+        before && Math.abs(hint.delta_s) >= NOTHING_S ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null]),
       el("span.to.faint", {}, "to ", number(hint.iteration_s, "s", hint.kind, interval), interval[1] > interval[0] ? [" (", spreadText(interval, "s", hint.kind), ")"] : null,
         hint.hardly_anything && !hint.in_place ? ", hardly anything" : null, el("span.hint-memory", {}, "; memory ", memoryDelta(hint, hint.kind)), hint.line ? [", most at ", state.placeLink(hint.line), " ", signed(hint.line_delta_s, "s", hint.kind)] : null),
       el("details", {}, el("summary", { title: "What the least certain of its times rests on" }, hint.rests_on), el("ul.plain", {}, hint.assumptions.map((one) => el("li", {}, one)))));

@@ -57,10 +57,11 @@ function sourcePanel(state, server) {
     const mark = rows().get(`${shown}:${line}`);
     if (!mark) return fill(reading, `Line ${line}`);
     const label = labelOf(state);
-    fill(reading, `Line ${line}: `, ...[
-      mark.time ? [number(mark.time, "s", label, mark.interval), hasInterval(mark.interval) ? [" (", spreadText(mark.interval, "s", label), ")"] : "", " "] : [], mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak "] : [],
-      mark.registered ? ["weights of ", number(mark.registered, "bytes", label)] : [],
-    ].flat(Infinity));
+    const said = [
+      mark.time ? [number(mark.time, "s", label, mark.interval), hasInterval(mark.interval) ? [" (", spreadText(mark.interval, "s", label), ")"] : ""] : null,
+      mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak"] : null, mark.registered ? ["weights of ", number(mark.registered, "bytes", label, "exact")] : null,
+    ].filter(Boolean);
+    fill(reading, `Line ${line}: `, said.map((part, place) => [place ? ", " : "", part]));
   }
 
   /** The part with the most time whose line this is; within what is opened, if there is one. */
