@@ -14,6 +14,7 @@ const split = () => page.evaluate(() => [...document.querySelectorAll(".split .n
 found.kinds = { before: await kinds(), split: await split() };
 await page.locator(".dial").focus();
 for (let press = 0; press < 4; press++) await page.keyboard.press("PageUp");
+found.kinds.marks = await page.locator(".devices-panel .stale-mark, .changes .stale-mark").allTextContents();
 found.kinds.batch = Number(await page.locator(".dial").getAttribute("aria-valuenow"));
 Object.assign(found.kinds, { dialled: await kinds(), splitDialled: await split(), title: await page.locator(".kinds-of h3").textContent(), total: Number((await numbersOf(".lane-total .n"))[1].value) });
 await page.keyboard.press("Escape");

@@ -51,6 +51,7 @@ def test_memory_by_kind_follows_the_dial(switched):
     kinds, root = found["kinds"], found["told"]["profile"]["nodes"][0]["held_bytes"]
     held = {kind.replace("_", " "): size for kind, size in root.items() if size}
     assert kinds["before"] == kinds["after"] == held
+    assert kinds["marks"] == ["at batch 16"] * 2, "devices and hints are not those of the batch that is dialled"
     assert kinds["batch"] == 256 and "at batch 256" in kinds["title"]
     assert sum(kinds["dialled"].values()) == pytest.approx(kinds["total"], rel=1e-12)
     expected = {kind.replace("_", " "): size for kind, size in by_lines(found, 256).items()}

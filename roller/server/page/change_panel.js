@@ -48,7 +48,7 @@ function changePanel(state, server) {
     const rate = /bandwidth=([\d.e+]+)/.exec(found || "");
     if (rate && LINKS.some(([, value]) => value === Number(rate[1]))) link.value = Number(rate[1]);
     link.disabled = Number(copies.value) <= 1;
-    stale.hidden = !state.isStale("hints");
+    markStale(state, stale, "hints");
     drawSum(options.changes);
     drawHints(options.changes);
   }
@@ -104,6 +104,7 @@ function changePanel(state, server) {
   }
 
   state.on("status hints whatif profile", () => state.head && draw());
+  state.on("batch", () => markStale(state, stale, "hints"));
   return { element };
 }
 

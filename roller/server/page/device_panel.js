@@ -77,7 +77,7 @@ function devicePanel(state, server) {
     const found = state.data("devices") || [];
     const known = new Map(found.map((row) => [`${row.device} ${row.devices}`, row]));
     fill(rows, ...state.head.options.devices.map(([name, count], place) => card(name, count, place, known.get(`${name} ${count}`))));
-    stale.hidden = !state.isStale("devices");
+    markStale(state, stale, "devices");
   }
 
   function card(name, count, place, row) {
@@ -123,6 +123,7 @@ function devicePanel(state, server) {
   }
 
   state.on("hello status devices", draw);
+  state.on("batch profile", () => markStale(state, stale, "devices"));
   return { element };
 }
 

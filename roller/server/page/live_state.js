@@ -36,6 +36,13 @@ function wayOf(stage, { devices, batch, amp, checkpoint, changes }) {
   return JSON.stringify([stage === "devices" ? null : devices[0], batch, amp, checkpoint, stage === "whatif" ? changes : null]);
 }
 
+/** Mark what is of an earlier save, of other options, or of the profile's batch while another one is dialled. */
+function markStale(state, mark, stage) {
+  const dialled = isDialled(state);
+  mark.hidden = !dialled && !state.isStale(stage);
+  mark.textContent = dialled ? `at batch ${state.model.profile.batch}` : "not up to date";
+}
+
 /** Where the batch is written: the literal of the entry file, or the constant that was adopted, wherever it is by now. */
 function literalOf(state) {
   const { batch } = state.head;
