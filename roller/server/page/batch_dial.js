@@ -1,5 +1,6 @@
 // The batch dial: dragged, moved by keys or typed, it shows the step at another batch at once, and writes the literal.
 
+const MOST_BATCH = 1e9; // of the protocol
 const DIAL_HEIGHT = 148, EDIT_MS = 100, REST_MS = 800;
 
 function dialPanel(state, server, source) {
@@ -41,7 +42,7 @@ function dialPanel(state, server, source) {
     const curve = curveOf(), [from, to] = range(), profile = state.model.profile;
     const left = 8, right = 8, top = 22, bottom = 24, floor = DIAL_HEIGHT - bottom;
     const x = (batch) => left + (Math.log(Math.max(from, batch) / from) / Math.log(to / from)) * (width - left - right);
-    scale = { x, batch: (at) => Math.max(from, Math.min(to, Math.round(from * Math.exp(((at - left) / (width - left - right)) * Math.log(to / from))))) };
+    scale = { x, to, batch: (at) => Math.max(from, Math.min(to, Math.round(from * Math.exp(((at - left) / (width - left - right)) * Math.log(to / from))))) };
     const root = svg("svg", { width, height: DIAL_HEIGHT, "aria-hidden": "true", class: "dial-chart" });
     root.append(svg("line", { class: "axis-line", x1: left, x2: width - right, y1: floor, y2: floor }));
     let last = -99;
@@ -93,7 +94,7 @@ function dialPanel(state, server, source) {
   function move() {
     if (!state.model || !scale) return;
     const at = stepAt(state), batch = at.batch;
-    scale.handle.setAttribute("transform", `translate(${scale.x(batch).toFixed(1)} 0)`);
+    scale.handle.setAttribute("transform", `translate(${scale.x(Math.min(batch, scale.to)).toFixed(1)} 0)`);
     chart.setAttribute("aria-valuenow", batch);
     chart.setAttribute("aria-valuetext", `batch ${batch}: ${text(at.time, "s")} a step, ${text(at.throughput, "samples/s")}, ${text(at.bytes, "bytes")}`);
     if (document.activeElement !== typed) typed.value = batch;
@@ -143,10 +144,11 @@ function dialPanel(state, server, source) {
     return true;
   }
 
-  function turn(batch) {
+  /** Show another batch; one that is typed may lie beyond the axis. */
+  function turn(batch, most = range()[1]) {
     if (!begin()) return;
-    const began = performance.now(), [from, to] = range();
-    state.dialled = Math.max(from, Math.min(to, batch));
+    const began = performance.now();
+    state.dialled = Math.max(1, Math.min(most, batch));
     state.tell("batch");
     performance.measure("dial", { start: began, end: performance.now() });
     write(gesture);
@@ -204,7 +206,7 @@ function dialPanel(state, server, source) {
   }
 
   function set(batch) {
-    turn(batch);
+    turn(batch, MOST_BATCH);
     end();
   }
 
