@@ -67,6 +67,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_frame_is_forgotten(tmp_path: 
     _attack(tmp_path, act)
 
 
+@pytest.mark.slow
 def test_a_hundred_reconnects_leave_nothing(tmp_path: Path) -> None:
     async def act(site: Site) -> None:
         await (await site.opened()).close()
