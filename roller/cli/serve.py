@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from roller.cli.training import (
     batches_of,
     checkpoints_of,
     devices_of,
+    names_of_devices,
     words_of,
 )
 from roller.cli.usage import UsageError
@@ -108,7 +110,7 @@ def serve_command(
             "--batch, --amp, --checkpoint: expected one value each, got several. Give one; the page can change it."
         )
     chosen = devices_of(devices, None)
-    offered = _offered_devices([spec for spec, _ in chosen])
+    files = _files_of([name for name, _ in names_of_devices(devices)], [spec.name for spec, _ in chosen])
     options = StepOptions(
         tuple((spec.name, count) for spec, count in chosen), None if sizes[0] is None else int(sizes[0]),
         precisions[0], again[0],
@@ -125,34 +127,27 @@ def serve_command(
             Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
     serve(
-        file, offered, options, host=host, port=port, prices=card, arguments=given or (), patience_s=patience,
-        is_live=live, ready=ready,
+        file, _offered_devices([spec for spec, _ in chosen]), options, host=host, port=port, prices=card,
+        arguments=given or (), patience_s=patience, is_live=live, specs=files, ready=ready,
     )  # fmt: skip
 
 
 def _offered_devices(chosen: Sequence[DeviceSpec]) -> list[DeviceSpec]:
-    """Return the devices that the page offers: those that a step can be profiled on, and the chosen ones.
-
-    The processes that profile, and the page, know devices by name only: a file may have the name of another device.
-
-    Raises
-    ------
-    UsageError
-        A chosen device is that of a file.
-    """
+    """Return the devices that the page offers: those that a step can be profiled on, and the chosen ones."""
     from roller.hardware import list_specs, load_spec
 
     known = [load_spec(name) for name in list_specs()]
     offered = {spec.name: spec for spec in known if spec.traits.blocks or not spec.traits.discrete}
-    for spec in chosen:
-        try:
-            is_named = load_spec(spec.name) == spec
-        except RollerError:
-            is_named = False
-        if not is_named:
+    return list({**offered, **{spec.name: spec for spec in chosen}}.values())
+
+
+def _files_of(words: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    """Return name -> file of the devices that are given as files; on the page a name stands for one of them."""
+    found: dict[str, str] = {}
+    for word, name in zip(words, names, strict=True):
+        file = str(Path(word).resolve()) if word.endswith((".yaml", ".yml")) or os.sep in word else ""
+        if found.setdefault(name, file) != file:
             raise UsageError(
-                f"--device: expected the name of a device, got a file of {spec.name}. The page knows devices by name; "
-                f"use roller profile with a file."
+                f"--device: expected one specification of the name {name}, got two. Write another name in {word}."
             )
-        offered[spec.name] = spec
-    return list(offered.values())
+    return {name: file for name, file in found.items() if file}

@@ -64,15 +64,19 @@ def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSp
     UsageError
         No device is named.
     """
-    found = []
+    found = [(device_of(name, settings), count) for name, count in names_of_devices(text)]
+    if not found:
+        raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
+    return found
+
+
+def names_of_devices(text: str) -> Iterator[tuple[str, int]]:
+    """Yield names or paths, and how many of each, of ``"h100,2xa100"``."""
     for name in (word.strip() for word in text.split(",")):
         count, times, rest = name.partition("x")
         several = bool(times) and count.isascii() and count.isdigit() and len(count) < 6 and int(count) > 0
         if name:
-            found.append((device_of(rest if several else name, settings), int(count) if several else 1))
-    if not found:
-        raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
-    return found
+            yield (rest, int(count)) if several else (name, 1)
 
 
 def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:

@@ -110,8 +110,10 @@ class TracedStep(Trace):
         RollerError
             The changed batch is not a whole number of samples, or the batch is unknown.
         """
-        device, count, changed = change.device or device, change.devices or devices, self
-        if replace(change, devices=None) != MemoryChange():
+        device, count = change.device or device, change.devices or devices
+        if replace(change, devices=None) == MemoryChange():
+            changed = self.at(device=device)  # as with a change: what a step allocates depends on its device
+        else:
             changed = self.at(
                 batch=_changed_batch(self, change.batch_factor), device=device,
                 amp=change.amp or self.options.get("amp") or "fp32",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -45,12 +45,16 @@ class EarlierProfiles:
 
     Parameters
     ----------
-    project, processes, patience_s
+    project, processes, patience_s, arguments, specs
         As in :class:`~roller.server.session.Session`.
     """
 
-    def __init__(self, project: Project, processes: WorkerProcesses, patience_s: float) -> None:
+    def __init__(
+        self, project: Project, processes: WorkerProcesses, patience_s: float, arguments: Sequence[str] = (),
+        specs: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._project, self._processes, self._patience_s = project, processes, patience_s
+        self._arguments, self._specs = tuple(arguments), dict(specs or {})
         self._saves: list[EarlierProfile] = []
         self._heads: dict[tuple[str, StepOptions], EarlierProfile] = {}
 
@@ -90,7 +94,10 @@ class EarlierProfiles:
         return self._heads[key], _moved(self._heads[key].texts, texts)
 
     async def _profile_of(self, worker: Worker, entry: str, folder: str, options: StepOptions) -> EarlierProfile:
-        await worker.send(ProfileRequest(0, entry, folder, options, ("profile",)).to_data())
+        request = ProfileRequest(
+            0, entry, folder, options, ("profile",), arguments=self._arguments, specs=self._specs
+        )  # fmt: skip
+        await worker.send(request.to_data())
         data: Mapping[str, Any] = {}
         while True:
             try:

@@ -38,7 +38,7 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
     source = None if operator is None else operator.source
     try:
         largest = step.max_batch(spec).batch
-    except NoCandidateError:
+    except (NoCandidateError, ModelError):
         largest = 0
     return {
         "kind": "predicted", "wanted_bytes": memory.oom.wanted_bytes,

@@ -67,6 +67,8 @@ class ProfileRequest:
         ``"file:line"`` there -> here, of lines that an edit moved.
     arguments
         Of a training script without providers.
+    specs
+        Name of a device -> file of its specification, of those that are not shipped.
     """
 
     id: int
@@ -77,6 +79,7 @@ class ProfileRequest:
     before: Mapping[str, Any] | None = None
     moved: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
+    specs: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> ProfileRequest:

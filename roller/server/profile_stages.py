@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,9 @@ from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
 from roller.insight.step_profile.difference import ProfileDifference, difference
+from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node_lines import node_lines
+from roller.insight.step_profile.page_intervals import throughput_interval
 from roller.insight.step_profile.profile_json import curve_data, from_data, to_data
 from roller.insight.step_profile.profiling import kind_of_file, profile
 from roller.insight.step_profile.step_profile import StepProfile
@@ -64,7 +67,10 @@ class _Asked:
         return found.at(batch=options.batch, device=self._spec(), amp=options.amp, checkpoint=options.checkpoint)
 
     def _spec(self) -> DeviceSpec:
-        return load_spec(self._options.devices[0][0])
+        return self._load(self._options.devices[0][0])
+
+    def _load(self, name: str) -> DeviceSpec:
+        return load_spec(self._request.specs.get(name, name))
 
     def _profile(self) -> StepProfile:
         key = StepOptions(self._options.devices[:1], *_rest(self._options))
@@ -80,14 +86,19 @@ class _Asked:
         except NoCandidateError:
             balanced = None
         return {
-            "profile": to_data(found), "text": str(found), "fits": found.fits, "balanced_batch": balanced,
-            "split": found.split()._asdict(),
+            "profile": to_data(found), "text": str(found), "label": found.label, "fits": found.fits,
+            "balanced_batch": balanced, "split": found.split()._asdict(),
+            "throughput_interval": throughput_interval(found),
+            "intervals": [node.interval_s for node in found.root.walk()],
             "lines": [
                 {
-                    "file": x.file, "line": x.line, "wall_s": x.wall_s, "held_bytes": x.total_held_bytes,
-                    "registered_bytes": x.registered_bytes,
+                    "file": x.file, "line": x.line, "wall_s": x.wall_s, "interval_s": _ends(x),
+                    "held_bytes": x.total_held_bytes, "registered_bytes": x.registered_bytes,
                     "instances": [
-                        {"module": i.module, "wall_s": i.node.wall_s, "held_bytes": i.node.total_held_bytes}
+                        {
+                            "module": i.module, "wall_s": i.node.wall_s, "interval_s": i.node.interval_s,
+                            "held_bytes": i.node.total_held_bytes,
+                        }
                         for i in x.instances
                     ],
                 }
@@ -109,7 +120,7 @@ class _Asked:
         options = self._options
         row: dict[str, Any] = {"device": name, "devices": count, "kind": "predicted"}
         try:
-            spec = load_spec(name)
+            spec = self._load(name)
             found: Forecast = self._step().forecast(
                 spec, batch=options.batch, amp=options.amp, checkpoint=options.checkpoint, devices=count
             )
@@ -117,8 +128,9 @@ class _Asked:
             return {**row, "error": str(error)}
         memory = found.memory
         return {
-            **row, "batch": found.batch, "iteration_s": found.iteration_s, "lower_s": found.lower_s,
-            "upper_s": found.upper_s, "throughput_per_s": found.throughput, "total_bytes": memory.total_bytes,
+            **row, "kind": found.kind, "batch": found.batch, "iteration_s": found.iteration_s,
+            "lower_s": found.lower_s, "upper_s": found.upper_s, "throughput_per_s": found.throughput,
+            "throughput_interval": throughput_interval(found), "total_bytes": memory.total_bytes,
             "fits": memory.fits, "bound": found.bound, "out_of_memory": "" if memory.oom is None else str(memory.oom),
         }  # fmt: skip
 
@@ -165,6 +177,7 @@ class _Asked:
         """Return what the chosen changes would bring together."""
         if not self._options.changes:
             return None
+        from roller.insight.whatif.memory_effect import memory_effect
         from roller.insight.whatif.predict import what_if
         from roller.insight.whatif.scenario import parse_what_if_option
 
@@ -173,8 +186,12 @@ class _Asked:
             return {"error": "whatif: expected one device, got several. Choose one."}
         changes = [parse_what_if_option(text) for text in self._options.changes]
         check_devices_of(changes)
-        answer = what_if(found.make_graph(), *changes)
-        return answer.to_dict()
+        graph = found.make_graph()
+        answer, memory = what_if(graph, *changes), memory_effect(graph, changes, found.memory_of)
+        return {
+            **answer.to_dict(), "memory_delta_bytes": memory.delta_bytes, "memory_note": memory.reason,
+            "total_bytes": None if memory.delta_bytes is None else found.total_bytes + memory.delta_bytes,
+        }  # fmt: skip
 
 
 def check_devices_of(changes: Sequence[Any]) -> None:
@@ -187,10 +204,18 @@ def check_devices_of(changes: Sequence[Any]) -> None:
     """
     known = list_specs()
     for change in changes:
-        for name in (getattr(change, field) for field, role in change.traced_with if role == "device"):
+        for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):
             if name not in known:
                 meant = did_you_mean(name, known) or "."
                 raise RollerError(f"whatif: device: expected a name, got {shown(name)}{meant}")
+
+
+def _ends(line: Line) -> tuple[float, float] | None:
+    """Return the interval of a line's time; ``None`` where it is not known."""
+    if not line.lower:
+        return None
+    lower, upper = (math.fsum(part.wall_s for part in end.values()) for end in (line.lower, line.upper))
+    return lower, upper
 
 
 def _rest(options: StepOptions) -> tuple[int | None, str, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 def serve(
     entry: str | Path, devices: Sequence[DeviceSpec], options: StepOptions, *, host: str = "127.0.0.1", port: int = 0,
     prices: RateCard | None = None, arguments: Sequence[str] = (), patience_s: float = PATIENCE_S,
-    is_live: bool = True, ready: Callable[[str], None] = print,
+    is_live: bool = True, specs: Mapping[str, str] | None = None, ready: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
     """Serve the page of an entry file until the process is interrupted.
 
@@ -44,7 +44,7 @@ def serve(
         Where to listen; port 0 for any that is free.
     prices
         Hourly rates of devices.
-    arguments, patience_s, is_live
+    arguments, patience_s, is_live, specs
         As in :class:`~roller.server.session.Session`.
     ready
         Called with the address of the page, which holds a token.
@@ -60,7 +60,9 @@ def serve(
 
     async def run() -> None:
         processes = WorkerProcesses()
-        session = Session(project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s)
+        session = Session(
+            project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s, specs=specs
+        )
         page = PageServer(session, hosts, [facts_of(spec) for spec in devices], prices)
         config = uvicorn.Config(
             page.app, log_level="warning", access_log=False, ws="websockets-sansio", ws_max_size=LARGEST_MESSAGE,

@@ -44,8 +44,8 @@ class SessionState:
         As :data:`Status`.
     results
         By stage, the data of the latest answer.
-    revisions
-        By stage, the revision that its data are of; older than ``revision`` is stale.
+    revisions, made
+        By stage, the revision that its data are of (older than ``revision`` is stale), and the options.
     error
         What went wrong in the latest profile: ``text``, ``problems``, ``output``; ``None`` if nothing did.
     progress
@@ -58,6 +58,7 @@ class SessionState:
     status: Status = "idle"
     results: dict[str, Any] = field(default_factory=dict)
     revisions: dict[str, int] = field(default_factory=dict)
+    made: dict[str, dict[str, Any]] = field(default_factory=dict)
     error: dict[str, Any] | None = None
     progress: tuple[str, int, int] | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -80,11 +81,14 @@ class Session:
         Whether a save starts a profile.
     patience_s
         Seconds without progress after which a profile is given up.
+    specs
+        Name of a device -> file of its specification, of those that are not shipped.
     """
 
     def __init__(
         self, project: Project, processes: WorkerProcesses, options: StepOptions | None = None, *,
         arguments: Sequence[str] = (), is_live: bool = True, patience_s: float = PATIENCE_S,
+        specs: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.project, self.options = project, options or StepOptions()
         self.state = SessionState()
@@ -100,7 +104,8 @@ class Session:
         self._worker_revision = -1
         self._count = 0
         self._watched: dict[str, tuple[int, int, int]] = {str(project.entry): state_of(project.entry)}
-        self._earlier = EarlierProfiles(project, processes, patience_s)
+        self._specs = dict(specs or {})
+        self._earlier = EarlierProfiles(project, processes, patience_s, self._arguments, self._specs)
         self._restlessness = Restlessness()
 
     # Listeners
@@ -116,7 +121,7 @@ class Session:
         return {
             "type": "state", **self._head(), "error": self.state.error,
             "results": {
-                stage: {"revision": self.state.revisions[stage], "data": data}
+                stage: {"revision": self.state.revisions[stage], "options": self.state.made[stage], "data": data}
                 for stage, data in self.state.results.items()
             },
         }  # fmt: skip
@@ -176,7 +181,9 @@ class Session:
         self._restart(wanted)
 
     def set_against(self, against: Against) -> None:
-        """Compare with the last save, or with git's ``HEAD``."""
+        """Compare with the last save, or with git's ``HEAD``; a comparison with the other one is dropped."""
+        if against != self.against:
+            self.state.results.pop("difference", None)
         self.against = against
         self._restart(("profile", "difference"))
 
@@ -312,7 +319,7 @@ class Session:
             try:
                 before, moved = await self._earlier.head(options, texts)
             except RollerError as error:
-                self._take_result("difference", {"error": str(error)}, revision)
+                self._take_result("difference", {"error": str(error)}, revision, options)
             else:
                 if not await self._ask(worker, ["difference"], before, moved, texts, revision):
                     return
@@ -327,7 +334,7 @@ class Session:
         number, began_ns, options = self._next(), time.time_ns(), self.options
         request = ProfileRequest(
             number, str(self.project.entry), str(self.project.folder), options, tuple(wanted),
-            None if before is None else before.profile, moved, self._arguments,
+            None if before is None else before.profile, moved, self._arguments, self._specs,
         )  # fmt: skip
         await worker.send(request.to_data())
         while True:
@@ -359,11 +366,12 @@ class Session:
                     texts = {**self.texts(), **texts}  # the files that it loaded are known by now
                     self.state.texts = texts
                     self._earlier.keep(options, answer["data"]["profile"], texts)
-                self._take_result(stage, answer["data"], revision)
+                self._take_result(stage, answer["data"], revision, options)
 
-    def _take_result(self, stage: str, data: Any, revision: int) -> None:
-        self.state.results[stage], self.state.revisions[stage] = self.project.relative(data), revision
-        self._tell({"type": "result", "stage": stage, "revision": revision, "data": self.state.results[stage]})
+    def _take_result(self, stage: str, data: Any, revision: int, options: StepOptions) -> None:
+        state, made, told = self.state, options.to_data(), self.project.relative(data)
+        state.results[stage], state.revisions[stage], state.made[stage] = told, revision, made
+        self._tell({"type": "result", "stage": stage, "revision": revision, "options": made, "data": told})
 
     def _next(self) -> int:
         self._count += 1

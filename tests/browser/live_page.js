@@ -57,7 +57,7 @@ async function open(browser, url, more) {
   const browser = await chromium.launch({ executablePath: process.env.ROLLER_CHROMIUM, args: ["--no-sandbox", "--disable-dev-shm-usage"] });
   try {
     const made = await open(browser, url);
-    const names = { ...made, made, file, fs, another: (more) => open(browser, url, more) };
+    const names = { ...made, made, file, fs, path, another: (more) => open(browser, url, more) };
     const script = new Function(...Object.keys(names), `return (async () => {${fs.readFileSync(scriptFile, "utf8")}})()`);
     const found = await script(...Object.values(names));
     const origin = new URL(url).origin;

@@ -23,6 +23,7 @@ pytest.importorskip("torch")
 pytest.importorskip("uvicorn")
 #: Bytes of all files of the page, and milliseconds to its first paint and of a redraw of the dial.
 MOST_BYTES, FIRST_PAINT_MS, REDRAW_MS, EDIT_MS = 700_000, 1000, 200, 100
+DEVICE = ("--device", "rtx3090")
 MODELS = ("resnet50", "transformer", "gnmt", "vit", "gan")
 ENTRY = '''"""Ein kleines Modell: letters beyond ASCII before the batch, 𝒙 too."""
 
@@ -65,9 +66,9 @@ class Block(nn.Module):
 
 
 @contextmanager
-def served(file: Path):
+def served(file: Path, *options: str):
     """Run a server of a file; yield the address of its page."""
-    words = [sys.executable, "-m", "roller.cli.main", "serve", str(file), "--device", "rtx3090", "--no-open"]
+    words = [sys.executable, "-m", "roller.cli.main", "serve", str(file), "--no-open", *(options or DEVICE)]
     process = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
@@ -77,9 +78,9 @@ def served(file: Path):
         process.communicate(timeout=20)
 
 
-def driven(file: Path, script: str, seconds: float = 560):
+def driven(file: Path, script: str, *options: str, seconds: float = 560):
     """Return what a script found on the page of a file, which made no error and asked for nothing else."""
-    with served(file) as url:
+    with served(file, *options) as url:
         done = subprocess.run(
             ["node", HERE / "live_page.js", url, file, HERE / script],
             env={**os.environ, "ROLLER_CHROMIUM": str(CHROMIUM)}, capture_output=True, text=True, timeout=seconds,

@@ -14,7 +14,7 @@ from roller.server.profile_stages import _Asked, check_devices_of, stages_of
 
 
 def test_a_what_if_names_a_device_and_no_file() -> None:
-    check_devices_of([parse_what_if_option("device:device=h100"), parse_what_if_option("amp")])
+    check_devices_of([parse_what_if_option(text) for text in ("device:device=h100", "amp", "cuda-graph")])
     for name in ("/etc/passwd", "../h100.yaml", "h100.yaml"):
         with pytest.raises(RollerError, match="device: expected a name"):
             check_devices_of([parse_what_if_option(f"device:device={name}")])

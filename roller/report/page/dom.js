@@ -155,6 +155,11 @@ function range(interval, unit) {
   return own !== undefined && from.slice(number.length) === to.slice(to.split(" ")[0].length) ? `${number} to ${to}` : `${from} to ${to}`;
 }
 
+/** An interval in a sentence; or why there is none. */
+function intervalWords(interval, unit) {
+  return hasInterval(interval) ? range(interval, unit) : WITHOUT_INTERVAL[typeof interval === "string" ? interval : "unknown"];
+}
+
 /** The word that says where a number comes from. */
 function chip(label) {
   return el(`span.chip.${label}`, {}, label);

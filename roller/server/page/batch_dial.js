@@ -1,5 +1,6 @@
 // The batch dial: dragged, moved by keys or typed, it shows the step at another batch at once, and writes the literal.
 
+const MOST_BATCH = 1e9; // of the protocol
 const DIAL_HEIGHT = 148, EDIT_MS = 100, REST_MS = 800;
 
 function dialPanel(state, server, source) {
@@ -41,7 +42,7 @@ function dialPanel(state, server, source) {
     const curve = curveOf(), [from, to] = range(), profile = state.model.profile;
     const left = 8, right = 8, top = 22, bottom = 24, floor = DIAL_HEIGHT - bottom;
     const x = (batch) => left + (Math.log(Math.max(from, batch) / from) / Math.log(to / from)) * (width - left - right);
-    scale = { x, batch: (at) => Math.max(from, Math.min(to, Math.round(from * Math.exp(((at - left) / (width - left - right)) * Math.log(to / from))))) };
+    scale = { x, to, batch: (at) => Math.max(from, Math.min(to, Math.round(from * Math.exp(((at - left) / (width - left - right)) * Math.log(to / from))))) };
     const root = svg("svg", { width, height: DIAL_HEIGHT, "aria-hidden": "true", class: "dial-chart" });
     root.append(svg("line", { class: "axis-line", x1: left, x2: width - right, y1: floor, y2: floor }));
     let last = -99;
@@ -82,7 +83,7 @@ function dialPanel(state, server, source) {
   }
 
   function drawMarks() {
-    const label = "predicted", found = state.data("curve");
+    const { label } = state.model, found = state.data("curve");
     fill(marks, ...choices().map(({ batch, exact, name, kind }) => el("li", {},
       el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label)))));
     fill(limits, found?.most_throughput ? ["At most ", number(found.most_throughput, "samples/s", label), " by the line"] : null,
@@ -93,14 +94,13 @@ function dialPanel(state, server, source) {
   function move() {
     if (!state.model || !scale) return;
     const at = stepAt(state), batch = at.batch;
-    scale.handle.setAttribute("transform", `translate(${scale.x(batch).toFixed(1)} 0)`);
+    scale.handle.setAttribute("transform", `translate(${scale.x(Math.min(batch, scale.to)).toFixed(1)} 0)`);
     chart.setAttribute("aria-valuenow", batch);
     chart.setAttribute("aria-valuetext", `batch ${batch}: ${text(at.time, "s")} a step, ${text(at.throughput, "samples/s")}, ${text(at.bytes, "bytes")}`);
     if (document.activeElement !== typed) typed.value = batch;
-    const error = state.model.profile.total_error_bytes;
     setNumber(values.time, at.time, "s", at.label, at.interval);
-    setNumber(values.throughput, at.fits ? at.throughput : null, "samples/s", at.label);
-    setNumber(values.bytes, at.bytes, "bytes", at.label, error && at.bytes ? [at.bytes - error, at.bytes + error] : null);
+    setNumber(values.throughput, at.fits ? at.throughput : null, "samples/s", at.label, at.throughputInterval);
+    setNumber(values.bytes, at.bytes, "bytes", at.label, at.bytesInterval);
     verdict.textContent = at.fits ? "" : "does not fit";
     element.classList.toggle("unfit", !at.fits);
   }
@@ -108,7 +108,11 @@ function dialPanel(state, server, source) {
   function drawSays() {
     const batch = state.head?.batch, found = state.data("curve");
     const parts = [];
-    if (batch?.error && !state.chosenLiteral) {
+    const chosen = state.head?.options.batch;
+    if (chosen)
+      parts.push(el("p", {}, "Batch ", number(chosen, "", "recorded", "exact"), " is set for this page alone", batch?.value ? [", the file has ", number(batch.value, "", "recorded", "exact")] : "", ". ",
+        el("button", { type: "button", onclick: () => chooseOptions(state, server, { batch: null }) }, "Back to the file's own")));
+    else if (batch?.error && !literalOf(state)) {
       parts.push(el("p", {}, el("strong", {}, "The dial writes no literal. "), state.linked(batch.error, batch.line && `${state.hello.entry}:${batch.line}`), " It changes the profile alone."));
       if (batch.candidates.length) parts.push(el("p", {}, "Numbers that may be the batch: ", batch.candidates.map((one) => [el("button", { type: "button", onclick: () => adopt(one) }, `${one.name} = ${one.value}`), " "])));
     }
@@ -121,7 +125,7 @@ function dialPanel(state, server, source) {
   }
 
   function adopt(candidate) {
-    state.chosenLiteral = candidate;
+    state.adopted = candidate.name;
     state.tell("status");
   }
 
@@ -131,7 +135,7 @@ function dialPanel(state, server, source) {
     if (gesture || !state.model || !state.model.profile.batch) return Boolean(gesture);
     state.isTurning = true;
     const made = (gesture = { from: shown(), before: null, written: null, last: 0, timer: 0 });
-    const hasLiteral = state.head.options.batch === null && !(state.head.batch.error && !state.chosenLiteral);
+    const hasLiteral = state.head.options.batch === null && Boolean(literalOf(state));
     made.ready = hasLiteral ? source.forDial().then((span) => {
       if (gesture !== made || !span) return;
       made.before = source.editor.text().slice(...span);
@@ -140,10 +144,11 @@ function dialPanel(state, server, source) {
     return true;
   }
 
-  function turn(batch) {
+  /** Show another batch; one that is typed may lie beyond the axis. */
+  function turn(batch, most = range()[1]) {
     if (!begin()) return;
-    const began = performance.now(), [from, to] = range();
-    state.dialled = Math.max(from, Math.min(to, batch));
+    const began = performance.now();
+    state.dialled = Math.max(1, Math.min(most, batch));
     state.tell("batch");
     performance.measure("dial", { start: began, end: performance.now() });
     write(gesture);
@@ -158,8 +163,8 @@ function dialPanel(state, server, source) {
       made.timer = setTimeout(() => gesture === made && write(made), EDIT_MS - (now - made.last) + 1);
       return;
     }
+    source.editor.writeLiteral(String(state.dialled), made.written === null);
     made.written = state.dialled;
-    source.editor.writeLiteral(String(made.written));
     made.last = performance.now();
   }
 
@@ -177,7 +182,8 @@ function dialPanel(state, server, source) {
     const batch = state.dialled;
     if (batch === null || batch === made.from) return cancelled(made);
     if (made.before !== null) {
-      source.editor.keepLiteral(made.before, String(batch));
+      if (made.written !== batch) source.editor.writeLiteral(String(batch), made.written === null);
+      source.editor.endLiteral();
       await source.save();
     } else chooseOptions(state, server, { batch });
     state.isTurning = Boolean(gesture);
@@ -193,14 +199,14 @@ function dialPanel(state, server, source) {
   }
 
   function cancelled(made) {
-    if (made.before !== null && made.written !== null) source.editor.writeLiteral(made.before);
+    if (made.before !== null && made.written !== null) source.editor.endLiteral(), source.editor.undo();
     state.dialled = null;
     state.isTurning = false;
     state.tell("batch");
   }
 
   function set(batch) {
-    turn(batch);
+    turn(batch, MOST_BATCH);
     end();
   }
 

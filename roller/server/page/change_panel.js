@@ -13,7 +13,7 @@ function changePanel(state, server) {
   const link = el("select", { "aria-label": "Link between devices", onchange: () => parallel() }, LINKS.map(([name, rate]) => el("option", { value: rate }, name)));
   const sum = el("div.together", { role: "status" });
   const list = el("ul.hints", { "aria-label": "Hints, the largest gain first" });
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.changes", { "aria-label": "Changes" },
     el("div.panel-head", {}, el("h2", {}, "What would change it"), stale),
     el("div.switches", {}, el("label.field", {}, el("span.faint", {}, "Precision"), precision), checkpoint.element,
@@ -48,7 +48,7 @@ function changePanel(state, server) {
     const rate = /bandwidth=([\d.e+]+)/.exec(found || "");
     if (rate && LINKS.some(([, value]) => value === Number(rate[1]))) link.value = Number(rate[1]);
     link.disabled = Number(copies.value) <= 1;
-    stale.hidden = !state.isStale("hints");
+    markStale(state, stale, "hints");
     drawSum(options.changes);
     drawHints(options.changes);
   }
@@ -57,12 +57,24 @@ function changePanel(state, server) {
     const found = state.data("whatif");
     sum.hidden = !changes.length;
     if (!changes.length) return;
-    if (!found) return fill(sum, "What they bring together is being computed.");
+    if (!found || state.isStale("whatif")) return fill(sum, state.head.status === "running" ? "What they bring together is being computed." : "What they bring together is not known of this step.");
     if (found.error) return fill(sum, state.linked(found.error));
-    const delta = (found.iteration_us - found.baseline_us) / 1e6, interval = [found.lower_us / 1e6, found.upper_us / 1e6];
-    fill(sum, el("p", {}, el("strong", {}, number(found.iteration_us / 1e6, "s", "predicted", interval)), " a step with ", changes.length === 1 ? "this change" : `these ${changes.length} changes`,
-      " (", spreadText(interval, "s", "predicted") || "no interval", "), ", signed(delta, "s", "predicted"), ", ", number(found.speedup, "times", "predicted"), found.hardly_anything ? " as fast: hardly anything" : " as fast",
-      el("span.faint", {}, `; rests on what is ${found.rests_on}`), " ", el("button.small", { type: "button", onclick: () => set({ changes: [] }) }, "Switch all off")));
+    const label = state.model?.label || "predicted", delta = (found.iteration_us - found.baseline_us) / 1e6, interval = [found.lower_us / 1e6, found.upper_us / 1e6];
+    const ends = interval.map((end) => end - found.baseline_us / 1e6);
+    fill(sum, el("p", {}, el("strong", {}, number(found.iteration_us / 1e6, "s", label, interval)), " a step with ", changes.length === 1 ? "this change" : `these ${changes.length} changes`,
+      " (", spreadText(interval, "s", label) || "no interval", "), ", signed(delta, "s", label, ends), ", ", number(found.speedup, "times", label, "derived"), found.hardly_anything ? " as fast: hardly anything" : " as fast",
+      el("span.faint", {}, `; rests on what is ${found.rests_on}`)),
+      el("p.together-memory", {}, "Memory at the peak: ", found.memory_delta_bytes === null ? el("span.faint", {}, found.memory_note) : memoryDelta(found, label),
+        found.total_bytes === null ? null : [", to ", number(found.total_bytes, "bytes", label)]),
+      el("button.small", { type: "button", onclick: () => set({ changes: [] }) }, "Switch all off"));
+  }
+
+  /** What a change does to the memory: bytes, nothing, or why that is not told. */
+  function memoryDelta(change, label) {
+    if (change.memory_delta_bytes === null) return el("span.faint", { title: change.memory_note }, memoryWords(change));
+    const made = signed(change.memory_delta_bytes, "bytes", label);
+    if (!change.memory_delta_bytes) made.textContent = "the same";
+    return made;
   }
 
   function drawHints(changes) {
@@ -84,13 +96,15 @@ function changePanel(state, server) {
     if (hint.not_asked) return el("li.asked-not", { "data-change": hint.change }, made.element, el("p.faint", {}, hint.not_asked));
     const interval = [hint.lower_s, hint.upper_s];
     return el(`li${hint.hardly_anything ? ".hardly" : ""}`, { "data-change": hint.change }, made.element,
-      el("span.gain", {}, hint.upper_bound ? el("span.faint", { title: "It cannot be built: it bounds the gain." }, "at most ") : null, signed(hint.delta_s, "s", hint.kind), before ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null),
+      el("span.gain", {}, hint.upper_bound ? el("span.faint", { title: "It cannot be built: it bounds the gain." }, "at most ") : null, hint.in_place ? el("span.faint", {}, "already in place") : [signed(hint.delta_s, "s", hint.kind, interval.map((end) => end - (hint.iteration_s - hint.delta_s))),
+        before && Math.abs(hint.delta_s) >= NOTHING_S ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null]),
       el("span.to.faint", {}, "to ", number(hint.iteration_s, "s", hint.kind, interval), interval[1] > interval[0] ? [" (", spreadText(interval, "s", hint.kind), ")"] : null,
-        hint.hardly_anything ? ", hardly anything" : null, hint.line ? [", most at ", state.placeLink(hint.line), " ", signed(hint.line_delta_s, "s", hint.kind)] : null),
+        hint.hardly_anything && !hint.in_place ? ", hardly anything" : null, el("span.hint-memory", {}, "; memory ", memoryDelta(hint, hint.kind)), hint.line ? [", most at ", state.placeLink(hint.line), " ", signed(hint.line_delta_s, "s", hint.kind)] : null),
       el("details", {}, el("summary", { title: "What the least certain of its times rests on" }, hint.rests_on), el("ul.plain", {}, hint.assumptions.map((one) => el("li", {}, one)))));
   }
 
   state.on("status hints whatif profile", () => state.head && draw());
+  state.on("batch", () => markStale(state, stale, "hints"));
   return { element };
 }
 
@@ -104,8 +118,8 @@ function hintName(change) {
 }
 
 /** A number with its sign: what is added or taken away. */
-function signed(value, unit, label) {
-  const made = number(value, unit, label);
+function signed(value, unit, label, interval) {
+  const made = number(value, unit, label, interval);
   if (Math.abs(value) < NOTHING_S && unit === "s") {
     made.textContent = "0"; // what is left of a sum's rounding; the digits of the element have it
     return made;

@@ -7,7 +7,7 @@ function devicePanel(state, server) {
   const options = el("ul.options", { id: "device-list", role: "listbox", "aria-label": "Devices", hidden: true });
   const epochs = runInput("Epochs", "epochs", 90), samples = runInput("Samples of an epoch", "samples", 1281167);
   const rows = el("div.devices", {});
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.devices-panel", { "aria-label": "Devices" },
     el("div.panel-head", {}, el("h2", {}, "Devices"), stale, el("span.push", {}), el("div.combo", {}, search, options)),
     el("div.run-inputs", {}, el("span.faint", {}, "A run of"), epochs, el("span.faint", {}, "epochs ×"), samples, el("span.faint", {}, "samples")), rows);
@@ -36,7 +36,7 @@ function devicePanel(state, server) {
     fill(options, ...offered.map((one, place) => {
       const price = state.hello.prices?.devices[one.name];
       return el("li", { role: "option", id: `device-${place}`, "aria-selected": String(place === active), onpointerdown: (event) => (event.preventDefault(), add(place)) },
-        el("strong", {}, one.name), number(one.capacity_bytes, "bytes", "recorded"), price ? number(price.per_hour, `${state.hello.prices.currency}/h`, "recorded") : el("span"),
+        el("strong", {}, one.name), number(one.capacity_bytes, "bytes", "recorded", "exact"), price ? number(price.per_hour, `${state.hello.prices.currency}/h`, "recorded", "exact") : el("span"),
         el("span.faint", {}, one.description));
     }));
     if (!offered.length) options.append(el("li.faint", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, "There is no other device of these words."));
@@ -77,7 +77,7 @@ function devicePanel(state, server) {
     const found = state.data("devices") || [];
     const known = new Map(found.map((row) => [`${row.device} ${row.devices}`, row]));
     fill(rows, ...state.head.options.devices.map(([name, count], place) => card(name, count, place, known.get(`${name} ${count}`))));
-    stale.hidden = !state.isStale("devices");
+    markStale(state, stale, "devices");
   }
 
   function card(name, count, place, row) {
@@ -97,7 +97,7 @@ function devicePanel(state, server) {
     return el(`article.device${row.fits ? "" : ".unfit"}`, { "aria-label": name, "data-device": name }, head,
       el("dl", {},
         pair("step", number(row.iteration_s, "s", row.kind, interval), spreadText(interval, "s", row.kind)),
-        row.fits ? pair("throughput", number(row.throughput_per_s, "samples/s", row.kind)) : null,
+        row.fits ? pair("throughput", number(row.throughput_per_s, "samples/s", row.kind, row.throughput_interval)) : null,
         pair("memory", number(row.total_bytes, "bytes", row.kind), capacityOf(name, row)),
         ...(row.fits ? cost(name, count, row) : [])),
       row.fits ? null : el("p.verdict", {}, "Does not fit: ", state.linked(row.out_of_memory)));
@@ -105,7 +105,7 @@ function devicePanel(state, server) {
 
   function capacityOf(name, row) {
     const device = state.hello.devices.find((one) => one.name === name);
-    return device ? ["of ", number(device.capacity_bytes, "bytes", "recorded")] : null;
+    return device ? ["of ", number(device.capacity_bytes, "bytes", "recorded", "exact")] : null;
   }
 
   function cost(name, count, row) {
@@ -119,10 +119,11 @@ function devicePanel(state, server) {
     const perHour = price.per_hour * count, days = (Date.now() - Date.parse(price.date)) / 864e5;
     return [time,
       pair("costs", number(hours * perHour, prices.currency, row.kind, spread.map((one) => one * perHour)), spreadText(spread.map((one) => one * perHour), prices.currency, row.kind)),
-      pair("price", number(perHour, `${prices.currency}/h`, "recorded"), el(`span${days > OLD_PRICE_DAYS ? ".old" : ".faint"}`, { title: price.source }, days > OLD_PRICE_DAYS ? `of ${price.date}: ${Math.floor(days)} days old` : `of ${price.date}`))];
+      pair("price", number(perHour, `${prices.currency}/h`, "recorded", "exact"), el(`span${days > OLD_PRICE_DAYS ? ".old" : ".faint"}`, { title: price.source }, days > OLD_PRICE_DAYS ? `of ${price.date}: ${Math.floor(days)} days old` : `of ${price.date}`))];
   }
 
   state.on("hello status devices", draw);
+  state.on("batch profile", () => markStale(state, stale, "devices"));
   return { element };
 }
 

@@ -22,7 +22,7 @@ function differencePanel(state, server) {
     if (found.error) return fill(body, el("p.faint", {}, state.linked(found.error)));
     const label = found.kind;
     fill(body, 
-      el("p.sums", {}, el("span", {}, "Time ", number(found.before.iteration_s, "s", label), " ", signed(found.delta_s, "s", label)), el("span", {}, "Memory ", number(found.before.total_bytes, "bytes", label), " ", signed(found.delta_bytes, "bytes", label))),
+      el("p.sums", {}, el("span", {}, "Time ", number(found.before.iteration_s, "s", label), " ", signed(found.delta_s, "s", label)), el("span", {}, "Memory ", number(found.before.total_bytes, "bytes", label), " ", found.delta_bytes === null ? el("span.faint", {}, "does not compare: one of them does not fit") : signed(found.delta_bytes, "bytes", label))),
       found.lines.length ? el("div.scroll", { tabindex: "0", role: "region", "aria-label": "Lines that changed" }, el("table", {},
         el("thead", {}, el("tr", {}, ["line", "time", "was", "memory", "was"].map((title) => el("th", { scope: "col" }, title)))),
         el("tbody", {}, found.lines.map((row) => el("tr", {}, el("td", {}, /:\d+$/.test(row.name) ? state.placeLink(row.name) : row.name || el("span.faint", {}, "no line")),

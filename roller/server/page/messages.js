@@ -69,18 +69,28 @@ function summary(state) {
   function draw() {
     const { model } = state;
     if (!model) return;
-    const { profile } = model, at = stepAt(state), changed = state.head?.options.changes.length ? state.data("whatif") : null;
-    const error = profile.total_error_bytes, isExact = !isDialled(state);
+    const { profile } = model, at = stepAt(state), changed = state.head?.options.changes.length && !state.isStale("whatif") ? state.data("whatif") : null;
     element.classList.toggle("stale", state.isStale("profile"));
     fill(element, 
       fact("One step", number(at.time, "s", at.label, at.interval), at.interval ? spreadText(at.interval, "s", at.label) : "by the line over the batch", "step"),
-      changed && changed.iteration_us ? fact("With the changes", number(changed.iteration_us / 1e6, "s", "predicted", [changed.lower_us / 1e6, changed.upper_us / 1e6]), spreadText([changed.lower_us / 1e6, changed.upper_us / 1e6], "s", "predicted"), "changed") : null,
-      fact("Throughput", at.fits && at.throughput ? number(at.throughput, "samples/s", at.label) : "–", at.batch ? ["batch ", number(at.batch, "", isExact ? "recorded" : "predicted")] : "", "throughput"),
-      fact("Memory at the peak", number(at.bytes, "bytes", at.label, error && at.bytes ? [at.bytes - error, at.bytes + error] : null), profile.capacity_bytes ? [at.bytes ? number(at.bytes / profile.capacity_bytes, "share", at.label) : "", " of ", number(profile.capacity_bytes, "bytes", "recorded")] : "capacity not known", "memory"),
+      changed && changed.iteration_us ? fact("With the changes", number(changed.iteration_us / 1e6, "s", model.label, [changed.lower_us / 1e6, changed.upper_us / 1e6]), spreadText([changed.lower_us / 1e6, changed.upper_us / 1e6], "s", model.label), "changed") : null,
+      fact("Throughput", at.fits && at.throughput ? number(at.throughput, "samples/s", at.label, at.throughputInterval) : "–", at.batch ? ["batch ", number(at.batch, "", "recorded", "exact")] : "", "throughput"),
+      fact("Memory at the peak", number(at.bytes, "bytes", at.label, at.bytesInterval), capacityShare(at.bytes, at.label), "memory"),
+      changed && changed.iteration_us ? fact("Memory with the changes", changed.total_bytes === null ? el("span.no-value", {}, memoryWords(changed)) : number(changed.total_bytes, "bytes", model.label), changed.total_bytes === null ? "" : capacityShare(changed.total_bytes, model.label), "changed-memory") : null,
       fact("On", `${profile.devices > 1 ? `${profile.devices} × ` : ""}${profile.device}`, [chip(at.label), " ", profile.amp, profile.checkpoint.length ? ", checkpoints" : "", profile.bound ? `, bound by the ${profile.bound}` : ""], "on"));
   }
+  function capacityShare(size, label) {
+    const capacity = state.model.profile.capacity_bytes;
+    return capacity ? [size ? number(size / capacity, "share", label) : "", " of ", number(capacity, "bytes", "recorded", "exact")] : "capacity not known";
+  }
+
   state.on("status profile curve batch whatif", draw);
   return element;
+}
+
+/** Why the memory of a change is not told, in a few words. */
+function memoryWords({ memory_note: note }) {
+  return note.startsWith("not modelled") ? "not modelled" : note;
 }
 
 function fact(title, value, below, name) {

@@ -11,11 +11,11 @@ class LineMark extends CM.GutterMarker {
     Object.assign(this, mark);
   }
   eq(other) {
-    return other.value === this.value && other.share === this.share && other.label === this.label && other.linked === this.linked;
+    return other.value === this.value && other.title === this.title && other.share === this.share && other.label === this.label && other.linked === this.linked;
   }
   toDOM() {
     const made = el(`div.mark.${this.what}${this.registered ? ".weights" : ""}${this.linked ? ".linked" : ""}`, {},
-      el("span.fill", { style: { width: `${Math.min(100, 100 * this.share)}%` } }), number(this.value, this.unit, this.label));
+      el("span.fill", { style: { width: `${Math.min(100, 100 * this.share)}%` } }), number(this.value, this.unit, this.label, this.interval));
     made.lastChild.title = this.title;
     return made;
   }
@@ -30,13 +30,16 @@ const markField = CM.StateField.define({
   },
 });
 
+function literalMark(from, to) {
+  return from < to ? CM.Decoration.set([CM.Decoration.mark({ class: "batch-literal", inclusive: true }).range(from, to)]) : CM.Decoration.none;
+}
+
 const literalField = CM.StateField.define({
   create: () => CM.Decoration.none,
   update(found, transaction) {
-    found = found.map(transaction.changes);
-    for (const effect of transaction.effects)
-      if (effect.is(setLiteral))
-        found = effect.value ? CM.Decoration.set([CM.Decoration.mark({ class: "batch-literal", inclusive: true }).range(...effect.value)]) : CM.Decoration.none;
+    // What takes the literal's place is the literal, also where all of it is replaced, as an undo does.
+    if (transaction.docChanged) found.between(0, transaction.startState.doc.length, (from, to) => void (found = literalMark(transaction.changes.mapPos(from, -1), transaction.changes.mapPos(to, 1))));
+    for (const effect of transaction.effects) if (effect.is(setLiteral)) found = effect.value ? literalMark(...effect.value) : CM.Decoration.none;
     return found;
   },
   provide: (field) => CM.EditorView.decorations.from(field),
@@ -93,16 +96,16 @@ function sourceEditor(options) {
     view, literal,
     stateOf: (text, label) => CM.EditorState.create({ doc: text, extensions: extensions(label) }),
     text: () => view.state.doc.toString(),
-    /** Show marks: [{line, time, bytes, registered, linked}] as shares of the whole. */
+    /** Show marks: [{line, time, interval, bytes, registered, linked}] as shares of the whole. */
     mark(rows, whole, label) {
       const ranges = { time: [], memory: [] };
       for (const row of rows) {
         if (row.line > view.state.doc.lines) continue;
         const { from } = line(row.line);
         const at = (what, mark) => ranges[what].push(new LineMark({ what, label, linked: row.linked, ...mark }).range(from));
-        if (row.time) at("time", { value: row.time, unit: "s", share: row.time / (whole.time || 1), title: `Line ${row.line}: ${text(row.time, "s")}, ${percent(row.time / (whole.time || 1))} of the time, ${label}` });
-        if (row.bytes) at("memory", { value: row.bytes, unit: "bytes", share: row.bytes / (whole.bytes || 1), title: `Line ${row.line}: ${text(row.bytes, "bytes")} at the peak, ${percent(row.bytes / (whole.bytes || 1))}, ${label}` });
-        else if (row.registered) at("memory", { value: row.registered, unit: "bytes", share: row.registered / (whole.bytes || 1), registered: true, title: `Line ${row.line}: weights of ${text(row.registered, "bytes")} are made here` });
+        if (row.time) at("time", { value: row.time, unit: "s", share: row.time / (whole.time || 1), interval: row.interval, title: `Line ${row.line}: ${text(row.time, "s")}, ${percent(row.time / (whole.time || 1))} of the time, ${label}, ${intervalWords(row.interval, "s")}` });
+        if (row.bytes) at("memory", { value: row.bytes, unit: "bytes", share: row.bytes / (whole.bytes || 1), title: `Line ${row.line}: ${text(row.bytes, "bytes")} at the peak, ${percent(row.bytes / (whole.bytes || 1))}, ${label}, ${intervalWords(null, "bytes")}` });
+        else if (row.registered) at("memory", { value: row.registered, unit: "bytes", share: row.registered / (whole.bytes || 1), registered: true, title: `Line ${row.line}: weights of ${text(row.registered, "bytes")} are made here, exact`, interval: "exact" });
       }
       view.dispatch({ effects: setMarks.of({ time: CM.RangeSet.of(ranges.time), memory: CM.RangeSet.of(ranges.memory) }) });
     },
@@ -124,26 +127,21 @@ function sourceEditor(options) {
       });
       if (focus) view.focus();
     },
-    /** Write a change of the disk: it is no step of the undo history. */
+    /** Write a change of the disk: a step of the history, since earlier steps would be undone beside what it replaced. */
     replace(now) {
       const change = changeBetween(view.state.doc.toString(), now);
-      if (change) view.dispatch({ changes: change, annotations: CM.Transaction.addToHistory.of(false) });
+      if (change) view.dispatch({ changes: change, annotations: CM.isolateHistory.of("full") });
     },
-    /** Write a number in place of the literal, as no step of the history. */
-    writeLiteral(value) {
-      const span = literal();
-      view.dispatch({ changes: { from: span[0], to: span[1], insert: value }, annotations: CM.Transaction.addToHistory.of(false), effects: setLiteral.of([span[0], span[0] + value.length]) });
-    },
-    /** Make one step of the history of all that was written since the literal was `before`. */
-    keepLiteral(before, value) {
-      const span = literal(), at = span[0];
-      const back = view.state.update({ changes: { from: at, to: span[1], insert: before }, annotations: CM.Transaction.addToHistory.of(false) });
-      const again = back.state.update({
-        changes: { from: at, to: at + before.length, insert: value }, annotations: [CM.isolateHistory.of("full")], userEvent: "dial",
-        effects: setLiteral.of([at, at + value.length]),
+    /** Write a number in place of the literal; all numbers from the first one to endLiteral() are one step of the history. */
+    writeLiteral(value, isFirst) {
+      const [from, to] = literal();
+      // What is composed joins the step before, however long that is ago.
+      view.dispatch({
+        changes: { from, to, insert: value }, userEvent: isFirst ? "dial" : "input.type.compose", annotations: isFirst ? CM.isolateHistory.of("before") : [],
+        effects: setLiteral.of([from, from + value.length]),
       });
-      view.dispatch([back, again]);
     },
+    endLiteral: () => view.dispatch({ annotations: CM.isolateHistory.of("full") }),
     undo: () => CM.undo(view),
     redo: () => CM.redo(view),
   };

@@ -30,7 +30,7 @@ function sourcePanel(state, server) {
 
   function draw() {
     if (!state.model || shown === null) return;
-    const module = moduleAround(state.model, state.opened), label = isDialled(state) ? "predicted" : state.model.profile.source;
+    const module = moduleAround(state.model, state.opened), label = labelOf(state);
     const [time, size] = valuesOf(state, state.opened);
     const found = [...rows()].filter(([name]) => name.slice(0, name.lastIndexOf(":")) === shown)
       .map(([name, mark]) => ({ line: Number(name.slice(name.lastIndexOf(":") + 1)), ...mark })).sort((a, b) => a.line - b.line);
@@ -56,11 +56,12 @@ function sourcePanel(state, server) {
   function read(line) {
     const mark = rows().get(`${shown}:${line}`);
     if (!mark) return fill(reading, `Line ${line}`);
-    const label = isDialled(state) ? "predicted" : state.model.profile.source;
-    fill(reading, `Line ${line}: `, ...[
-      mark.time ? [number(mark.time, "s", label), " "] : [], mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak "] : [],
-      mark.registered ? ["weights of ", number(mark.registered, "bytes", label)] : [],
-    ].flat());
+    const label = labelOf(state);
+    const said = [
+      mark.time ? [number(mark.time, "s", label, mark.interval), hasInterval(mark.interval) ? [" (", spreadText(mark.interval, "s", label), ")"] : ""] : null,
+      mark.bytes ? [number(mark.bytes, "bytes", label), " at the peak"] : null, mark.registered ? ["weights of ", number(mark.registered, "bytes", label, "exact")] : null,
+    ].filter(Boolean);
+    fill(reading, `Line ${line}: `, said.map((part, place) => [place ? ", " : "", part]));
   }
 
   /** The part with the most time whose line this is; within what is opened, if there is one. */
@@ -103,11 +104,17 @@ function sourcePanel(state, server) {
   }
 
   function warn(file, raw, digest) {
-    const end = () => ((conflict.hidden = true), refresh());
+    const settle = async (act) => {
+      await open(file); // the reader may look at another one by now
+      Object.assign(files.get(file), { raw, digest });
+      conflict.hidden = true;
+      act();
+      refresh();
+    };
     conflict.hidden = false;
     fill(conflict, `${file} was changed on disk, and here. `,
-      el("button", { type: "button", onclick: () => (Object.assign(files.get(file), { raw, digest }), editor.replace(raw.replace(/\r\n?/g, "\n")), end()) }, "Take that of the disk"), " ",
-      el("button", { type: "button", onclick: () => (Object.assign(files.get(file), { raw, digest }), end(), save()) }, "Write mine over it"));
+      el("button", { type: "button", onclick: () => settle(() => editor.replace(raw.replace(/\r\n?/g, "\n"))) }, "Take the file's text"), " ",
+      el("button", { type: "button", onclick: () => settle(save) }, "Write mine over it"));
   }
 
   async function open(name, line = null, focus = false) {
@@ -138,21 +145,23 @@ function sourcePanel(state, server) {
 
   /** Mark the literal where the disk's text has it; while the text here is another one it moves with the edits. */
   function showLiteral() {
-    const batch = state.head && (state.chosenLiteral || state.head.batch);
-    if (!batch || shown !== state.hello.entry || isDirty(shown)) return;
-    if (!batch.span) return editor.setLiteral(null);
+    if (!state.head || shown !== state.hello.entry || isDirty(shown)) return;
+    const batch = literalOf(state);
+    if (!batch) return editor.setLiteral(null);
     const { raw } = files.get(shown);
     const span = batch.span.map((place) => toEditor(raw, place));
     if (/^[\d_xXoObBa-fA-F]+$/.test(raw.slice(...batch.span))) editor.setLiteral(span);
   }
 
+  let undone = 0; // undos of the batch that are being saved: the next one need not wait for them
   function changed(update) {
-    const wasClean = saveButton.disabled && dirty.textContent === "";
+    const wasClean = undone > 0 || saveButton.disabled && dirty.textContent === "";
     refresh();
     const isBack = update.transactions.some((one) => one.isUserEvent("undo") || one.isUserEvent("redo"));
     // Undo of what was saved is saved too where it is the batch: the file has the bytes that it had.
     if (!isBack || !wasClean || shown !== state.hello.entry || !isOfLiteral(update)) return;
-    save();
+    undone++;
+    save().finally(() => undone--);
     state.dialled = Number(editor.text().slice(...editor.literal())) || null;
     state.tell("batch");
   }

@@ -45,7 +45,7 @@ function wherePanel(state, source) {
     el("button", { type: "button", "data-what": what, "aria-pressed": String(what === "time"), onclick: () => sortBy(what) }, `By ${what}`)));
   const kinds = el("div.kinds-of", {});
   const more = el("p.hint", { hidden: true });
-  const stale = el("span.stale-mark", { hidden: true }, "of an earlier save");
+  const stale = el("span.stale-mark", { hidden: true }, "not up to date");
   const element = el("section.panel.where", { "aria-label": "Where it goes" },
     el("div.panel-head", {}, el("h2", {}, "Where it goes"), stale, el("span.push", {}), sorts),
     crumbs,
@@ -113,21 +113,21 @@ function wherePanel(state, source) {
   function revalue() {
     const { model, opened } = state;
     if (!model || drawn !== opened) return;
-    const label = isDialled(state) ? "predicted" : model.profile.source;
+    const label = labelOf(state);
     const whole = valuesOf(state, opened);
-    const interval = opened === 0 && !isDialled(state) ? [model.profile.lower_s, model.profile.upper_s] : null;
-    setNumber(bars[0].total, whole[0], "s", label, interval);
-    setNumber(bars[1].total, whole[1], "bytes", label, opened === 0 && model.profile.total_error_bytes && !isDialled(state) ? [whole[1] - model.profile.total_error_bytes, whole[1] + model.profile.total_error_bytes] : null);
+    setNumber(bars[0].total, whole[0], "s", label, intervalOf(state, opened));
+    setNumber(bars[1].total, whole[1], "bytes", label, bytesIntervalOf(state, opened));
     for (const bar of bars)
       for (const [node, piece] of bar.pieces) {
         const value = valuesOf(state, node)[bar.place];
         piece.style.flexGrow = String(value / (whole[bar.place] || 1));
         piece.hidden = !value;
+        piece.title = titleOf(node, bar.what, value, value / (whole[bar.place] || 1), label);
       }
     for (const [node, row] of rows) {
       const [time, size] = valuesOf(state, node);
       const cells = row.children;
-      setNumber(cells[2], time || null, "s", label);
+      setNumber(cells[2], time || null, "s", label, intervalOf(state, node));
       setNumber(cells[3], time ? time / (whole[0] || 1) : null, "share", label);
       setNumber(cells[4], size || null, "bytes", label);
       setNumber(cells[5], size ? size / (whole[1] || 1) : null, "share", label);
@@ -135,22 +135,27 @@ function wherePanel(state, source) {
     drawKinds(label);
   }
 
-  function drawKinds(label) {
-    const { model, opened } = state;
-    const parts = Object.entries(model.nodes[opened].held_bytes || {}).filter(([, value]) => value > 0).sort((a, b) => b[1] - a[1]);
-    const whole = parts.reduce((sum, [, value]) => sum + value, 0);
-    if (kinds.firstChild) kinds.firstChild.textContent = kindsTitle(); // kinds are known at the profile's batch alone
-    if (kindBar === model.nodes[opened]) return;
-    kindBar = model.nodes[opened];
-    fill(kinds, ...(whole ? [el("h3", {}, kindsTitle()), stackedBar(parts, "bytes", model.profile.source, whole, "Memory by kind at the peak").element] : []));
-    const split = model.data.split;
-    if (opened === 0 && split && split.weights_bytes !== undefined && whole)
-      kinds.append(el("p.split", {}, "Weights ", number(split.weights_bytes, "bytes", label), split.weights_bytes > split.activations_bytes ? " hold more than" : " hold less than",
-        " activations ", number(split.activations_bytes, "bytes", label), "."));
+  /** A piece of a bar in words: what it is, its number, its interval. */
+  function titleOf(node, what, value, share, label) {
+    const { name, place } = partWords(state.model, node), unit = what === "time" ? "s" : "bytes";
+    const interval = what === "time" ? intervalOf(state, node) : bytesIntervalOf(state, node);
+    return `${name ?? place}: ${text(value, unit)}, ${percent(share)}, ${label}, ${intervalWords(interval, unit)}`;
   }
 
-  function kindsTitle() {
-    return `Memory by kind, at the peak${isDialled(state) ? `, at batch ${state.model.profile.batch}` : ""}`;
+  function drawKinds(label) {
+    const { model, opened } = state;
+    const found = kindsOf(state, opened), shown = isDialled(state) ? state.dialled : null;
+    if (kindBar?.node === model.nodes[opened] && kindBar.batch === shown && kindBar.lines === state.lines) return;
+    kindBar = { node: model.nodes[opened], batch: shown, lines: state.lines };
+    // In the order of the profile's own batch: colours and rows keep their places while the dial is moved.
+    const held = model.nodes[opened].held_bytes || {};
+    const parts = Object.entries(found).filter(([kind]) => held[kind] > 0).sort((a, b) => held[b[0]] - held[a[0]]);
+    const whole = parts.reduce((sum, [, value]) => sum + value, 0);
+    fill(kinds, ...(whole ? [el("h3", {}, `Memory by kind, at the peak${shown ? `, at batch ${shown} by the lines` : ""}`), stackedBar(parts, "bytes", label, whole, "Memory by kind at the peak").element] : []));
+    const weights = found.parameter || 0, activations = found.activation || 0;
+    if (opened === 0 && whole)
+      kinds.append(el("p.split", {}, "Weights ", number(weights, "bytes", label), weights > activations ? " hold more than" : " hold less than",
+        " activations ", number(activations, "bytes", label), "."));
   }
 
   function drawCrumbs() {

@@ -220,3 +220,13 @@ def test_a_changed_step_keeps_the_other_options_of_a_trace(entry):
     assert two == forecast(step, "a100", devices=2).memory != forecast(step, "a100").memory
     with pytest.raises(RollerError, match=r"a whole number of samples, got 0\.3 times 512"):
         step.memory_with(MemoryChange(batch_factor=0.3), "a100")
+
+
+def test_memory_without_a_change_is_that_of_the_device_and_not_of_the_trace():
+    torch = pytest.importorskip("torch")
+    from roller.insight.tracing import trace
+    from roller.insight.whatif.memory_change import MemoryChange
+
+    step = trace(torch.nn.BatchNorm2d(3), torch.zeros(4, 3, 8, 8), optimizer="adam")  # as on a GPU
+    told = step.memory_with(MemoryChange(), "cpu-avx2")
+    assert told == step.memory("cpu-avx2") != step.memory("a100")
