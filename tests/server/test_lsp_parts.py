@@ -23,7 +23,7 @@ from tests.offenders import every
 
 _CODECS = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 _TEXT = st.text("aπß🙂\u2028\x0c\x1d\r\n", max_size=12)
-_LINES = st.lists(st.sampled_from("abcd"), max_size=8)
+_LINES = st.lists(st.sampled_from("abcdefgh"), max_size=12)
 
 
 @given(before=_TEXT, encoding=st.sampled_from(sorted(_CODECS)), end=st.sampled_from(["\n", "\r\n", "\r"]))
@@ -118,6 +118,15 @@ def test_moved_lines_are_equal_or_marked_as_changed(old: list[str], new: list[st
     if old == new:
         assert not any(at.is_changed for at in placed.values())
         assert len(placed) == len(lines[0])
+
+
+def test_lines_between_edits_at_both_ends_keep_their_places_by_those_that_are_there_once() -> None:
+    old = [line for n in range(400) for line in (f"x{n} = f()", "", "    return x", "")]
+    new = ["import a", *old[:800], "other", *old[800:-1], "b"]
+    placed = placed_lines("\n".join(old), "\n".join(new))
+    assert [placed[n].line for n in (1, 800, 801, 1599)] == [2, 801, 803, 1601]
+    assert not any(placed[n].is_changed for n in range(1, 1600))
+    assert placed[1600].is_changed
 
 
 def test_a_range_is_the_text_of_a_line_without_indentation() -> None:

@@ -20,6 +20,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 from roller.errors import RollerError
 from roller.server.lsp import commands, shown
 from roller.server.lsp.editor_state import EditorState
+from roller.server.lsp.short_pauses import shorten_pauses
 
 #: Version of the commands, requests and data; a client of another one refuses the server.
 PROTOCOL = 1
@@ -59,7 +60,9 @@ def serve_editor() -> None:
     """Serve a client on the standard input and output until it ends the conversation."""
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # refusals are answers, not errors of the server
     output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever prints here must not disturb the conversation
-    make_server().start_io(sys.stdin.buffer, output)
+    server = make_server()
+    shorten_pauses()
+    server.start_io(sys.stdin.buffer, output)
 
 
 def _register_lifetime(server: RollerLanguageServer) -> None:
