@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from roller.errors import NoCandidateError, RollerError, did_you_mean, shown
+from roller.errors import ModelError, NoCandidateError, RollerError, did_you_mean, shown
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.insight.capture.script_tracer import trace_script
 from roller.insight.forecast import Forecast
@@ -125,7 +125,7 @@ class _Asked:
         found = self._profile()
         try:
             curve = found.batch_curve()
-        except NoCandidateError as error:
+        except (NoCandidateError, ModelError) as error:  # e.g. a script whose batch cannot be changed
             return {"error": str(error)}
         try:
             diminishing: int | None = curve.diminishing_from()

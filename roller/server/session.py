@@ -22,8 +22,8 @@ from roller.server.restlessness import Restlessness
 from roller.server.watched_files import WatchedFiles
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: Between two looks at the project's files.
-_POLL_S = 0.1
+#: Between two looks at the project's files, and where nothing has run for some time.
+_POLL_S, _REST_POLL_S, _REST_AFTER_S = 0.1, 0.5, 10.0
 #: Without progress for as long, a profile is given up.
 PATIENCE_S = 60.0
 
@@ -193,8 +193,11 @@ class Session:
     # Files
 
     async def _watch(self) -> None:
+        busy_s = time.monotonic()
         while True:
-            await asyncio.sleep(_POLL_S)
+            if self._running is not None:
+                busy_s = time.monotonic()
+            await asyncio.sleep(_POLL_S if time.monotonic() - busy_s < _REST_AFTER_S else _REST_POLL_S)
             if await self._files.seem_changed():
                 self.look()
 
