@@ -35,7 +35,7 @@ class Conversation:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder,
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
         )  # fmt: skip
-        self.folder, self._count = folder, 0
+        self.folder, self.count = folder, 0
         self.messages: list[dict[str, Any]] = []
         params = {"processId": None, "rootUri": folder.as_uri(), "capabilities": capabilities}
         self.initialized = self.ask("initialize", {**params, "initializationOptions": {"device": "v100"}})["result"]
@@ -47,12 +47,23 @@ class Conversation:
         self.server.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.server.stdin.flush()
 
+    def send_request(self, method: str, params: Any) -> int:
+        self.count += 1
+        self.tell(method, params, id=self.count)
+        return self.count
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.wait()
+        for pipe in (self.server.stdin, self.server.stdout):
+            assert pipe is not None
+            pipe.close()
+
     def ask(self, method: str, params: Any) -> dict[str, Any]:
-        self._count += 1
-        self.tell(method, params, id=self._count)
+        number = self.send_request(method, params)
         while True:
             message = self.read()
-            if message.get("id") == self._count and "method" not in message:
+            if message.get("id") == number and "method" not in message:
                 return message
             self.messages.append(message)
 
