@@ -27,8 +27,8 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
     -------
     dict
         ``wanted_bytes`` and ``operator``, ``phase``, ``line`` (``"file:line"``) of the request that fails, ``""``
-        where they are unknown; ``largest``, the largest batch that fits, 0 for none, ``None`` where it is unknown; ``remedies``, each a ``change``
-        with ``total_bytes`` and ``fits``.
+        where they are unknown; ``largest``, the largest batch that fits, 0 for none, ``None`` where it is unknown;
+        ``remedies``, each a ``change`` with ``total_bytes`` and ``fits``.
     """
     memory = step.memory(spec)
     if memory.oom is None:

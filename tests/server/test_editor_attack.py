@@ -1,4 +1,4 @@
-"""A client that sends anything in any order: the server answers, shows no figure of another line, and leaves nothing."""
+"""A client that sends anything in any order: the server answers, shows figures at their lines, leaves nothing."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ pytestmark = [
 ]
 _STEPS = 80
 _JUNK: tuple[Any, ...] = (
-    None, True, -1, 0, 3.5, 1e400, 10**30, "", "x", [], {}, [None], {"a": 1}, "🙂", "h100", "9xa100", "99999xa100", ["a100"] * 40,
+    None, True, -1, 0, 3.5, 1e400, 10**30, "", "x", [], {}, [None], {"a": 1}, "🙂", "h100", "9xa100", "99999xa100",
+    ["a100"] * 40,
 )  # fmt: skip
 _TEXTS = (
-    NET, NET.replace("\n", "\r\n"), NET.replace("\n", "\r"), "", "\ufeff" + NET, NET[:200], "\n" * 50 + NET, "x" * 100_000,
-    "\ud83d", NET.replace("self", "sélf🙂"), "\x0c\u2028\x1d", "(" * 10_000, f"def input_provider(batch_size={'9' * 6000}): ...",
+    NET, NET.replace("\n", "\r\n"), NET.replace("\n", "\r"), "", "\ufeff" + NET, NET[:200], "\n" * 50 + NET,
+    "x" * 100_000, "\ud83d", NET.replace("self", "sélf🙂"), "\x0c\u2028\x1d", "(" * 10_000,
+    f"def input_provider(batch_size={'9' * 6000}): ...",
 )  # fmt: skip
 _SETTINGS = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience", "unknown")
 _COMMANDS = ("profile", "drill", "setBatch", "setDevice", "setLive", "showPage")
@@ -67,7 +69,8 @@ class Attacker:
         )
         self.uris = [*((folder / name).as_uri() for name in names)]
         self.uris += [
-            folder.as_uri(), (outside / "one.py").as_uri(), str(self.entry), self.entry.as_uri().replace("train", "%74rain"),
+            folder.as_uri(), (outside / "one.py").as_uri(), str(self.entry),
+            self.entry.as_uri().replace("train", "%74rain"),
             "untitled:U-1", "file:///etc/passwd", f"file:///{'x' * 5000}", "", "file:", "http://x/y.py", "file:///%00.py",
             "file:///%FF.py", "file:///a%2F..%2Fb.py", "file://other/share/a.py",
         ]  # fmt: skip

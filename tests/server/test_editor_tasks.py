@@ -16,9 +16,9 @@ pytest.importorskip("torch")
 pytest.importorskip("pygls")
 pytest_lsp = pytest.importorskip("pytest_lsp")
 
+from lsprotocol import types  # noqa: E402
 from pytest_lsp import ClientServerConfig, LanguageClient, client_capabilities  # noqa: E402 - after what skips
 
-from lsprotocol import types  # noqa: E402
 from tests.server.editor import Editor  # noqa: E402
 from tests.server.entries import CONVOLUTIONS, NET, edited  # noqa: E402
 
@@ -171,7 +171,7 @@ async def test_five_tasks_on_five_models(editor: Editor, told: CommandLine, mode
         per_sample = split["activations_bytes"] / profile["batch"]
         assert data["balanced_batch"] == pytest.approx(split["weights_bytes"] / per_sample, rel=0.2)
     (point,) = [one for one in curve["curve"]["computed"] if one["batch"] == profile["batch"]]  # T5
-    assert point["iteration_s"] == profile["iteration_s"]
+    assert point["iteration_s"] == pytest.approx(profile["iteration_s"], rel=1e-12)  # it is summed in another order
     assert curve["diminishing_from"] is None or curve["diminishing_from"] >= 1
     batch = max(1, round(data["balanced_batch"] or profile["batch"]))
     answer = await editor.command("roller.setBatch", editor.uri(name), batch)
