@@ -27,8 +27,8 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
     -------
     dict
         ``wanted_bytes`` and ``operator``, ``phase``, ``line`` (``"file:line"``) of the request that fails, ``""``
-        where they are unknown; ``largest``, the largest batch that fits, 0 for none; ``remedies``, each a ``change``
-        with ``total_bytes`` and ``fits``.
+        where they are unknown; ``largest``, the largest batch that fits, 0 for none, ``None`` where it is unknown;
+        ``remedies``, each a ``change`` with ``total_bytes`` and ``fits``.
     """
     memory = step.memory(spec)
     if memory.oom is None:
@@ -36,10 +36,13 @@ def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[s
     number = memory.oom_operator
     operator = step.operators[number] if number is not None and 0 <= number < len(step.operators) else None
     source = None if operator is None else operator.source
+    largest: int | None
     try:
         largest = step.max_batch(spec).batch
-    except (NoCandidateError, ModelError):
+    except NoCandidateError:
         largest = 0
+    except ModelError:  # e.g. a script whose batch cannot be changed
+        largest = None
     return {
         "kind": "predicted", "wanted_bytes": memory.oom.wanted_bytes,
         "operator": "" if operator is None else operator.name, "phase": "" if operator is None else operator.phase,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 #: What a request may ask for, in the order of the answers.
@@ -88,4 +88,5 @@ class ProfileRequest:
 
     def to_data(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        return {**asdict(self), "options": self.options.to_data()}
+        found = {one.name: getattr(self, one.name) for one in fields(self)}  # the profile in it is not copied
+        return {**found, "options": self.options.to_data()}

@@ -22,6 +22,7 @@ from roller.errors import RollerError, bounded, printable
 from roller.insight.trace.progress import Cancelled, listening
 from roller.insight.trace.providers import ProviderErrors
 from roller.runtime.channel import ChannelClosed, receive, send
+from roller.server.message_parts import Joiner, in_parts
 from roller.server.profile_request import ProfileRequest
 
 #: The standard error, whatever the project makes of ``sys.stderr``.
@@ -34,18 +35,20 @@ def serve(conversation: int) -> None:
     own = os.getpid()
     os.register_at_fork(after_in_child=lambda: os.close(conversation))  # what the project forks answers nothing
     steps: dict[tuple[str, tuple[str, ...]], Any] = {}
+    joiner = Joiner()
     with contextlib.suppress(ChannelClosed):
         while True:
-            data, _ = receive(conversation)
-            request = ProfileRequest.from_data(data)
-            _answer(request, conversation, own, steps)
+            data = joiner.take(receive(conversation)[0])
+            if data is not None:
+                _answer(ProfileRequest.from_data(data), conversation, own, steps)
 
 
 def _answer(request: ProfileRequest, conversation: int, own: int, steps: dict[Any, Any]) -> None:
     def tell(stage: str, **values: Any) -> None:
         if os.getpid() != own:
             os._exit(0)  # forked by the project, and left it by an exception
-        send(conversation, {"id": request.id, "stage": stage, **values})
+        for part in in_parts({"id": request.id, "stage": stage, **values}):
+            send(conversation, part)
 
     def is_over() -> bool:
         return bool(select.select([conversation], [], [], 0)[0])

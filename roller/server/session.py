@@ -6,24 +6,24 @@ The page and the language server share it. All state is that of one event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from roller.errors import RollerError, bounded, printable, shown
-from roller.server.batch_literal import BatchLiteral, batch_data, find_batch_literal
 from roller.server.earlier_profiles import Against, EarlierProfile, EarlierProfiles
+from roller.server.entry_batch import EntryBatch
 from roller.server.places import last_place, places_in
 from roller.server.profile_request import STAGES, ProfileRequest, StepOptions
-from roller.server.project import Project, ProjectError, SourceFile, state_of
+from roller.server.project import Project, SourceFile
 from roller.server.restlessness import Restlessness
 from roller.server.time_limit import within
+from roller.server.watched_files import WatchedFiles
 from roller.server.worker_process import Worker, WorkerEnded, WorkerProcesses
 
-#: Seconds between two checks of the project's files.
-_POLL_S = 0.1
+#: Seconds between two checks of the project's files; the second, once nothing has run for the third.
+_POLL_S, _REST_POLL_S, _REST_AFTER_S = 0.1, 0.5, 10.0
 #: A profile that makes no progress for so long is stopped.
 PATIENCE_S = 60.0
 
@@ -103,8 +103,7 @@ class Session:
         self._worker: Worker | None = None
         self._worker_revision = -1
         self._count = 0
-        self._watched: dict[str, tuple[int, int, int]] = {str(project.entry): state_of(project.entry)}
-        self._specs = dict(specs or {})
+        self._files, self._batch, self._specs = WatchedFiles(project), EntryBatch(project), dict(specs or {})
         self._earlier = EarlierProfiles(project, processes, patience_s, self._arguments, self._specs)
         self._restlessness = Restlessness()
 
@@ -130,7 +129,7 @@ class Session:
         state = self.state
         return {
             "revision": state.revision, "status": state.status, "live": self.is_live, "against": self.against,
-            "options": self.options.to_data(), "progress": state.progress, "batch": self._batch_data(),
+            "options": self.options.to_data(), "progress": state.progress, "batch": self._batch.to_data(),
         }  # fmt: skip
 
     def _tell(self, message: Mapping[str, Any]) -> None:
@@ -199,35 +198,21 @@ class Session:
         self.look()
         return found
 
-    def batch_literal(self) -> BatchLiteral | None:
-        """Return the literal of the batch in the entry file; ``None`` if it has none."""
-        try:
-            found = find_batch_literal(self.project.read(self.project.entry_name).text)
-        except ProjectError:
-            return None
-        return found if isinstance(found, BatchLiteral) else None
-
-    def _batch_data(self) -> dict[str, Any]:
-        """Return where the entry file has its batch, or why it has none and what may be meant."""
-        try:
-            source = self.project.read(self.project.entry_name)
-        except ProjectError as error:
-            return {"error": str(error), "line": 1, "candidates": []}
-        return batch_data(source.text)
-
     # Files
 
     async def _watch(self) -> None:
+        busy_s = time.monotonic()
         while True:
-            await asyncio.sleep(_POLL_S)
-            self.look()
+            if self._running is not None:
+                busy_s = time.monotonic()
+            await asyncio.sleep(_POLL_S if time.monotonic() - busy_s < _REST_AFTER_S else _REST_POLL_S)
+            if await self._files.seem_changed():
+                self.look()
 
     def look(self) -> None:
         """Note files that changed; a changed project is profiled again if live."""
-        now = {path: state_of(path) for path in self._watched}
-        if now == self._watched:
+        if not self._files.changed():
             return
-        self._watched = now
         self.state.revision += 1
         self._restlessness.note_change(self._running is not None)
         if self.is_live:
@@ -310,7 +295,7 @@ class Session:
 
     async def _follow(self, worker: Worker, wanted: Sequence[str], revision: int) -> None:
         """Ask for the stages, and take the answers; what HEAD takes longer for comes last."""
-        texts, options = self.texts(), self.options
+        texts, options = await self._files.texts(), self.options
         now = [stage for stage in wanted if stage != "difference" or self.against == "last"]
         before, moved = self._earlier.last_save(options, texts)
         if now and not await self._ask(worker, now, before, moved, texts, revision):
@@ -319,7 +304,7 @@ class Session:
             try:
                 before, moved = await self._earlier.head(options, texts)
             except RollerError as error:
-                self._take_result("difference", {"error": str(error)}, revision, options)
+                self._take_result("difference", {"error": self.project.relative(str(error))}, revision, options)
             else:
                 if not await self._ask(worker, ["difference"], before, moved, texts, revision):
                     return
@@ -339,7 +324,7 @@ class Session:
         await worker.send(request.to_data())
         while True:
             try:
-                answer = await within(self._patience_s, worker.receive())
+                answer = await within(self._patience_s, worker.receive(self.project.relative))
             except asyncio.TimeoutError:
                 where = last_place(await worker.where_it_is(), self.project)
                 name = self.project.entry_name
@@ -352,7 +337,7 @@ class Session:
                 continue  # of a request that was overtaken
             stage = answer["stage"]
             if "files" in answer:
-                self._watch_files(answer["files"], began_ns)
+                await self._files.add(answer["files"], began_ns)
             if stage == "progress":
                 self.state.progress = (answer["what"], answer["done"], answer["total"])
                 self._tell({"type": "progress", "revision": revision, "progress": self.state.progress})
@@ -363,33 +348,16 @@ class Session:
                 return True
             else:
                 if stage == "profile":
-                    texts = {**self.texts(), **texts}  # the files that it loaded are known by now
+                    texts = {**await self._files.texts(), **texts}  # the files that it loaded are known by now
                     self.state.texts = texts
                     self._earlier.keep(options, answer["data"]["profile"], texts)
                 self._take_result(stage, answer["data"], revision, options)
 
     def _take_result(self, stage: str, data: Any, revision: int, options: StepOptions) -> None:
-        state, made, told = self.state, options.to_data(), self.project.relative(data)
-        state.results[stage], state.revisions[stage], state.made[stage] = told, revision, made
-        self._tell({"type": "result", "stage": stage, "revision": revision, "options": made, "data": told})
+        state, made = self.state, options.to_data()
+        state.results[stage], state.revisions[stage], state.made[stage] = data, revision, made
+        self._tell({"type": "result", "stage": stage, "revision": revision, "options": made, "data": data})
 
     def _next(self) -> int:
         self._count += 1
         return self._count
-
-    def _watch_files(self, files: Sequence[str], since_ns: int) -> None:
-        """Watch files that a profile loaded; one that changed since it began counts as changed."""
-        for path in files:
-            if isinstance(path, str) and path not in self._watched and self.project.name_of(path) is not None:
-                state = state_of(path)
-                self._watched[path] = state if state[0] < since_ns else (0, -1, 0)
-
-    def texts(self) -> dict[str, str]:
-        """Return the texts of the project's files that a profile depends on."""
-        found = {}
-        for path in self._watched:
-            name = self.project.name_of(path)
-            if name is not None:
-                with contextlib.suppress(ProjectError):
-                    found[name] = self.project.read(name).text
-        return found

@@ -11,10 +11,12 @@ import socket
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from roller.errors import RollerError
+from roller.server.message_parts import Joiner, in_parts
 from roller.server.time_limit import within
 
 _HEAD = struct.Struct("<Q")
@@ -52,6 +54,8 @@ class Worker:
         self.pid, self._pipe = pid, pipe
         self._reader, self._writer = reader, writer
         self._size: int | None = None
+        self._received_bytes = 0
+        self._joiner = Joiner()
         self._lines: deque[str] = deque(maxlen=_OUTPUT_LINES)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._draining = asyncio.ensure_future(self._drain(output))
@@ -69,15 +73,22 @@ class Worker:
         WorkerEnded
             The process is gone.
         """
-        text = json.dumps({**request, "blobs": []}).encode()
         try:
-            self._writer.write(_HEAD.pack(len(text)) + text)
-            await self._writer.drain()
+            for part in in_parts(request):
+                text = json.dumps({**part, "blobs": []}).encode()
+                self._writer.write(_HEAD.pack(len(text)) + text)
+                await self._writer.drain()
+                await asyncio.sleep(0)  # the loop does other work meanwhile
         except (ConnectionError, OSError):
             raise WorkerEnded(await self.how_it_ended()) from None
 
-    async def receive(self) -> dict[str, Any]:
+    async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
         """Return the next answer.
+
+        Parameters
+        ----------
+        change
+            Applied to the data of the answer, part by part.
 
         Raises
         ------
@@ -85,21 +96,35 @@ class Worker:
             The process is gone, or what it sent is no answer.
         """
         try:
-            # Each read takes all or nothing, so a caller may be cancelled between the two and go on later.
-            if self._size is None:
-                (self._size,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
-            if self._size > _LARGEST:
-                raise ValueError("too large")
-            data = await self._reader.readexactly(self._size)
-            self._size = None
-            answer = json.loads(data)
-            if not isinstance(answer, dict) or not isinstance(answer.get("stage"), str):
+            while True:
+                said = json.loads(await self._message())
+                if not isinstance(said, dict):
+                    raise ValueError("no answer")
+                if change is not None:
+                    said.update((name, change(said[name])) for name in ("rows", "data") if name in said)
+                answer = self._joiner.take(said)
+                if answer is not None:
+                    self._received_bytes = 0
+                    break
+                await asyncio.sleep(0)  # the loop does other work meanwhile
+            if not isinstance(answer.get("stage"), str):
                 raise ValueError("no answer")
             return answer
         except (asyncio.IncompleteReadError, ConnectionError, OSError):
             raise WorkerEnded(await self.how_it_ended()) from None
-        except (ValueError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise WorkerEnded("what is no answer") from None
+
+    async def _message(self) -> bytes:
+        # Each read takes all or nothing, so a caller may be cancelled between the two and go on later.
+        if self._size is None:
+            (self._size,) = _HEAD.unpack(await self._reader.readexactly(_HEAD.size))
+        if self._size + self._received_bytes > _LARGEST:
+            raise ValueError("too large")
+        data = await self._reader.readexactly(self._size)
+        self._received_bytes += self._size
+        self._size = None
+        return data
 
     async def how_it_ended(self) -> str:
         """Return how the process ended, with the last line that it printed."""

@@ -35,7 +35,7 @@ class Conversation:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder,
             env={**os.environ, "PYTHONPATH": str(_ROOT)},
         )  # fmt: skip
-        self.folder, self._count = folder, 0
+        self.folder, self.count = folder, 0
         self.messages: list[dict[str, Any]] = []
         params = {"processId": None, "rootUri": folder.as_uri(), "capabilities": capabilities}
         self.initialized = self.ask("initialize", {**params, "initializationOptions": {"device": "v100"}})["result"]
@@ -47,12 +47,23 @@ class Conversation:
         self.server.stdin.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
         self.server.stdin.flush()
 
+    def send_request(self, method: str, params: Any) -> int:
+        self.count += 1
+        self.tell(method, params, id=self.count)
+        return self.count
+
+    def close(self) -> None:
+        self.server.kill()
+        self.server.wait()
+        for pipe in (self.server.stdin, self.server.stdout):
+            assert pipe is not None
+            pipe.close()
+
     def ask(self, method: str, params: Any) -> dict[str, Any]:
-        self._count += 1
-        self.tell(method, params, id=self._count)
+        number = self.send_request(method, params)
         while True:
             message = self.read()
-            if message.get("id") == self._count and "method" not in message:
+            if message.get("id") == number and "method" not in message:
                 return message
             self.messages.append(message)
 
@@ -157,3 +168,34 @@ def test_two_servers_at_once_and_progress(tmp_path: Path) -> None:
             for pipe in (one.server.stdin, one.server.stdout):
                 assert pipe is not None
                 pipe.close()
+
+
+def test_two_servers_on_one_file_of_a_large_project_and_two_entry_files_of_one_client(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").touch()
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(4 << 30)  # sparse: it takes no room, but reading it would
+    for number in range(2000):
+        (tmp_path / f"part{number}.py").write_text(f"X = {number}\n")
+    sources = {"train.py": f"from part7 import X\n{NET}", "other.py": NET.replace("batch_size=16", "batch_size=32")}
+    for name, source in sources.items():
+        (tmp_path / name).write_text(source)
+    both = [Conversation(tmp_path) for _ in range(2)]
+    try:
+        first = [one.profile("train.py") for one in both]
+        assert [x["status"] for x in first] == ["ready", "ready"], [x["error"] for x in first]
+        assert first[0]["results"] == first[1]["results"]
+        second = both[0].profile("other.py")
+        assert (second["entry"], second["results"]["profile"]["data"]["profile"]["batch"]) == ("other.py", 32)
+        again = both[0].ask("roller/profile", {"uri": (tmp_path / "train.py").as_uri(), "wait": True})["result"]
+        assert (again["entry"], again["results"]) == ("train.py", first[0]["results"])
+        for one in both:
+            (read,) = (x for x in Path(f"/proc/{one.server.pid}/io").read_text().splitlines() if x.startswith("rchar"))
+            assert int(read.split()[1]) < 1 << 28
+            (most,) = (x for x in Path(f"/proc/{one.server.pid}/status").read_text().splitlines() if "VmHWM" in x)
+            assert int(most.split()[1]) < 1 << 20  # KiB
+            assert one.ask("shutdown", None)["result"] is None
+            one.tell("exit", None)
+            assert one.server.wait(120) == 0
+    finally:
+        for one in both:
+            one.close()

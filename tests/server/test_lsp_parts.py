@@ -16,6 +16,8 @@ from lsprotocol import types
 
 from roller.insight.step_profile.revision import moved_between, source_lines
 from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
+from roller.server.lsp.diagnostics import _remedies_text
+from roller.server.lsp.language_server import make_server
 from roller.server.lsp.positions import placed_lines, position_at, range_of_line, units_of
 from roller.server.lsp.settings import Settings, SettingsError, devices_of
 from roller.server.lsp.words import plain, size_text, time_text
@@ -23,7 +25,7 @@ from tests.offenders import every
 
 _CODECS = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
 _TEXT = st.text("aπß🙂\u2028\x0c\x1d\r\n", max_size=12)
-_LINES = st.lists(st.sampled_from("abcd"), max_size=8)
+_LINES = st.lists(st.sampled_from("abcdefgh"), max_size=12)
 
 
 @given(before=_TEXT, encoding=st.sampled_from(sorted(_CODECS)), end=st.sampled_from(["\n", "\r\n", "\r"]))
@@ -120,6 +122,15 @@ def test_moved_lines_are_equal_or_marked_as_changed(old: list[str], new: list[st
         assert len(placed) == len(lines[0])
 
 
+def test_lines_between_edits_at_both_ends_keep_their_places_by_those_that_are_there_once() -> None:
+    old = [line for n in range(400) for line in (f"x{n} = f()", "", "    return x", "")]
+    new = ["import a", *old[:800], "other", *old[800:-1], "b"]
+    placed = placed_lines("\n".join(old), "\n".join(new))
+    assert [placed[n].line for n in (1, 800, 801, 1599)] == [2, 801, 803, 1601]
+    assert not any(placed[n].is_changed for n in range(1, 1600))
+    assert placed[1600].is_changed
+
+
 def test_a_range_is_the_text_of_a_line_without_indentation() -> None:
     lines = ["  π🙂", ""]
     assert range_of_line(lines, 1, "utf-16") == types.Range(types.Position(0, 2), types.Position(0, 5))
@@ -153,6 +164,36 @@ def test_settings_are_merged() -> None:
     second = first.updated({"live": False, "arguments": ["--epochs", "1"], "runScripts": True})
     assert (second.options, second.is_live, second.arguments) == (first.options, False, ("--epochs", "1"))
     assert second.updated(None) == second.updated({}) == second
+
+
+def test_what_comes_before_initialize_or_after_shutdown_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = make_server().protocol
+    sent: list[Any] = []
+    monkeypatch.setattr(protocol, "_send_data", sent.append)
+
+    def say(method: str, **more: Any) -> None:
+        protocol.handle_message(protocol.structure_message({"jsonrpc": "2.0", "method": method, **more}))
+
+    params = {"command": "roller.profile", "arguments": ["file:///train.py"]}
+    say("workspace/executeCommand", id=1, params=params)
+    say("textDocument/didSave", params={"textDocument": {"uri": "file:///train.py"}})
+    say("initialize", id=2, params={"capabilities": {}, "processId": None, "rootUri": None})
+    say("initialize", id=3, params={"capabilities": {}, "processId": None, "rootUri": None})
+    protocol._shutdown = True
+    say("workspace/executeCommand", id=4, params=params)
+    answers = {one.id: one for one in sent}
+    codes = {number: one.error.code for number, one in answers.items() if getattr(one, "error", None) is not None}
+    assert codes == {1: -32002, 3: -32600, 4: -32600}
+    assert "expected initialize first" in answers[1].error.message
+    assert "expected exit after shutdown" in answers[4].error.message
+
+
+def test_a_largest_batch_that_is_unknown_is_not_said_to_be_none() -> None:
+    remedies = [{"change": "amp=bf16", "total_bytes": 1 << 30, "fits": True}]
+    said = {largest: _remedies_text({"largest": largest, "remedies": remedies}) for largest in (None, 0, 8)}
+    assert said[None] == "With amp=bf16: 1 GiB, fits."
+    assert said[0].startswith("Not even one sample")
+    assert said[8].startswith("The largest batch that fits as it is: 8.")
 
 
 def test_names_of_a_project_cannot_end_their_code() -> None:

@@ -6,6 +6,8 @@ import io
 import re
 import subprocess
 import tarfile
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -92,15 +94,58 @@ def moved_between(name: str, old: str, new: str) -> Iterator[tuple[str, str]]:
 
 def moved_numbers(old: Sequence[str], new: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Yield numbers from 1, before and after, of lines that are equal, or replaced by as many others."""
-    least = min(len(old), len(new))
-    head = next((n for n in range(least) if old[n] != new[n]), least)
-    tail = next((n for n in range(least - head) if old[-1 - n] != new[-1 - n]), least - head)
-    yield from ((n + 1, n + 1) for n in range(head))
-    middle = old[head : len(old) - tail], new[head : len(new) - tail]
-    for tag, a, a_end, b, b_end in SequenceMatcher(None, *middle, autojunk=False).get_opcodes():
-        if tag == "equal" or (tag == "replace" and a_end - a == b_end - b):
-            yield from ((head + a + n + 1, head + b + n + 1) for n in range(a_end - a))
-    yield from ((len(old) - n, len(new) - n) for n in range(tail - 1, -1, -1))
+    yield from ((a + 1, b + 1) for a, b in _paired(old, (0, len(old)), new, (0, len(new))))
+
+
+def _paired(
+    old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """Yield pairs of lines within two ranges: common ends, lines that each has once, and what is between those."""
+    (a, a_end), (b, b_end) = olds, news
+    least = min(a_end - a, b_end - b)
+    head = next((n for n in range(least) if old[a + n] != new[b + n]), least)
+    tail = next((n for n in range(least - head) if old[a_end - 1 - n] != new[b_end - 1 - n]), least - head)
+    yield from ((a + n, b + n) for n in range(head))
+    (a, b), ends = (a + head, b + head), (a_end - tail, b_end - tail)
+    anchors = _anchors(old, (a, ends[0]), new, (b, ends[1]))
+    if anchors:
+        for a_next, b_next in [*anchors, ends]:
+            yield from _paired(old, (a, a_next), new, (b, b_next))
+            a, b = a_next, b_next
+    else:
+        middle = old[a : ends[0]], new[b : ends[1]]
+        for tag, a_from, a_to, b_from, b_to in SequenceMatcher(None, *middle, autojunk=False).get_opcodes():
+            if tag == "equal" or (tag == "replace" and a_to - a_from == b_to - b_from):
+                yield from ((a + a_from + n, b + b_from + n) for n in range(a_to - a_from))
+    yield from ((a_end - n, b_end - n) for n in range(tail, 0, -1))
+
+
+def _anchors(
+    old: Sequence[str], olds: tuple[int, int], new: Sequence[str], news: tuple[int, int]
+) -> list[tuple[int, int]]:  # fmt: skip
+    """Return the longest row of pairs, ascending in both, of lines that each range has once."""
+    if olds[0] == olds[1] or news[0] == news[1]:
+        return []
+    once = _single_lines(old, olds)
+    pairs = sorted((once[line], n) for line, n in _single_lines(new, news).items() if line in once)
+    ends: list[int] = []  # the least last number of a row of each length, and the pair it is of
+    last: list[int] = []
+    before: list[int] = []
+    for number, (_, b) in enumerate(pairs):
+        length = bisect_left(ends, b)
+        ends[length : length + 1] = [b]
+        last[length : length + 1] = [number]
+        before.append(last[length - 1] if length else -1)
+    found, number = [], last[-1] if last else -1
+    while number >= 0:
+        found.append(pairs[number])
+        number = before[number]
+    return found[::-1]
+
+
+def _single_lines(lines: Sequence[str], within: tuple[int, int]) -> dict[str, int]:
+    counts = Counter(lines[within[0] : within[1]])
+    return {lines[n]: n for n in range(*within) if counts[lines[n]] == 1}
 
 
 def source_lines(text: str) -> list[str]:

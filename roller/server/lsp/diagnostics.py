@@ -76,7 +76,8 @@ def _out_of_memory(shown: EditorSession) -> Iterator[Finding]:
 
 def _remedies_text(fit: Mapping[str, Any]) -> str:
     largest = fit["largest"]
-    said = [f"The largest batch that fits as it is: {largest}." if largest else "Not even one sample fits as it is."]
+    said = [f"The largest batch that fits as it is: {largest}."] if largest else []
+    said += ["Not even one sample fits as it is."] if largest == 0 else []
     for remedy in fit["remedies"]:
         verdict = "fits" if remedy["fits"] else "does not fit either"
         said.append(f"With {remedy['change']}: {size_text(remedy['total_bytes'])}, {verdict}.")

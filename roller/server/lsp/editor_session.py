@@ -12,6 +12,7 @@ from typing import Any
 from roller.errors import RollerError
 from roller.server.lsp.figures import ProfileFigures
 from roller.server.lsp.positions import PlacedLine, placed_lines
+from roller.server.lsp.short_pauses import pass_over_present_objects
 from roller.server.profile_request import StepOptions
 from roller.server.project import Project, ProjectError
 from roller.server.session import Session
@@ -148,6 +149,7 @@ class EditorSession:
                         None, ProfileFigures.of, message["data"], message["revision"], texts, self.project.entry_name
                     )
                     self._results, self._options_shown = {}, _what_decides(options)
+                pass_over_present_objects()
             elif message["type"] == "state" and message["error"] is not None:
                 self.error_texts = self._texts_of(message["error"])
             self._takes = False

@@ -14,18 +14,43 @@ from importlib.metadata import version
 from typing import Any
 
 from lsprotocol import types
+from pygls.exceptions import FeatureRequestError
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol, lsp_method
 
 from roller.errors import RollerError
+from roller.errors import shown as shown_text
 from roller.server.lsp import commands, shown
 from roller.server.lsp.editor_state import EditorState
+from roller.server.lsp.short_pauses import shorten_pauses
 
 #: Version of the commands, requests and data; a client of another one refuses the server.
 PROTOCOL = 1
 
 
 class _Protocol(LanguageServerProtocol):
+    _was_initialized = False
+
+    def handle_message(self, message: Any) -> None:
+        """Refuse what comes before ``initialize``, a second one, and what comes after ``shutdown``."""
+        method = getattr(message, "method", None)
+        why = self._refusal_of(method) if method is not None and method != types.EXIT else None
+        if why is None:
+            self._was_initialized |= method == types.INITIALIZE
+            super().handle_message(message)
+        elif hasattr(message, "id"):
+            code, text = why
+            self._send_response(message.id, None, types.ResponseError(code, text))
+
+    def _refusal_of(self, method: str) -> tuple[int, str] | None:
+        if self._shutdown:
+            return types.ErrorCodes.InvalidRequest, f"{method}: expected exit after shutdown, got another message."
+        if not self._was_initialized and method != types.INITIALIZE:
+            return types.ErrorCodes.ServerNotInitialized, f"{method}: expected initialize first. Send that."
+        if self._was_initialized and method == types.INITIALIZE:
+            return types.ErrorCodes.InvalidRequest, "initialize: expected once, got again. Start another server."
+        return None
+
     @lsp_method(types.INITIALIZE)
     def lsp_initialize(self, params: types.InitializeParams) -> Generator[Any, Any, types.InitializeResult]:
         """Answer with the version of the protocol beside the capabilities."""
@@ -44,6 +69,12 @@ class RollerLanguageServer(LanguageServer):
         self.editor = EditorState(self)
         self.was_shut_down = False
 
+    def report_server_error(self, error: Exception, source: Any) -> None:
+        """Log what is wrong with a message that has no answer, such as an edit of a document that is not open."""
+        if not issubclass(source, FeatureRequestError):
+            said = f"expected a message of the protocol, got another ({shown_text(str(error))}). It was passed over."
+            self.window_log_message(types.LogMessageParams(types.MessageType.Warning, said))
+
 
 def make_server() -> RollerLanguageServer:
     """Return a server that knows all requests and commands."""
@@ -59,7 +90,9 @@ def serve_editor() -> None:
     """Serve a client on the standard input and output until it ends the conversation."""
     logging.getLogger("pygls").setLevel(logging.CRITICAL)  # refusals are answers, not errors of the server
     output, sys.stdout = sys.stdout.buffer, sys.stderr  # whatever prints here must not disturb the conversation
-    make_server().start_io(sys.stdin.buffer, output)
+    server = make_server()
+    shorten_pauses()
+    server.start_io(sys.stdin.buffer, output)
 
 
 def _register_lifetime(server: RollerLanguageServer) -> None:

@@ -1,0 +1,107 @@
+"""Long messages between server and process as several short ones: the server's loop is not busy with one for long."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+#: Numbers and texts of a part, about.
+_PART_VALUES = 2000
+
+
+def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the long lists of a message in parts, and last the message with empty lists in their places.
+
+    Parameters
+    ----------
+    message
+        JSON-ready data. Lists are looked for in objects only, not in other lists.
+
+    Examples
+    --------
+    >>> [*in_parts({"id": 1})]
+    [{'id': 1, 'parts': 0}]
+    >>> first, last = in_parts({"data": {"rows": [0] * 2001}})
+    >>> first["part"], first["path"], len(first["rows"]), last
+    (0, ['data', 'rows'], 2001, {'data': {'rows': []}, 'parts': 1})
+    """
+    lists: list[tuple[list[str], Sequence[Any]]] = []
+    rest = _without_long_lists(message, [], lists)
+    count = 0
+    for path, rows in lists:
+        for some in _slices(rows):
+            yield {"part": count, "path": path, "rows": some}
+            count += 1
+    yield {**rest, "parts": count}
+
+
+class Joiner:
+    """Makes messages of :func:`in_parts` whole again."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
+
+    def take(self, said: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the message if it is whole with this one; ``None`` after a part of it.
+
+        Raises
+        ------
+        ValueError
+            A part is missing, or has no place in the message.
+        """
+        if "part" in said:
+            if said["part"] == 0:
+                self._parts = []  # those of a message that was broken off
+            if said["part"] != len(self._parts):
+                raise ValueError("a part is missing")
+            self._parts.append((said["path"], said["rows"]))
+            return None
+        parts, self._parts = self._parts, []
+        count = said.pop("parts", 0)
+        if count == 0:
+            return said
+        if count != len(parts):
+            raise ValueError("a part is missing")
+        try:
+            for path, rows in parts:
+                place: Any = said
+                for name in path:
+                    place = place[name]
+                place.extend(rows)
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError("a part has no place") from None
+        return said
+
+
+def _without_long_lists(value: Any, path: list[str], lists: list[tuple[list[str], Sequence[Any]]]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_long_lists(part, [*path, str(name)], lists) for name, part in value.items()}
+    if isinstance(value, (list, tuple)) and _values_in(value, _PART_VALUES) > _PART_VALUES:
+        lists.append((path, value))
+        return []
+    return value
+
+
+def _slices(rows: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    begin, count = 0, 0
+    for number, row in enumerate(rows):
+        count += _values_in(row, _PART_VALUES)
+        if count > _PART_VALUES:
+            yield rows[begin : number + 1]
+            begin, count = number + 1, 0
+    if begin < len(rows):
+        yield rows[begin:]
+
+
+def _values_in(value: Any, most: int) -> int:
+    """Return how many numbers and texts are within a value; counting ends above ``most``."""
+    if isinstance(value, Mapping):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return 1
+    count = 1
+    for part in value:
+        count += _values_in(part, most - count)
+        if count > most:
+            break
+    return count

@@ -1,0 +1,81 @@
+"""The files that a profile depends on: their states, to see that one changed, and their texts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from roller.server.project import Project, ProjectError, state_of
+
+_State = tuple[int, int, int]
+_T = TypeVar("_T")
+#: No file has it.
+_CHANGED: _State = (0, -1, 0)
+#: Files of as many are looked at beside the loop.
+_MANY = 64
+
+
+class WatchedFiles:
+    """The entry file, and the files of its project that its profiles loaded.
+
+    Parameters
+    ----------
+    project
+        The project.
+    """
+
+    def __init__(self, project: Project) -> None:
+        self._project = project
+        self._states: dict[str, _State] = {str(project.entry): state_of(project.entry)}
+        #: Path -> name of all files that were loaded; ``None`` for those outside of the project.
+        self._names: dict[str, str | None] = {str(project.entry): project.entry_name}
+
+    def changed(self) -> bool:
+        """Return whether files changed since this was last asked."""
+        now = {path: state_of(path) for path in self._states}
+        is_changed, self._states = now != self._states, now
+        return is_changed
+
+    async def seem_changed(self) -> bool:
+        """Return whether :meth:`changed` would be true; many files are looked at beside the loop."""
+        states = self._states
+        if len(states) < _MANY:
+            return _differ(states)
+        return await asyncio.get_running_loop().run_in_executor(None, _differ, dict(states))
+
+    async def add(self, files: Sequence[str], since_ns: int) -> None:
+        """Watch files that a profile loaded; one that changed since it began counts as changed."""
+        new = [path for path in files if isinstance(path, str) and path not in self._names]
+        if not new:
+            return
+        names = await _beside_the_loop(len(new), lambda: {path: self._project.name_of(path) for path in new})
+        for path, name in names.items():
+            self._names[path] = name
+            if name is not None:
+                state = state_of(path)
+                self._states[path] = state if state[0] < since_ns else _CHANGED
+
+    async def texts(self) -> dict[str, str]:
+        """Return the texts of the files by their names."""
+        names = [name for name in self._names.values() if name is not None]
+        return await _beside_the_loop(len(names), lambda: _texts_of(self._project, names))
+
+
+def _differ(states: dict[str, _State]) -> bool:
+    return any(state_of(path) != state for path, state in states.items())
+
+
+def _texts_of(project: Project, names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for name in names:
+        with contextlib.suppress(ProjectError):
+            found[name] = project.read(name).text
+    return found
+
+
+async def _beside_the_loop(count: int, work: Callable[[], _T]) -> _T:
+    if count < _MANY:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(None, work)
