@@ -120,8 +120,10 @@ async def _shown(editor: Editor, name: str, results: Any) -> None:
     for hint in inlays:
         number = hint.position.line + 1
         row, one = by_line[number], await editor.line(name, number)
-        for key in ("wall_s", "held_bytes", "registered_bytes", "instances"):
+        for key in ("wall_s", "held_bytes", "registered_bytes"):
             assert hint.data[key] == one[key] == row[key], (number, key)
+        instances = [{key: x[key] for key in ("module", "wall_s", "held_bytes")} for x in row["instances"]]
+        assert hint.data["instances"] == one["instances"] == instances, number
         assert await editor.hover(name, number)
     lenses = await editor.lenses(name)
     (step,) = [lens.data for lens in lenses if "iteration_s" in lens.data]
