@@ -8,8 +8,9 @@ are enough of them, or the budget is spent. An iteration in which other work too
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from roller.errors import RollerError
 from roller.insight.trace.progress import report
@@ -91,6 +92,17 @@ class Sample:
     def is_stable(self) -> bool:
         """Whether the mean is reported."""
         return not self.note
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """Return the sample of JSON data."""
+        interval = data["interval"]
+        given = {"samples_s": tuple(data["samples_s"]), "interval": None if interval is None else MeanInterval(*interval)}
+        return cls(**{**data, **given})
 
     def timing(self) -> StepTiming:
         """Return the mean as a timing of a step; without an interval, from zero to infinity."""
