@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
@@ -19,6 +20,7 @@ from roller.suite.entry import SuiteModel
 from roller.suite.kernel_use import (
     OperatorUse, TimedWork, longest_below_average, operator_uses, peak_share_by_pipe, works_of,
 )  # fmt: skip
+from roller.suite.mean_interval import MeanInterval, mean_interval
 from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.sampling import Sample, SamplingRule
 
@@ -38,8 +40,8 @@ class Measurement:
         Of throughput.
     machine
         Processor, threads and version of PyTorch.
-    sample
-        Seconds of iterations.
+    samples
+        Seconds of iterations, of each process that ran.
     trace
         Operators and allocations of a step, on real tensors.
     operator_s
@@ -57,32 +59,44 @@ class Measurement:
     unit: str
     units_per_sample: float
     machine: str
-    sample: Sample
+    samples: tuple[Sample, ...]
     trace: Trace = field(repr=False)
     operator_s: tuple[float, ...] = field(repr=False)
     process_peak_bytes: int
     spec: DeviceSpec = field(repr=False)
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_stable(self) -> bool:
+        """Whether the iterations of every process were; if not, no time is reported."""
+        return all(sample.is_stable for sample in self.samples)
+
+    @property
+    def interval(self) -> MeanInterval | None:
+        """Mean seconds of an iteration with its interval of 95 %; of several processes, from their means."""
+        means = [sample.interval for sample in self.samples if sample.interval is not None]
+        if not self.is_stable or not means:
+            return None
+        return means[0] if len(means) == 1 else mean_interval([one.mean for one in means])
+
     def _per_second(self, iteration_s: float) -> float | None:
-        return self.batch * self.units_per_sample / iteration_s if self.sample.is_stable and iteration_s > 0 else None
+        return self.batch * self.units_per_sample / iteration_s if iteration_s > 0 else None
 
     @property
     def throughput(self) -> float | None:
         """Units per second; ``None`` if the iterations were not stable."""
-        return None if self.sample.interval is None else self._per_second(self.sample.interval.mean)
+        return None if self.interval is None else self._per_second(self.interval.mean)
 
     @property
     def throughput_between(self) -> tuple[float | None, float | None]:
         """Units per second at both ends of the interval of 95 %."""
-        found = self.sample.interval
+        found = self.interval
         return (None, None) if found is None else (self._per_second(found.upper), self._per_second(found.lower))
 
     @property
     def compute_utilisation(self) -> float | None:
         """Share of an iteration in operators; ``None`` if the iterations were not stable."""
-        found = self.sample.interval
-        return min(1.0, sum(self.operator_s) / found.mean) if found is not None and self.sample.is_stable else None
+        return None if self.interval is None else min(1.0, sum(self.operator_s) / self.interval.mean)
 
     @cached_property
     def timed_work(self) -> tuple[TimedWork, ...]:
@@ -94,12 +108,12 @@ class Measurement:
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
         """Share of the peak by pipe: see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
-        return peak_share_by_pipe(self.timed_work)
+        return peak_share_by_pipe(self.timed_work) if self.is_stable else {}
 
     @property
     def kernels(self) -> tuple[OperatorUse, ...]:
         """The five operators that take longest among those that use the peak less than the step does."""
-        return longest_below_average(operator_uses(self.timed_work))
+        return longest_below_average(operator_uses(self.timed_work)) if self.is_stable else ()
 
     @property
     def memory(self) -> Mapping[str, int]:
@@ -110,21 +124,25 @@ class Measurement:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data, with the keys of a prediction and those that only a measurement has."""
-        sample, interval, memory = self.sample, self.sample.interval, self.memory
+        interval, memory, shares = self.interval, self.memory, dict(self.peak_share_by_pipe)
         low, high = self.throughput_between
+        busy = [sample.cpu_utilisation for sample in self.samples if sample.cpu_utilisation is not None]
         return {
             "model": self.model, "device": self.machine, "batch": self.batch, "kind": "measured", "fits": True,
             "unit": self.unit, "throughput_per_s": self.throughput, "throughput_lower_per_s": low,
             "throughput_upper_per_s": high, "iteration_s": None if interval is None else interval.mean,
             "lower_s": None if interval is None else interval.lower,
-            "upper_s": None if interval is None else interval.upper, "is_stable": sample.is_stable,
-            "compute_utilisation": self.compute_utilisation, "peak_share": sum(self.peak_share_by_pipe.values()),
-            "peak_share_by_pipe": dict(self.peak_share_by_pipe), "kernels": [use._asdict() for use in self.kernels],
-            "cpu_utilisation": sample.cpu_utilisation, "hardware_counters": UNKNOWN,
+            "upper_s": None if interval is None else interval.upper, "is_stable": self.is_stable,
+            "compute_utilisation": self.compute_utilisation,
+            "peak_share": sum(shares.values()) if self.is_stable else None, "peak_share_by_pipe": shares,
+            "kernels": [use._asdict() for use in self.kernels],
+            "cpu_utilisation": fmean(busy) if busy and self.is_stable else None, "hardware_counters": UNKNOWN,
             "total_bytes": sum(memory.values()), "memory_bytes": dict(memory),
-            "most_bytes": dict(most_by_kind(self.trace, self.spec)), "warm_up": sample.warm_up,
-            "disturbed": sample.disturbed, "samples_s": list(sample.samples_s),
-            "notes": [*self.notes, *([sample.note] if sample.note else [])],
+            "most_bytes": dict(most_by_kind(self.trace, self.spec)),
+            "warm_up": [sample.warm_up for sample in self.samples],
+            "disturbed": [sample.disturbed for sample in self.samples],
+            "samples_s": [list(sample.samples_s) for sample in self.samples],
+            "notes": list(dict.fromkeys((*self.notes, *(s.note for s in self.samples if s.note)))),
         }  # fmt: skip
 
 
@@ -185,7 +203,7 @@ def measure_model(
     notes = tuple(note for note in told["notes"] if note != sample.note)
     spec = load_spec(THIS_MACHINE)
     return Measurement(
-        model.name, size, model.unit, workload.units_per_sample, told["machine"], sample, trace, seconds,
+        model.name, size, model.unit, workload.units_per_sample, told["machine"], (sample,), trace, seconds,
         told["process_peak_bytes"], spec, notes,
     )  # fmt: skip
 
@@ -196,6 +214,7 @@ def measure(
     reduced: bool = True,
     rule: SamplingRule | None = None,
     budget_s: float = 600.0,
+    repeat: int = 1,
     seed: int = 0,
     clock: Clock | None = None,
     one: Callable[..., Measurement] = measure_model,
@@ -213,6 +232,8 @@ def measure(
         As for :func:`measure_model`.
     budget_s
         Seconds for all of them.
+    repeat
+        Processes per model; they show how far runs are apart without a cause.
     clock
         That of this machine by default.
     one
@@ -223,6 +244,7 @@ def measure(
     chosen = clock or system_clock()
     end_s = chosen.now() + budget_s
     for left, model in zip(range(len(models), 0, -1), models, strict=True):
-        share_s = max(1.0, (end_s - chosen.now()) / left)
-        yield one(model, reduced=reduced, rule=rule, budget_s=share_s, seed=seed)
+        share_s = max(1.0, (end_s - chosen.now()) / left / repeat)
+        runs = [one(model, reduced=reduced, rule=rule, budget_s=share_s, seed=seed) for _ in range(repeat)]
+        yield replace(runs[0], samples=tuple(sample for run in runs for sample in run.samples))
         done(model.name)
