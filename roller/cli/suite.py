@@ -10,6 +10,7 @@ from rich.table import Table
 from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
+from roller.cli.suite_observe import observe_command
 from roller.cli.suite_run import ModelsArgument, OutOption, diff_command, run_command
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
 from roller.cli.training import batches_of, devices_of
@@ -125,3 +126,4 @@ def predict_command(
 
 suite_app.command("run")(run_command)
 suite_app.command("diff")(diff_command)
+suite_app.command("observe")(observe_command)

@@ -59,8 +59,13 @@ def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[s
 
 def write_run(path: Path, run: SuiteRun) -> None:
     """Write a run as JSON."""
+    write_json(path, run.to_dict())
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as indented JSON."""
     with whole_file(path) as file:
-        file.write(json.dumps(run.to_dict(), indent=1).encode() + b"\n")
+        file.write(json.dumps(data, indent=1).encode() + b"\n")
 
 
 def read_run(path: Path) -> SuiteRun:
