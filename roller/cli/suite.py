@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -15,6 +17,9 @@ from roller.cli.suite_run import ModelsArgument, OutOption, diff_command, run_co
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
 from roller.cli.training import batches_of, devices_of
 from roller.cli.usage import UsageError
+
+if TYPE_CHECKING:
+    from roller.suite.digest import Digest
 
 suite_app = typer.Typer(
     name="suite",
@@ -59,22 +64,53 @@ def list_command(as_json: JsonOption = False) -> None:
 
 
 @suite_app.command("digest")
-def digest_command(models: ModelsArgument = None, reduced: ReducedOption = False, as_json: JsonOption = False) -> None:
-    """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json."""
-    from roller.suite.digest import digest
-    from roller.suite.registry import models_of
+def digest_command(
+    models: ModelsArgument = None,
+    reduced: ReducedOption = False,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="Compare with digests that --out wrote elsewhere.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all lines as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json.
 
-    found = [digest(model, reduced=reduced) for model in models_of(models or ())]
+    With --against the exit status is 1 where a model differs from the file's.
+    """
+    from roller.suite.digest import digest, read_digests
+    from roller.suite.registry import models_of
+    from roller.suite.run_file import write_json
+
+    asked = models_of(models or ())
+    check_outputs([] if against is None else [against], {"--out": out})
+    known = None if against is None else read_digests(against)
+    found = [digest(model, reduced=reduced) for model in asked]
+    if out is not None:
+        write_json(out, [one.to_dict() for one in found])
     if as_json:
         print_json([one.to_dict() for one in found])
-        return
-    table = Table("model", "batch", "parameters", "modules", "operators", "lines", box=None)
+    else:
+        table = Table("model", "batch", "parameters", "modules", "operators", "lines", box=None)
+        for one in found:
+            lines = f"{len(one.modules)} + {len(one.operators)}"
+            table.add_row(
+                one.model, str(one.batch), f"{one.parameters:,}", one.modules_key, one.operators_key, lines
+            )  # fmt: skip
+        console().print(table)
+    if known is not None and _tell_differences(found, known, tells=not as_json):
+        raise typer.Exit(1)
+
+
+def _tell_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
+    """Print the lines that differ from known digests; return whether there are any, or a model is not known."""
+    screen, differs = console(), False
     for one in found:
-        lines = f"{len(one.modules)} + {len(one.operators)}"
-        table.add_row(
-            one.model, str(one.batch), f"{one.parameters:,}", one.modules_key, one.operators_key, lines
-        )  # fmt: skip
-    console().print(table)
+        other = known.get(one.model)
+        lines = ("it is not in the file",) if other is None else other.difference(one)
+        differs = differs or bool(lines)
+        for line in lines if tells else ():
+            screen.say(f"{one.model}: {line}")
+    return differs
 
 
 @suite_app.command("predict")

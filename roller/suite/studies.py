@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller.errors import RollerError
+from roller.errors import ModelError, RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.traced_step import TracedStep
 from roller.insight.whatif.predict import what_if
@@ -185,11 +185,19 @@ def batch_sweep(
 ) -> Iterator[Prediction]:
     """Yield predictions of batches of powers of two up to the first that does not fit.
 
-    A model whose published batches are one has that one alone.
+    A model whose published batches are one has that one alone. A batch that is too small to train, as one image is
+    for a batch norm after global pooling, is left out.
     """
     batch = model.batches[0] if len(model.batches) == 1 else 1
     while most is None or batch <= most:
-        found = Prediction(model.name, spec.name, batch, model.unit, units, step.forecast(spec, batch=batch))
+        try:
+            forecast = step.forecast(spec, batch=batch)
+        except ModelError:
+            if batch >= model.batches[0]:
+                raise
+            batch *= 2
+            continue
+        found = Prediction(model.name, spec.name, batch, model.unit, units, forecast)
         yield found
         if not found.fits or len(model.batches) == 1:
             return
