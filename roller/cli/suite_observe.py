@@ -19,7 +19,7 @@ from roller.cli.training import devices_of
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.cli.terminal import Screen
+    from roller.cli.screen import Screen
     from roller.insight.rate_card import RateCard
     from roller.suite.device_choice import DeviceCost
     from roller.suite.observations import Verdict
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 def observe_command(
     models: ModelsArgument = None,
     devices: Annotated[
-        str, typer.Option("--device", "-d", metavar="NAMES", help="GPUs of `roller devices`; the first also in clusters.")
+        str,
+        typer.Option("--device", "-d", metavar="NAMES", help="GPUs of `roller devices`; the first also in clusters."),
     ] = "p4000,titanxp",
     most: Annotated[
         int | None, typer.Option("--most", min=1, metavar="N", help="Largest batch; by default the largest that fits.")

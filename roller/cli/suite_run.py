@@ -79,9 +79,7 @@ def run_command(
             screen.say(f"{row['model']}: {note}")
 
 
-RunFile = Annotated[
-    Path, typer.Argument(metavar="FILE", help="What `roller suite run` or `predict` wrote with --out.")
-]
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `roller suite run` or `predict` wrote with --out.")]
 
 
 def diff_command(before: RunFile, after: RunFile, as_json: JsonOption = False) -> None:

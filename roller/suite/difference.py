@@ -127,7 +127,9 @@ class _Comparer:
     def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
         self._pairs = [pair for pair in pairs if not any(_refusal(row) for row in pair)]
         timed = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
-        self._confidence = 1 - 2 * alpha / max(1, len(timed))  # alpha on the side of slower ones, and as much on the other
+        self._confidence = 1 - 2 * alpha / max(
+            1, len(timed)
+        )  # alpha on the side of slower ones, and as much on the other
         groups = [_process_means(row) for pair in timed for row in pair]
         self._degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
@@ -153,7 +155,7 @@ class _Comparer:
     def _ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
         groups = [_process_means(row) for row in (old, new)]
         if not self._degrees:
-            return ratio_interval(*(row["samples_s"][0] for row in (old, new)), self._confidence)
+            return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
         change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
         # The variance of few processes is known badly: it is moderated by that of all models.
         degrees = sum(len(group) - 1 for group in groups)
@@ -172,7 +174,9 @@ def _process_means(row: Mapping[str, Any]) -> list[float]:
 def _refusal(row: Mapping[str, Any]) -> str:
     if row["kind"] == "predicted":
         return "" if row.get("iteration_s") else "it does not fit"
-    return "" if row.get("is_stable") and all(len(own) > 1 for own in row.get("samples_s") or [()]) else "it was unstable"
+    return (
+        "" if row.get("is_stable") and all(len(own) > 1 for own in row.get("samples_s") or [()]) else "it was unstable"
+    )
 
 
 def _verdict(ratio: MeanInterval, least: float) -> str:

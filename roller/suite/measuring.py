@@ -18,7 +18,12 @@ from roller.insight.trace.trace import Trace
 from roller.runtime.clock import Clock, system_clock
 from roller.suite.entry import SuiteModel
 from roller.suite.kernel_use import (
-    OperatorUse, TimedWork, longest_below_average, operator_uses, peak_share_by_pipe, works_of,
+    OperatorUse,
+    TimedWork,
+    longest_below_average,
+    operator_uses,
+    peak_share_by_pipe,
+    works_of,
 )  # fmt: skip
 from roller.suite.mean_interval import MeanInterval, mean_interval
 from roller.suite.memory_kinds import memory_by_kind, most_by_kind

@@ -6,9 +6,9 @@ only in words are ours, and stand here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any, NamedTuple
 
 from roller.hardware.peaks import peak_flops_per_s
@@ -87,7 +87,8 @@ class Verdict:
         """Return JSON-ready data; every figure is predicted."""
         return {
             "number": self.number, "claim": self.claim, "verdict": self.word, "kind": "predicted",
-            "cause": self.cause, "agreeing": self.agreeing, "decisive": self.decisive, "cases": [case._asdict() for case in self.cases],
+            "cause": self.cause, "agreeing": self.agreeing, "decisive": self.decisive,
+            "cases": [case._asdict() for case in self.cases],
         }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[R
 
 def _throughput_does_not_fall(studies: Studies) -> Iterator[Case]:
     for model, name, rows in _sweeps(studies):
-        pairs = list(zip(rows, rows[1:], strict=False))
+        pairs = list(pairwise(rows))
         least, at = min((b["throughput_per_s"] / a["throughput_per_s"], b["batch"]) for a, b in pairs)
         yield Case(model, name, least >= 1 - LEVEL, f"least gain of a doubling {_change(least)}, to batch {at}")
 
@@ -142,7 +143,9 @@ def _saturation(studies: Studies) -> Iterator[Case]:
         recurrent = studies.models[model].recurrent
         agrees = gain >= 1 + UNSATURATED if recurrent else gain < 1 + SATURATED
         kind = "recurrent" if recurrent else "not recurrent"
-        yield Case(model, name, agrees, f"{kind}, {_change(gain)} from batch {rows[-2]['batch']} to {rows[-1]['batch']}")
+        yield Case(
+            model, name, agrees, f"{kind}, {_change(gain)} from batch {rows[-2]['batch']} to {rows[-1]['batch']}"
+        )
 
 
 def _nothing(studies: Studies) -> Iterator[Case]:
@@ -153,7 +156,7 @@ def _grows(key: str) -> Callable[[Studies], Iterator[Case]]:
     def cases(studies: Studies) -> Iterator[Case]:
         for model, name, rows in _sweeps(studies):
             values = [row[key] for row in rows]
-            agrees = all(b >= a - LEVEL for a, b in zip(values, values[1:], strict=False))
+            agrees = all(b >= a - LEVEL for a, b in pairwise(values))
             ends = f"{_percent(values[0])} at batch {rows[0]['batch']}, {_percent(values[-1])} at {rows[-1]['batch']}"
             yield Case(model, name, agrees, f"{ends}, {_percent(max(values))} at most")
 
@@ -181,7 +184,9 @@ def _recurrent_uses_less(studies: Studies) -> Iterator[Case]:
             for other, others in convolutional.items():
                 if studies.models[other].edition != studies.models[one].edition:
                     continue
-                yield Case(one, f"{one} and {other}, {device}", share < others, f"{_percent(share)} and {_percent(others)}")
+                yield Case(
+                    one, f"{one} and {other}, {device}", share < others, f"{_percent(share)} and {_percent(others)}"
+                )
 
 
 def _long_kernels_below_average(studies: Studies) -> Iterator[Case]:
@@ -218,7 +223,9 @@ def _feature_maps_dominate(studies: Studies) -> Iterator[Case]:
     for model, name, rows in _sweeps(studies, least=1):
         most = {kind: rows[-1]["most_bytes"].get(kind, 0) for kind in _KINDS}
         share, first = most["feature maps"] / sum(most.values()), max(most, key=lambda kind: most[kind])
-        yield Case(model, name, first == "feature maps", f"{_percent(share)} at batch {rows[-1]['batch']}, largest: {first}")
+        yield Case(
+            model, name, first == "feature maps", f"{_percent(share)} at batch {rows[-1]['batch']}, largest: {first}"
+        )
 
 
 def _feature_maps_are_linear(studies: Studies) -> Iterator[Case]:
@@ -245,7 +252,9 @@ def _slow_networks_do_not_scale(studies: Studies) -> Iterator[Case]:
             for row in others:
                 ratio = (row.throughput or 0.0) / (one.throughput or 1.0)
                 agrees = ratio < 1 if wanted == SLOW else ratio >= SCALES * row.devices
-                yield Case(row.model, f"{row.model}, {row.cluster}", agrees, f"{ratio:.2f} times one device, expected: {word}")
+                yield Case(
+                    row.model, f"{row.model}, {row.cluster}", agrees, f"{ratio:.2f} times one device, expected: {word}"
+                )
 
 
 def _unchanged(key: str) -> Callable[[Studies], Iterator[Case]]:

@@ -11,7 +11,12 @@ from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.suite.entry import SuiteModel
 from roller.suite.kernel_use import (
-    OperatorUse, TimedWork, longest_below_average, operator_uses, peak_share_by_pipe, works_of,
+    OperatorUse,
+    TimedWork,
+    longest_below_average,
+    operator_uses,
+    peak_share_by_pipe,
+    works_of,
 )  # fmt: skip
 from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.tracing import trace_workload

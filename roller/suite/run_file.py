@@ -84,7 +84,7 @@ def read_run(path: Path) -> SuiteRun:
             f"run --out FILE`."
         ) from error
     known = isinstance(data, Mapping) and data.get("format") == FORMAT
-    rows = data.get("rows") if known else None
+    rows: Any = data.get("rows") if known else None
     if not known or data.get("version") != VERSION or not _are_rows(rows) or not isinstance(data.get("run"), Mapping):
         got = f"version {data.get('version')}" if known and data.get("version") != VERSION else "another file"
         raise RollerError(

@@ -101,7 +101,10 @@ class Sample:
     def from_dict(cls, data: Mapping[str, Any]) -> Sample:
         """Return the sample of JSON data."""
         interval = data["interval"]
-        given = {"samples_s": tuple(data["samples_s"]), "interval": None if interval is None else MeanInterval(*interval)}
+        given = {
+            "samples_s": tuple(data["samples_s"]),
+            "interval": None if interval is None else MeanInterval(*interval),
+        }
         return cls(**{**data, **given})
 
     def timing(self) -> StepTiming:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from roller.errors import ModelError, RollerError
@@ -138,7 +139,7 @@ def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
     ...             {"batch": 4, "throughput_per_s": 19.0}])
     2
     """
-    for one, twice in zip(rows, rows[1:], strict=False):
+    for one, twice in pairwise(rows):
         if twice["throughput_per_s"] < (1 + SATURATED) * one["throughput_per_s"]:
             return int(one["batch"])
     return None

@@ -28,7 +28,6 @@ def trace_workload(
     device
         Device whose rules choose kernels.
     """
-
     module = providers_of(name, workload)
     return trace_providers(
         name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,
@@ -45,9 +44,7 @@ def providers_of(name: str, workload: Workload) -> ModuleType:
     build = inspect.unwrap(getattr(workload.build, "func", workload.build))
     module = ModuleType(name)
     module.__file__ = inspect.getfile(build)
-    vars(module).update(
-        model_provider=workload.build, input_provider=input_provider, iteration_provider=workload.step
-    )
+    vars(module).update(model_provider=workload.build, input_provider=input_provider, iteration_provider=workload.step)
     return module
 
 

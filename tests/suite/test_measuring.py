@@ -130,12 +130,16 @@ def test_the_command_prints_and_writes_a_run(monkeypatch, tmp_path):
         **measure.__kwdefaults__, "one": lambda model, **_: measurement(samples[model.name], model=model.name)
     })  # fmt: skip
     path = tmp_path / "run.json"
-    done = CliRunner().invoke(app, ["suite", "run", "a3c", "ncf", "--quick", "--out", str(path)], env={"COLUMNS": "250"})
+    done = CliRunner().invoke(
+        app, ["suite", "run", "a3c", "ncf", "--quick", "--out", str(path)], env={"COLUMNS": "250"}
+    )
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
     (row,) = [line.split() for line in lines if line.split()[:1] == ["a3c"] and "measured" in line]
     assert row[:5] == ["a3c", "here", "16", "320", "291"] and "80" in row and "75" in row
-    assert any("ncf" in line and "unstable" in line for line in lines) and "ncf: sampling: too much noise." in done.stdout
+    assert (
+        any("ncf" in line and "unstable" in line for line in lines) and "ncf: sampling: too much noise." in done.stdout
+    )
     run = json.loads(path.read_text())
     assert (run["format"], run["run"]["sizes"], run["run"]["rule"]["window"]) == ("roller suite run", "reduced", 3)
     assert [r["is_stable"] for r in run["rows"]] == [True, False]

@@ -1,4 +1,4 @@
-"""The fourteen observations on studies that are made up: each holds on figures like the published ones, and fails on others."""
+"""The fourteen observations on made-up studies: each holds on figures like the published ones, and fails on others."""
 
 import dataclasses
 import json
@@ -39,7 +39,9 @@ def cluster_rows(model, scale=None):
         if devices > 1 and scale is not None:
             factor = scale
         ratio = factor if devices > 1 else 1.0
-        yield ClusterRow(model, "p4000", 32, cluster, devices, machines, 100.0 * ratio, 0.97, 10_100 if ratio > 1 else 10_000)
+        yield ClusterRow(
+            model, "p4000", 32, cluster, devices, machines, 100.0 * ratio, 0.97, 10_100 if ratio > 1 else 10_000
+        )
 
 
 def studies_of(names=NAMES, devices=("p4000", "titanxp"), change=lambda row: row, clusters=None, batches=(1, 2, 4, 8)):
@@ -106,7 +108,9 @@ def test_slow_and_fast_networks():
     fine = check_observations(studies_of(clusters=lambda model: cluster_rows(model, 3.9)))[11]
     assert fine.word == "does not hold"  # a slow network that scales is no cause for a faster one
     slow = [case for case in fine.cases if "1 Gb/s" in case.name]
-    assert [case.agrees for case in slow] == [False] * 3 and slow[0].figures == "3.90 times one device, expected: less than one"
+    assert [case.agrees for case in slow] == [False] * 3 and slow[
+        0
+    ].figures == "3.90 times one device, expected: less than one"
     assert words(studies_of(clusters=lambda model: cluster_rows(model, 0.9)))[11] == "does not hold"
 
 
@@ -142,7 +146,9 @@ def test_the_batch_at_which_throughput_saturates():
 
 
 def test_the_cheapest_device_at_prices_and_the_fastest_without():
-    rates = RateCard("EUR", {"p4000": HourlyRate(0.36, "x", "2026-01-01"), "titanxp": HourlyRate(1.0, "x", "2026-01-01")})
+    rates = RateCard(
+        "EUR", {"p4000": HourlyRate(0.36, "x", "2026-01-01"), "titanxp": HourlyRate(1.0, "x", "2026-01-01")}
+    )
     rows = list(device_costs(studies_of(("resnet50",)), rates))
     best = 100 * 4 / 4.3
     assert [(row.device, row.batch, row.cheapest) for row in rows] == [("p4000", 4, True), ("titanxp", 4, False)]

@@ -1,4 +1,4 @@
-"""The stop rule on a clock that tests bring: warm-up, interval of the mean, what is refused, and how busy processors are."""
+"""The stop rule on a clock that tests bring: warm-up, interval of the mean, refusals, and how busy processors are."""
 
 import itertools
 import math
