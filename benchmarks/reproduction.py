@@ -85,7 +85,8 @@ def operators() -> Iterator[Row]:
     error = next(row for row in results("model_v100")["checks"] if row["name"] == "accuracy, all")
     yield Row(
         "relative error of predicted times, which the predicted figures above carry", "no figure", _NO_GPU,
-        f"{_percent(float(error['value'].split()[0]))} against the published times of Roller's programs", "model_v100.json",
+        f"{_percent(float(error['value'].split()[0]))} against the published times of Roller's programs",
+        "model_v100.json",
     )  # fmt: skip
     compile_s = statistics.median(row["compile_s"] for row in own_set if row["compile_s"])
     yield Row(
@@ -139,7 +140,8 @@ def _training() -> Iterator[Row]:
     shares = {row["model"]: feature_map_share(row) for row in results("training")["rows"] if row["device"] == "p4000"}
     low, high = (pick(shares, key=lambda name: shares[name]) for pick in (min, max))
     yield row("feature maps, share of memory", "62 % (Deep Speech 2) to 89 % (ResNet-50)",
-              f"{_percent(shares['deep_speech_2'], 0)} and {_percent(shares['resnet50'], 0)}; {_percent(shares[low], 0)} ({low}) to "
+              f"{_percent(shares['deep_speech_2'], 0)} and {_percent(shares['resnet50'], 0)}; "
+              f"{_percent(shares[low], 0)} ({low}) to "
               f"{_percent(shares[high], 0)} ({high})")  # fmt: skip
     kernels = ", ".join(f"{use['name']} {_percent(use['share'])}" for use in _case("resnet50", 32)["kernels"])
     yield row(

@@ -72,7 +72,8 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         row["model"], row["device"], str(row["batch"]), f"{row['throughput_per_s']:,.4g} {row['unit']}/s",
         f"{row['throughput_lower_per_s']:,.4g} to {row['throughput_upper_per_s']:,.4g}",
-        f"{100 * row['compute_utilisation']:.1f} %", f"{100 * row['peak_share']:.1f} %", f"{100 * feature_map_share(row):.0f} %",
+        f"{100 * row['compute_utilisation']:.1f} %", f"{100 * row['peak_share']:.1f} %",
+        f"{100 * feature_map_share(row):.0f} %",
     )  # fmt: skip
 
 
