@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,22 +51,33 @@ def run_command(
     asked = models_of(models or ())
     check_outputs((), {"--out": out})
     rule = QUICK if quick else SamplingRule()
+    failures: list[str] = []
     budget = budget_s or (540.0 if quick else 3600.0)
     with counted_steps("suite", len(asked)) as done, listening(done.within):
-        found = list(measure(asked, reduced=not published, rule=rule, budget_s=budget, repeat=repeat, seed=seed,
-                             done=done))  # fmt: skip
+        found = list(measure(
+            asked, reduced=not published, rule=rule, budget_s=budget, repeat=repeat, seed=seed, done=done,
+            failed=lambda name, error: failures.append(f"{name}: {error}"),
+        ))  # fmt: skip
     rows = [one.to_dict() for one in found]
     head = head_of(
-        __version__, seed=seed, rule=vars(rule), budget_s=budget, sizes="published" if published else "reduced"
-    )
+        __version__, seed=seed, rule=vars(rule), budget_s=budget, sizes="published" if published else "reduced",
+        failed=failures,
+    )  # fmt: skip
     run = SuiteRun(head, rows)
     if out is not None:
         write_run(out, run)
     if as_json:
         print_json(run.to_dict())
-        return
+    else:
+        _print_run(rows, failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _print_run(rows: Sequence[Mapping[str, Any]], failures: Sequence[str]) -> None:
     screen = console()
-    screen.say(f"measured: {found[0].machine}")
+    for machine in dict.fromkeys(row["device"] for row in rows):
+        screen.say(f"measured: {machine}")
     screen.print(throughput_table(rows))
     screen.say("memory at the peak of the tensors, in MiB; context: the rest of the process")
     screen.print(memory_table(rows))
@@ -77,6 +89,8 @@ def run_command(
     for row in rows:
         for note in row["notes"]:
             screen.say(f"{row['model']}: {note}")
+    for sentence in failures:
+        screen.say(f"failed: {sentence}")
 
 
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `roller suite run` or `predict` wrote with --out.")]

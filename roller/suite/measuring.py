@@ -9,11 +9,13 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from roller.errors import RollerError
 from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
 from roller.insight.cost.step_cost import price_step
 from roller.insight.memory.cpu_heap import cpu_memory
 from roller.insight.project_tracer import ProjectTracer
 from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.progress import Cancelled
 from roller.insight.trace.trace import Trace
 from roller.runtime.clock import Clock, system_clock
 from roller.suite.entry import SuiteModel
@@ -223,6 +225,7 @@ def measure(
     seed: int = 0,
     clock: Clock | None = None,
     one: Callable[..., Measurement] = measure_model,
+    failed: Callable[[str, RollerError], None] | None = None,
     done: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Measurement]:
     """Yield a measurement of every model, within a budget of seconds for all of them.
@@ -243,6 +246,8 @@ def measure(
         That of this machine by default.
     one
         Measures one model, as :func:`measure_model`.
+    failed
+        Called with the name of a model that cannot be measured and the error, which is raised by default.
     done
         Called with the name of each model.
     """
@@ -250,6 +255,14 @@ def measure(
     end_s = chosen.now() + budget_s
     for left, model in zip(range(len(models), 0, -1), models, strict=True):
         share_s = max(1.0, (end_s - chosen.now()) / left / repeat)
-        runs = [one(model, reduced=reduced, rule=rule, budget_s=share_s, seed=seed) for _ in range(repeat)]
+        try:
+            runs = [one(model, reduced=reduced, rule=rule, budget_s=share_s, seed=seed) for _ in range(repeat)]
+        except Cancelled:
+            raise
+        except RollerError as error:
+            if failed is None:
+                raise
+            failed(model.name, error)
+            continue
         yield replace(runs[0], samples=tuple(sample for run in runs for sample in run.samples))
         done(model.name)

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from roller.cli.main import app
+from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.cost.pipe_work import PipeWork
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
@@ -120,20 +121,36 @@ def test_models_share_what_is_left_of_the_budget():
     assert given == [("a3c", 60.0, 0)] * 2 and len(twice.samples) == 2
 
 
+def test_a_model_that_fails_does_not_end_the_others():
+    def one(model, **_):
+        if model.name == "a3c":
+            raise RollerError("no memory")
+        return measurement(model=model.name)
+
+    said = []
+    given = {"clock": Watch(), "one": one}
+    found = list(
+        measure(models_of(["a3c", "ncf"]), **given, failed=lambda name, error: said.append((name, str(error))))
+    )
+    assert [one.model for one in found] == ["ncf"] and said == [("a3c", "no memory")]
+    with pytest.raises(RollerError, match="no memory"):
+        list(measure(models_of(["a3c", "ncf"]), **given))
+
+
 def test_the_command_prints_and_writes_a_run(monkeypatch, tmp_path):
     unstable = dataclasses.replace(SAMPLE, note="sampling: too much noise.")
+
+    def one(model, **_):
+        if model.name == "minigo":
+            raise RollerError("no memory.")
+        return measurement(samples[model.name], model=model.name)
+
     samples = {"a3c": (SAMPLE,), "ncf": (unstable,)}
-    monkeypatch.setattr(
-        "roller.suite.measuring.measure_model", lambda model, **_: measurement(samples[model.name], model=model.name)
-    )
-    monkeypatch.setattr("roller.suite.measuring.measure.__kwdefaults__", {
-        **measure.__kwdefaults__, "one": lambda model, **_: measurement(samples[model.name], model=model.name)
-    })  # fmt: skip
+    monkeypatch.setitem(measure.__kwdefaults__, "one", one)
     path = tmp_path / "run.json"
-    done = CliRunner().invoke(
-        app, ["suite", "run", "a3c", "ncf", "--quick", "--out", str(path)], env={"COLUMNS": "250"}
-    )
-    assert done.exit_code == 0, done.output
+    words = ["suite", "run", "a3c", "ncf", "minigo", "--quick", "--out", str(path)]
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "250"})
+    assert done.exit_code == 1 and "failed: minigo: no memory." in done.stdout, done.output
     lines = done.stdout.splitlines()
     (row,) = [line.split() for line in lines if line.split()[:1] == ["a3c"] and "measured" in line]
     assert row[:5] == ["a3c", "here", "16", "320", "291"] and "80" in row and "75" in row
@@ -142,7 +159,8 @@ def test_the_command_prints_and_writes_a_run(monkeypatch, tmp_path):
     )
     run = json.loads(path.read_text())
     assert (run["format"], run["run"]["sizes"], run["run"]["rule"]["window"]) == ("roller suite run", "reduced", 3)
-    assert [r["is_stable"] for r in run["rows"]] == [True, False]
+    assert [r["is_stable"] for r in run["rows"]] == [True, False] and run["run"]["failed"] == ["minigo: no memory."]
+    assert CliRunner().invoke(app, words[:4]).exit_code == 0
 
 
 @pytest.mark.slow
