@@ -20,7 +20,7 @@ from roller.suite.observations import check_observations
 from roller.suite.prediction import predict
 from roller.suite.registry import MODELS, models_of
 from roller.suite.run_file import head_of
-from roller.suite.studies import cluster_study, run_studies
+from roller.suite.studies import Studies, cluster_study, run_studies
 from roller.suite.tracing import trace_workload
 
 #: Model -> batches of published figures; ``None`` is the model's own batch.
@@ -108,11 +108,11 @@ def report(data: Mapping[str, Any]) -> str:
 
 def _studies(path: Path | None, device: str, quick: bool) -> Mapping[str, Any]:
     if path is not None:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-    if quick:
+        studies = Studies.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    elif quick:
         return {"observations": []}
-    studies = run_studies(models_of(CASES), [spec for spec, _ in devices_of(device, None)])
+    else:
+        studies = run_studies(models_of(CASES), [spec for spec, _ in devices_of(device, None)])
     return {"observations": [one.to_dict() for one in check_observations(studies)]}
 
 

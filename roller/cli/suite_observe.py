@@ -38,6 +38,10 @@ def observe_command(
     reduced: Annotated[
         bool, typer.Option("--reduced", help="The sizes that two cores train in seconds, not the published ones.")
     ] = False,
+    saved: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="FILE", help="Take the studies that --out wrote, and predict nothing."),
+    ] = None,
     cases: Annotated[bool, typer.Option("--cases", help="All cases of each check, not only those against it.")] = False,
     prices: PricesOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all of it as JSON.")] = None,
@@ -50,23 +54,27 @@ def observe_command(
     from roller.suite.device_choice import device_costs
     from roller.suite.observations import check_observations
     from roller.suite.registry import models_of
-    from roller.suite.studies import run_studies
+    from roller.suite.run_file import read_json, write_json
+    from roller.suite.studies import Studies, run_studies
 
+    if saved is not None and (models or most or reduced):
+        raise UsageError("--from: expected no models, --most or --reduced beside a file, got some. Leave them out.")
     asked, specs = models_of(models or ()), devices_of(devices, settings)
     if any(count > 1 or not spec.traits.discrete for spec, count in specs):
         raise UsageError("--device: expected GPUs, one of each, got others. Name each alone, e.g. p4000,titanxp.")
-    check_outputs([] if prices is None else [prices], {"--out": out})
+    check_outputs([path for path in (prices, saved) if path is not None], {"--out": out})
     rates = None if prices is None else read_rate_card(prices)
-    with counted_steps("suite", len(asked) * len(specs)) as done, listening(done.within):
-        found = run_studies(asked, [spec for spec, _ in specs], reduced=reduced, most=most, done=done)
+    if saved is not None:
+        found = Studies.from_dict(read_json(saved, "studies"))
+    else:
+        with counted_steps("suite", len(asked) * len(specs)) as done, listening(done.within):
+            found = run_studies(asked, [spec for spec, _ in specs], reduced=reduced, most=most, done=done)
     verdicts, costs = check_observations(found), list(device_costs(found, rates))
     data = {
         "kind": "predicted", "observations": [one.to_dict() for one in verdicts], **found.to_dict(),
         "choice": [one.to_dict() for one in costs], "currency": None if rates is None else rates.currency,
     }  # fmt: skip
     if out is not None:
-        from roller.suite.run_file import write_json
-
         write_json(out, data)
     if as_json:
         print_json(data)

@@ -285,8 +285,8 @@ _OBSERVATIONS = (
     _Observation(
         f"Recurrent models do not saturate within memory (the last doubling gains {UNSATURATED:.0%} or more); others "
         f"do (less than {SATURATED:.0%}).".replace("%", " %"), _saturation,
-        "The largest batch that fits is far larger than the published ones, since one fused kernel runs a recurrent "
-        "layer and keeps little for backward: recurrent models saturate, too.",
+        "Batches several times as large as the largest published one (128 sentences) fit the predicted memory, and at "
+        "those a recurrent model saturates, too.",
     ),
     _Observation(
         "Which of two implementations is faster differs between applications.", _nothing, "",
@@ -309,24 +309,26 @@ _OBSERVATIONS = (
     ),
     _Observation(
         "Utilisation of the peak is lower for recurrent models than for convolutional ones.", _recurrent_uses_less,
-        "Convolutional models with small convolutions (depthwise, of few channels) are bound by bytes, and a large "
-        "batch gives the matrix products of recurrent layers many rows.",
+        "At the largest batch that fits, the products of recurrent layers and of the classifier have many rows and "
+        "come close to the peak, while convolutional models spend time in normalisation and activations, which have "
+        "few operations.",
     ),
     _Observation(
         f"Even good models have long kernels (from {LONG:.0%} of the time) far below the average utilisation (half of "
         f"it).".replace("%", " %"), _long_kernels_below_average,
-        "Nearly all time is in products whose utilisation is alike.",
+        "Nearly all time is in operators whose utilisation is close to the average.",
     ),
     _Observation(
         "A device with a higher peak is used less, by both kinds of utilisation, but for one translation model.",
         _higher_peak_is_used_less,
-        "The predicted share of the peak depends on the ratio of peak to bandwidth and on how tiles fill the device: "
-        "where the larger device has more bandwidth for each operation, kernels bound by bytes use its peak more.",
+        "The share of the peak also depends on how evenly the blocks of a product divide among the units of each "
+        "device, and on bytes per operation; that can outweigh a higher peak.",
         "Fewer than two devices of different peaks.", "translation",
     ),
     _Observation(
         "Feature maps dominate memory (62 to 89 % of it were published).", _feature_maps_dominate,
-        "Models of many parameters and few or short samples hold more in weights, gradients and optimizer state.",
+        "A network of few layers keeps few feature maps: what lives only within backward, counted as workspace, or "
+        "weights with their gradients and optimizer state can be larger.",
     ),
     _Observation(
         "Feature maps grow linearly with the batch.", _feature_maps_are_linear,
@@ -335,8 +337,8 @@ _OBSERVATIONS = (
     _Observation(
         f"A slow network makes two machines slower than one; fast links scale ({SCALES:.0%} of linear)."
         .replace("%", " %"), _slow_networks_do_not_scale,
-        "The time of an exchange beside that of backward decides: a model of few parameters with long steps bears a "
-        "slow network, one of many parameters with short steps does not scale on any of these links.",
+        "The time of an exchange beside that of a step decides: a step that is long for its parameters bears a slow "
+        "network, one that is short for them does not scale on fast links either.",
     ),
     _Observation(
         "Compute utilisation of a device is unchanged when several train together over fast links.",
@@ -345,6 +347,7 @@ _OBSERVATIONS = (
     ),
     _Observation(
         "Memory of a device is unchanged when several train together.", _unchanged("total_bytes"),
-        "DistributedDataParallel keeps a copy of all gradients in buckets.",
+        "DistributedDataParallel keeps a copy of all gradients in buckets; the published frameworks used parameter "
+        "servers.",
     ),
 )  # fmt: skip

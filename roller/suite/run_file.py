@@ -76,13 +76,7 @@ def read_run(path: Path) -> SuiteRun:
     RollerError
         The file cannot be read, or is none of a run.
     """
-    try:
-        data = json.loads(read_file(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise RollerError(
-            f"{path}: expected the JSON of a run of the suite, got {shown(str(error))}. Write one with `roller suite "
-            f"run --out FILE`."
-        ) from error
+    data = read_json(path, "a run of the suite")
     known = isinstance(data, Mapping) and data.get("format") == FORMAT
     rows: Any = data.get("rows") if known else None
     if not known or data.get("version") != VERSION or not _are_rows(rows) or not isinstance(data.get("run"), Mapping):
@@ -92,6 +86,22 @@ def read_run(path: Path) -> SuiteRun:
             f"--out FILE` or `roller suite predict --out FILE`."
         )
     return SuiteRun(data["run"], tuple(rows))
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Read JSON.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RollerError(
+            f"{path}: expected the JSON of {what}, got {shown(str(error))}. Write it with --out."
+        ) from error
 
 
 def _are_rows(rows: Any) -> bool:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from roller.errors import ModelError, RollerError
-from roller.hardware import DeviceSpec
+from roller.errors import ModelError, RollerError, shown
+from roller.hardware import DeviceSpec, load_spec
 from roller.insight.traced_step import TracedStep
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import DDP, FusePointwise
 from roller.suite.entry import SuiteModel
 from roller.suite.prediction import Prediction
+from roller.suite.registry import models_of
 from roller.suite.tracing import trace_workload
 
 #: Bytes a second of a link in one direction in the published study: PCIe as measured there, Ethernet and InfiniBand.
@@ -113,6 +114,29 @@ class Studies:
     models: Mapping[str, SuiteModel]
     devices: Mapping[str, DeviceSpec]
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Studies:
+        """Return the studies of JSON data.
+
+        Raises
+        ------
+        RollerError
+            The data lack something, or name an unknown model or device.
+        """
+        try:
+            sweeps = tuple(data["sweeps"])
+            clusters, changes = (
+                tuple(kind(**{name: value for name, value in row.items() if name != "kind"}) for row in data[name])
+                for name, kind in (("clusters", ClusterRow), ("changes", ChangeRow))
+            )
+            models = models_of(dict.fromkeys(row["model"] for row in sweeps))
+            devices = {name: load_spec(name) for name in dict.fromkeys(row["device"] for row in sweeps)}
+        except (KeyError, TypeError) as error:
+            raise RollerError(
+                f"studies: expected what `roller suite observe --out` writes, got {shown(str(error))}. Write it again."
+            ) from error
+        return cls(sweeps, clusters, changes, {model.name: model for model in models}, devices)
+
     def sweep_of(self, model: str, device: str) -> list[Mapping[str, Any]]:
         """Return the batches of a model that fit a device, in ascending order."""
         rows = (row for row in self.sweeps if (row["model"], row["device"]) == (model, device) and row["fits"])
@@ -131,7 +155,7 @@ class Studies:
 
 
 def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the first batch of a sweep from which the next doubling gains less than a tenth; ``None`` if none does.
+    """Return the batch of a sweep from which every doubling gains less than a tenth; ``None`` if the last one does not.
 
     Examples
     --------
@@ -139,10 +163,12 @@ def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
     ...             {"batch": 4, "throughput_per_s": 19.0}])
     2
     """
-    for one, twice in pairwise(rows):
-        if twice["throughput_per_s"] < (1 + SATURATED) * one["throughput_per_s"]:
-            return int(one["batch"])
-    return None
+    found = None
+    for one, twice in reversed(list(pairwise(rows))):
+        if twice["throughput_per_s"] >= (1 + SATURATED) * one["throughput_per_s"]:
+            break
+        found = int(one["batch"])
+    return found
 
 
 def run_studies(

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from roller.cli.main import app
+from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.suite.device_choice import device_costs
@@ -143,6 +144,16 @@ def test_a_sweep_that_ends_before_memory_does_says_nothing_of_saturation():
 def test_the_batch_at_which_throughput_saturates():
     rows = [{"batch": b, "throughput_per_s": t} for b, t in ((1, 10.0), (2, 19.0), (4, 22.0), (8, 22.5))]
     assert saturation(rows) == 4 and saturation(rows[:2]) is None
+    late = [{"batch": b, "throughput_per_s": t} for b, t in ((1, 10.0), (2, 10.5), (4, 20.0), (8, 20.5))]
+    assert saturation(late) == 4  # the first doubling gains as little, but a later one gains much
+
+
+def test_studies_are_read_as_they_were_written():
+    made = studies_of()
+    again = Studies.from_dict(json.loads(json.dumps(made.to_dict())))
+    assert check_observations(again) == check_observations(made) and again.clusters == made.clusters
+    with pytest.raises(RollerError, match="studies: expected what `roller suite observe --out` writes"):
+        Studies.from_dict({"sweeps": []})
 
 
 def test_the_cheapest_device_at_prices_and_the_fastest_without():
