@@ -167,6 +167,28 @@ def test_the_cheapest_device_at_prices_and_the_fastest_without():
     assert [row.cheapest for row in device_costs(studies_of(("resnet50",)))] == [False, True]
 
 
+def observe(*words):
+    return CliRunner().invoke(app, ["suite", "observe", *map(str, words)], env={"COLUMNS": "200"})
+
+
+def test_saved_studies_are_judged_without_a_prediction(tmp_path):
+    path, prices, out = (tmp_path / name for name in ("studies.json", "prices.yaml", "out.json"))
+    path.write_text(json.dumps(studies_of().to_dict()))
+    prices.write_text("currency: EUR\ndevices:\n  p4000: {per_hour: 0.36, source: mine, date: 2020-01-31}\n")
+    done = observe("--from", path, "--prices", prices, "--out", out)
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert " 5. holds (6 of 6 cases): Compute utilisation of LSTM models stays low" in done.stdout
+    assert any(line.startswith("which device is cheapest at your prices") and "p4000 3" in line for line in lines)
+    assert "No price for titanxp" in done.stdout and "The price of p4000 is from 2020-01-31" in done.stdout
+    assert any(line.split()[:5] == ["resnet50", "p4000", "32", "2", "machines,"] and "0.40" in line for line in lines)
+    data = json.loads(out.read_text())
+    assert data["kind"] == "predicted" and data["currency"] == "EUR" and len(data["choice"]) == 6
+    assert observe("a3c", "--from", path).exit_code != 0
+    path.write_text("{}")
+    assert "expected what `roller suite observe --out` writes" in str(observe("--from", path).exception)
+
+
 @pytest.mark.slow
 def test_the_command_says_what_holds(tmp_path):
     pytest.importorskip("torch")
