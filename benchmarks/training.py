@@ -79,8 +79,9 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _observation_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     counted = f"{one['agreeing']} of {one['decisive']}" if one["decisive"] else "-"
-    why = " ".join([one["cause"], *(["Against it: " + "; ".join(one["against"][:3]) + "."] if one["against"] else [])])
-    return one["claim"], one["verdict"], counted, why.strip() or "-"
+    told, more = one["against"][:3], len(one["against"]) - 3
+    against = f"Against it: {'; '.join(told)}{f'; and {more} more' if more > 0 else ''}." if told else ""
+    return one["claim"], one["verdict"], counted, f"{one['cause']} {against}".strip() or "-"
 
 
 def report(data: Mapping[str, Any]) -> str:
