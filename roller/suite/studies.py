@@ -125,10 +125,8 @@ class Studies:
         """
         try:
             sweeps = tuple(data["sweeps"])
-            clusters, changes = (
-                tuple(kind(**{name: value for name, value in row.items() if name != "kind"}) for row in data[name])
-                for name, kind in (("clusters", ClusterRow), ("changes", ChangeRow))
-            )
+            clusters = tuple(ClusterRow(**_without_kind(row)) for row in data["clusters"])
+            changes = tuple(ChangeRow(**_without_kind(row)) for row in data["changes"])
             models = models_of(dict.fromkeys(row["model"] for row in sweeps))
             devices = {name: load_spec(name) for name in dict.fromkeys(row["device"] for row in sweeps)}
         except (KeyError, TypeError) as error:
@@ -152,6 +150,10 @@ class Studies:
             "sweeps": [dict(row) for row in self.sweeps], "clusters": [row.to_dict() for row in self.clusters],
             "changes": [row.to_dict() for row in self.changes],
         }  # fmt: skip
+
+
+def _without_kind(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != "kind"}
 
 
 def saturation(rows: Sequence[Mapping[str, Any]]) -> int | None:
