@@ -91,7 +91,7 @@ def tilings(spec: DeviceSpec) -> roller.ConstructOptions:
 def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
     """Construct and enumerate one expression, both without what Sokoban's space does not hold."""
     options = tilings(spec)
-    with _priced() as counted:
+    with counted_prices() as counted:
         start = time.process_time()
         mine = roller.construct(expr, spec, options=options)[0]
         roller_cpu_s = time.process_time() - start
@@ -109,7 +109,7 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
 
 
 @contextmanager
-def _priced() -> Iterator[list[int]]:
+def counted_prices() -> Iterator[list[int]]:
     """Collect the sizes of the batches that ranking prices in full."""
     counted: list[int] = []
     price = model.price

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from roller.cli.common import JsonOption, SetOption, console, print_json
+from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
-from roller.cli.training import MIB, batches_of, devices_of
+from roller.cli.suite_observe import observe_command
+from roller.cli.suite_run import ModelsArgument, OutOption, diff_command, run_command
+from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
+from roller.cli.training import batches_of, devices_of
 from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
-    from roller.suite.prediction import Prediction
+    from roller.suite.digest import Digest
 
 suite_app = typer.Typer(
     name="suite",
-    help="The training benchmark: sixteen models, and what they would do on devices that are not here.",
+    help="The training benchmark: sixteen models, measured here, and predicted on devices that are not here.",
     no_args_is_help=True,
     add_completion=False,
 )
 
-ModelsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names of `roller suite list`; all if none is given.")
-]
 DevicesOption = Annotated[
     str,
     typer.Option("--device", "-d", metavar="NAMES", help="Names of `roller devices`, or YAML files, e.g. v100,h100."),
@@ -61,22 +64,53 @@ def list_command(as_json: JsonOption = False) -> None:
 
 
 @suite_app.command("digest")
-def digest_command(models: ModelsArgument = None, reduced: ReducedOption = False, as_json: JsonOption = False) -> None:
-    """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json."""
-    from roller.suite.digest import digest
-    from roller.suite.registry import models_of
+def digest_command(
+    models: ModelsArgument = None,
+    reduced: ReducedOption = False,
+    against: Annotated[
+        Path | None, typer.Option("--against", metavar="FILE", help="Compare with digests that --out wrote elsewhere.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write all lines as JSON.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Print what models are made of (needs PyTorch): hashes of layers and operators, and all of them with --json.
 
-    found = [digest(model, reduced=reduced) for model in models_of(models or ())]
+    With --against the exit status is 1 where a model differs from the file's.
+    """
+    from roller.suite.digest import digest, read_digests
+    from roller.suite.registry import models_of
+    from roller.suite.run_file import write_json
+
+    asked = models_of(models or ())
+    check_outputs([] if against is None else [against], {"--out": out})
+    known = None if against is None else read_digests(against)
+    found = [digest(model, reduced=reduced) for model in asked]
+    if out is not None:
+        write_json(out, [one.to_dict() for one in found])
     if as_json:
         print_json([one.to_dict() for one in found])
-        return
-    table = Table("model", "batch", "parameters", "modules", "operators", "lines", box=None)
+    else:
+        table = Table("model", "batch", "parameters", "modules", "operators", "lines", box=None)
+        for one in found:
+            lines = f"{len(one.modules)} + {len(one.operators)}"
+            table.add_row(
+                one.model, str(one.batch), f"{one.parameters:,}", one.modules_key, one.operators_key, lines
+            )  # fmt: skip
+        console().print(table)
+    if known is not None and _tell_differences(found, known, tells=not as_json):
+        raise typer.Exit(1)
+
+
+def _tell_differences(found: Sequence[Digest], known: Mapping[str, Digest], *, tells: bool) -> bool:
+    """Print the lines that differ from known digests; return whether there are any, or a model is not known."""
+    screen, differs = console(), False
     for one in found:
-        lines = f"{len(one.modules)} + {len(one.operators)}"
-        table.add_row(
-            one.model, str(one.batch), f"{one.parameters:,}", one.modules_key, one.operators_key, lines
-        )  # fmt: skip
-    console().print(table)
+        other = known.get(one.model)
+        lines = ("it is not in the file",) if other is None else other.difference(one)
+        differs = differs or bool(lines)
+        for line in lines if tells else ():
+            screen.say(f"{one.model}: {line}")
+    return differs
 
 
 @suite_app.command("predict")
@@ -85,14 +119,21 @@ def predict_command(
     devices: DevicesOption = "p4000,titanxp,v100,h100",
     batches: BatchesOption = "",
     reduced: ReducedOption = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="Also the five longest operators that use the peak less than the step.")
+    ] = False,
+    out: OutOption = None,
     as_json: JsonOption = False,
     settings: SetOption = None,
 ) -> None:
     """Predict training of the models on devices (needs PyTorch): throughput, utilisation, and memory by kind."""
+    from roller import __version__
     from roller.insight.trace.progress import listening
     from roller.suite.prediction import predict
     from roller.suite.registry import models_of
+    from roller.suite.run_file import SuiteRun, head_of, write_run
 
+    check_outputs((), {"--out": out})
     asked = models_of(models or ())
     specs = devices_of(devices, settings)
     if any(count > 1 for _, count in specs):
@@ -101,51 +142,24 @@ def predict_command(
     total = len(asked) * len(specs) * len(sizes)
     with counted_steps("suite", total) as done, listening(done.within):
         found = list(predict(asked, [spec for spec, _ in specs], sizes, reduced=reduced, done=done))
+    rows = [one.to_dict() for one in found]
+    if out is not None:
+        write_run(out, SuiteRun(head_of(__version__, sizes="reduced" if reduced else "published"), rows))
     if as_json:
-        print_json([one.to_dict() for one in found])
+        print_json(rows)
         return
     screen = console()
     screen.say("predicted, at the clock that lasts")
-    screen.print(_throughput_table(found))
+    screen.print(throughput_table(rows))
     screen.say("memory at its peak, in MiB; feature maps also at theirs, which may come sooner")
-    screen.print(_memory_table(found))
-    for note in dict.fromkeys(note for one in found for note in one.forecast.notes):
+    screen.print(memory_table(rows))
+    if kernels:
+        screen.say("operators that take longest among those that use the peak less than the step")
+        screen.print(kernels_table(rows))
+    for note in dict.fromkeys(note for row in rows for note in row["notes"]):
         screen.say(note)
 
 
-def _throughput_table(found: list[Prediction]) -> Table:
-    """Return a row for each prediction; what does not fit has no throughput."""
-    table = Table(
-        "model", "device", "batch", "throughput", "between", "unit", "active", "of peak", "bound", "", box=None
-    )
-    for one in found:
-        low, high = one.throughput_between
-        between = "-" if low is None or high is None else f"{_number(low)} to {_number(high)}"
-        cells = [one.model, one.device, str(one.batch)]
-        if one.throughput is None:
-            cells += ["does not fit", "-", f"{one.unit}/s", "-", "-", "-"]
-        else:
-            cells += [
-                _number(one.throughput), between, f"{one.unit}/s", f"{100 * one.compute_utilisation:.0f} %",
-                f"{100 * one.peak_share:.0f} %", one.forecast.bound,
-            ]  # fmt: skip
-        table.add_row(*cells, "predicted")
-    return table
-
-
-def _memory_table(found: list[Prediction]) -> Table:
-    """Return the memory of each prediction by kind, without the kinds that none has."""
-    from roller.suite.memory_kinds import ROWS
-
-    fitting = [one for one in found if one.fits]
-    kinds = [kind for kind in ROWS if any(one.memory[kind] for one in fitting)]
-    table = Table("model", "device", "batch", *kinds, "total", "most feature maps", box=None)
-    for one in fitting:
-        parts, total = one.memory, one.forecast.memory.total_bytes
-        sizes = (*(parts[kind] for kind in kinds), total, one.most_memory.get("feature maps", 0))
-        table.add_row(one.model, one.device, str(one.batch), *(f"{size / MIB:.1f}" for size in sizes))
-    return table
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+suite_app.command("run")(run_command)
+suite_app.command("diff")(diff_command)
+suite_app.command("observe")(observe_command)

@@ -32,20 +32,29 @@ _EVERY_S = 0.05
 
 def main(entry: str) -> None:
     """Answer requests until the other end is gone."""
+    again: Retracer[Trace] | None = None
+
+    def answer(request: dict[str, Any]) -> tuple[dict[str, Any], Trace]:
+        nonlocal again
+        if "budget_s" in request:
+            return _measured(entry, request)
+        again = again or _retracer(entry, request["calls"])
+        trace = again(options_of(request))
+        return {"files": _files()}, trace
+
+    answer_requests(answer)
+
+
+def answer_requests(answer: Callable[[dict[str, Any]], tuple[dict[str, Any], Trace]]) -> None:
+    """Answer requests with an answer and a trace each until the other end is gone; errors are answers, too."""
     requests, answers = take_pipes()
     own = os.getpid()
-    again: Retracer[Trace] | None = None
     with contextlib.suppress(ChannelClosed):
         while True:
             request, _ = receive(requests)
             try:
                 with listening(progress_sender(answers)):
-                    if "budget_s" in request:
-                        answer, trace = _measured(entry, request)
-                    else:
-                        again = again or _retracer(entry, request["calls"])
-                        trace = again(_options(request))
-                        answer = {"files": _files()}
+                    found, trace = answer(request)
                 _end_unless(own)
             except RollerError as error:
                 _end_unless(own)
@@ -55,7 +64,7 @@ def main(entry: str) -> None:
                 _end_unless(own)
                 send(answers, {"failed": "".join(traceback.format_exception_only(error)).strip()})
             else:
-                send(answers, answer, [trace.to_json().encode()])
+                send(answers, found, [trace.to_json().encode()])
 
 
 def take_pipes() -> tuple[int, int]:
@@ -103,11 +112,12 @@ def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trac
     require_torch("measure")
     from roller.insight.trace.pytorch.timed_step import measure_entry, measurement_header
 
-    found = measure_entry(entry, _options(request), request["budget_s"])
+    found = measure_entry(entry, options_of(request), request["budget_s"])
     return {"measured": measurement_header(found)}, found.trace
 
 
-def _options(request: dict[str, Any]) -> TraceOptions:
+def options_of(request: dict[str, Any]) -> TraceOptions:
+    """Return the options of a request."""
     device = request["device"]
     return TraceOptions(request["batch"], device_rules(device), request["amp"], request["checkpoint"])
 

@@ -61,10 +61,11 @@ def _tables(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         if isinstance(value, list) and value and all(isinstance(row, Mapping) for row in value):
             rows = [_flat(row) for row in value]
             columns = dict.fromkeys(column for row in rows for column in row)
+            whole = "predicted" if all(row.get("kind") == "predicted" for row in rows) else ""
             yield {
                 "name": name,
                 "columns": [
-                    {"name": c, "label": _label(c), "values": [row.get(c) for row in rows]} for c in columns
+                    {"name": c, "label": whole or _label(c), "values": [row.get(c) for row in rows]} for c in columns
                 ],
             }  # fmt: skip
         elif isinstance(value, Mapping) and name != "run":

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from roller.core.files import read_file
+from roller.errors import RollerError, shown
 from roller.insight.trace.trace import Trace
 from roller.suite.entry import SuiteModel
 from roller.suite.tracing import trace_workload
@@ -60,6 +64,31 @@ class Digest:
             "model": self.model, "batch": self.batch, "parameters": self.parameters, "modules_key": self.modules_key,
             "operators_key": self.operators_key, "modules": list(self.modules), "operators": list(self.operators),
         }  # fmt: skip
+
+
+def read_digests(path: Path) -> Mapping[str, Digest]:
+    """Read what ``roller suite digest --out`` wrote: model -> digest.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or has another format.
+    """
+    try:
+        rows = json.loads(read_file(path))
+        found = [
+            Digest(
+                str(row["model"]), int(row["batch"]), int(row["parameters"]), tuple(map(str, row["modules"])),
+                tuple(map(str, row["operators"])),
+            )
+            for row in rows
+        ]  # fmt: skip
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise RollerError(
+            f"{path}: expected the JSON of digests, got {shown(str(error))}. Write it with `roller suite digest --out "
+            f"FILE`."
+        ) from error
+    return {one.model: one for one in found}
 
 
 def _key(lines: tuple[str, ...]) -> str:

@@ -83,6 +83,8 @@ class SuiteModel:
         The publication, and where the sizes are from.
     recurrent
         Whether most of its time is in recurrent layers.
+    edition
+        Edition of the published benchmark that has it: 1, or 2 of those it added; 0 for ours.
     """
 
     name: str
@@ -96,6 +98,7 @@ class SuiteModel:
     parameters_published: int = 0
     source: str = field(default="", repr=False)
     recurrent: bool = False
+    edition: int = 0
 
     def workload(self, *, reduced: bool = False, **options: Any) -> Workload:
         """Return what trains the model in its published size, or ``reduced`` to one that two cores train in seconds.

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from roller.hardware import DeviceSpec
 from roller.insight.forecast import Forecast
 from roller.suite.entry import SuiteModel
+from roller.suite.kernel_use import (
+    OperatorUse,
+    TimedWork,
+    longest_below_average,
+    operator_uses,
+    peak_share_by_pipe,
+    works_of,
+)  # fmt: skip
 from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.tracing import trace_workload
 
@@ -58,19 +66,24 @@ class Prediction:
         """Share of the step in which a kernel is active. One stream computes, so kernels do not overlap."""
         return min(1.0, self.forecast.device_s / self.forecast.iteration_s) if self.forecast.iteration_s else 0.0
 
+    @cached_property
+    def timed_work(self) -> tuple[TimedWork, ...]:
+        """Operators of the step with their time and countable work."""
+        return tuple(
+            TimedWork(operator.name, price.seconds, works_of(price))
+            for operator, price in self.forecast.operators
+            if price.seconds > 0
+        )
+
     @property
     def peak_share_by_pipe(self) -> Mapping[str, float]:
-        """Pipe -> time of its operations at its peak, as a share of the time in which kernels are active.
+        """Share of the peak by pipe: see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        return peak_share_by_pipe(self.timed_work)
 
-        Each launch counts on the pipe that takes longest for it at the peak; a launch priced by its bytes counts none.
-        """
-        at_peak_s: dict[str, float] = defaultdict(float)
-        for _, price in self.forecast.operators:
-            for launch in price.launches:
-                if launch.work is not None:
-                    at_peak_s[launch.work.pipe] += launch.work.at_peak_s
-        active_s = sum(price.seconds for _, price in self.forecast.operators)
-        return {pipe: at_peak_s[pipe] / active_s for pipe in sorted(at_peak_s)} if active_s else {}
+    @property
+    def kernels(self) -> tuple[OperatorUse, ...]:
+        """The five operators that take longest among those that use the peak less than the step does."""
+        return longest_below_average(operator_uses(self.timed_work))
 
     @property
     def peak_share(self) -> float:
@@ -96,7 +109,8 @@ class Prediction:
             "unit": self.unit, "throughput_per_s": self.throughput, "throughput_lower_per_s": low,
             "throughput_upper_per_s": high, "iteration_s": found.iteration_s, "lower_s": found.lower_s,
             "upper_s": found.upper_s, "compute_utilisation": self.compute_utilisation, "peak_share": self.peak_share,
-            "peak_share_by_pipe": dict(self.peak_share_by_pipe), "bound": found.bound,
+            "peak_share_by_pipe": dict(self.peak_share_by_pipe), "kernels": [use._asdict() for use in self.kernels],
+            "cpu_utilisation": None, "bound": found.bound,
             "unmapped_share": found.unmapped_share, "total_bytes": memory.total_bytes if self.fits else None,
             "memory_bytes": dict(self.memory) if self.fits else None,
             "most_bytes": dict(self.most_memory), "notes": list(found.notes),

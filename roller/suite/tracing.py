@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from types import ModuleType
 from typing import Any
 
 from roller.hardware import DeviceSpec
@@ -27,15 +28,24 @@ def trace_workload(
     device
         Device whose rules choose kernels.
     """
+    module = providers_of(name, workload)
+    return trace_providers(
+        name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,
+        iteration_provider=module.iteration_provider, batch=batch, device=device,
+    )  # fmt: skip
+
+
+def providers_of(name: str, workload: Workload) -> ModuleType:
+    """Return a module with the three providers of a workload, whose file is that of the model."""
 
     def input_provider(batch_size: int = workload.batch) -> tuple[Any, ...]:
         return workload.inputs(batch_size)
 
     build = inspect.unwrap(getattr(workload.build, "func", workload.build))
-    return trace_providers(
-        name, inspect.getfile(build), model_provider=workload.build, input_provider=input_provider,
-        iteration_provider=workload.step, batch=batch, device=device,
-    )  # fmt: skip
+    module = ModuleType(name)
+    module.__file__ = inspect.getfile(build)
+    vars(module).update(model_provider=workload.build, input_provider=input_provider, iteration_provider=workload.step)
+    return module
 
 
 def trace_model(

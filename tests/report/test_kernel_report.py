@@ -98,3 +98,10 @@ def test_json_without_rows_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ArtifactError, match=r"expected .*, got "):
         page_of_benchmark(path)
+
+
+def test_rows_that_say_that_they_are_predicted_are_not_called_measured():
+    rows = [{"model": "a3c", "kind": "predicted", "throughput_per_s": 2.0}]
+    for kind, label in (("predicted", "predicted"), ("measured", "measured")):
+        (table,) = benchmark_data("x", {"rows": [*rows, {**rows[0], "kind": kind}]})["tables"]
+        assert {column["label"] for column in table["columns"]} == {label}

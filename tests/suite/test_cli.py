@@ -91,3 +91,22 @@ def test_a_digest_is_printed():
     assert code == 0 and "43,539" in text
     (row,) = json.loads(run("digest", "a3c", "--reduced", "--json")[1])
     assert row["modules_key"] in text and row["operators_key"] in text
+
+
+def test_digests_are_compared_with_a_file(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "digests.json"
+    assert run("digest", "a3c", "--reduced", "--out", str(path))[0] == 0
+    code, text = run("digest", "a3c", "--reduced", "--against", str(path))
+    assert code == 0 and "a3c:" not in text
+    rows = json.loads(path.read_text())
+    rows[0]["modules"].remove("heads.bias: [7] float32")
+    path.write_text(json.dumps(rows))
+    code, text = run("digest", "a3c", "--reduced", "--against", str(path))
+    assert code == 1 and "a3c: +heads.bias: [7] float32" in text
+    path.write_text("[]")
+    code, text = run("digest", "a3c", "--reduced", "--against", str(path))
+    assert code == 1 and "a3c: it is not in the file" in text
+    path.write_text('[{"model": 1}]')
+    done = CliRunner().invoke(app, ["suite", "digest", "a3c", "--against", str(path)])
+    assert done.exit_code != 0 and "expected the JSON of digests" in str(done.exception) + done.stderr

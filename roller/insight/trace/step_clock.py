@@ -117,7 +117,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _quiet(blocks: Sequence[Spell], clock: Clock) -> list[float]:
-    return [b.wall_s for b in blocks if clock.trusting or b.together_s <= QUIET_SHARE * b.wall_s]
+    return [block.wall_s for block in blocks if is_undisturbed(block, clock)]
+
+
+def is_undisturbed(block: Spell, clock: Clock) -> bool:
+    """Return whether the step's threads waited for a processor for at most a twentieth of a block."""
+    return clock.trusting or block.together_s <= QUIET_SHARE * block.wall_s
 
 
 def _width(values: Sequence[float]) -> float:

@@ -33,6 +33,8 @@ from roller.insight.trace.pytorch.trace_model import Session
 from roller.insight.trace.step_clock import StepTiming, median_interval, time_steps
 from roller.insight.trace.trace import Trace
 
+#: As :func:`~roller.insight.trace.step_clock.time_steps`.
+Timer = Callable[..., StepTiming]
 _PREDICT = "a prediction needs no such device: trace_entry(...).forecast('a100')"
 
 
@@ -93,6 +95,34 @@ def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> M
     ModelError
         A provider is missing or raises, or the step uses a device other than the processor.
     """
+
+    def load(cuda: _Cuda) -> ModuleType:
+        return entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
+
+    return _measure_loaded(load, str(path), options, budget_s, time_steps)
+
+
+@driver
+def measure_module(
+    module: ModuleType, name: str, options: TraceOptions, budget_s: float, timer: Timer = time_steps
+) -> Measurement:
+    """Measure the step of a module that has all providers and ``__file__``, as :func:`measure_entry` does of a file.
+
+    Parameters
+    ----------
+    module, name
+        The providers, and the name of their step.
+    options, budget_s
+        As for :func:`measure_entry`.
+    timer
+        Times the step, with the arguments of :func:`~roller.insight.trace.step_clock.time_steps`.
+    """
+    return _measure_loaded(lambda cuda: module, name, options, budget_s, timer)
+
+
+def _measure_loaded(
+    load: Callable[[_Cuda], ModuleType], name: str, options: TraceOptions, budget_s: float, timer: Timer
+) -> Measurement:
     amp = PRECISIONS[options.amp or "fp32"]
     if amp == "fp16":
         raise ModelError(
@@ -101,21 +131,22 @@ def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> M
     with warnings.catch_warnings(record=True) as raised, _refused_cuda() as cuda:
         warnings.simplefilter("ignore")
         warnings.simplefilter("default", UserWarning)  # such as that autocast for a GPU does nothing here
-        module = entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
+        module = load(cuda)
         session = MeasuredSession(Path(str(module.__file__)).parent)
-        for sentence in module._roller_said:
+        for sentence in getattr(module, "_roller_said", ()):
             session.values.add_note(sentence)
         with entry_file.default_dtype_and_device(module):
             found = _measure(
-                module, session, replace(options, amp=amp), budget_s, lambda what: _errors(what, session.origins, cuda)
-            )
+                module, session, replace(options, amp=amp), budget_s, timer,
+                lambda what: _errors(what, session.origins, cuda),
+            )  # fmt: skip
     said = dict.fromkeys(str(one.message).strip().split("\n")[0] for one in raised)
     notes = (*found.notes, *(f"PyTorch or the file warns: {text}" for text in said))
-    return replace(found, trace=replace(found.trace, options={**found.trace.options, "entry": str(path)}), notes=notes)
+    return replace(found, trace=replace(found.trace, options={**found.trace.options, "entry": name}), notes=notes)
 
 
 def _measure(
-    module: ModuleType, session: MeasuredSession, options: TraceOptions, budget_s: float,
+    module: ModuleType, session: MeasuredSession, options: TraceOptions, budget_s: float, timer: Timer,
     errors: Callable[[str], AbstractContextManager[None]],
 ) -> Measurement:  # fmt: skip
     amp = options.amp
@@ -157,7 +188,7 @@ def _measure(
     untracked: Any = _NoOrigins()
     model_copy.checkpoint_modules(model, again, untracked)  # without keeping the module of each forward
     with errors("a step failed"), unsupported_wrappers.disable_compile(session.values.add_note):
-        return _timed(trace, session, lambda: _call(step, args, kwargs, around), budget_s)
+        return _timed(trace, session, lambda: _call(step, args, kwargs, around), budget_s, timer)
 
 
 @driver
@@ -166,7 +197,9 @@ def _call(step: Any, args: Any, kwargs: Any, around: Callable[[], AbstractContex
         step(*args, **kwargs)
 
 
-def _timed(trace: Trace, session: MeasuredSession, run: Callable[[], None], budget_s: float) -> Measurement:
+def _timed(
+    trace: Trace, session: MeasuredSession, run: Callable[[], None], budget_s: float, timer: Timer
+) -> Measurement:
     cycle, last = session.cycle, session.last_step_calls
     recorded: list[tuple[list[Call], list[float]]] = []
 
@@ -184,7 +217,7 @@ def _timed(trace: Trace, session: MeasuredSession, run: Callable[[], None], budg
         recorded.append((times.calls, times.seconds))
 
     reset_peak()
-    steps = time_steps(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
+    steps = timer(run_cycle, steps_per_call=cycle.steps, budget_s=budget_s, between=time_operators)
     own: Any = session.recorder
     operators, notes = _operator_seconds(trace, own.seconds[-len(trace.steady()) :], recorded)
     machine = f"{_processor()}, {torch.get_num_threads()} threads, PyTorch {torch.__version__}"

@@ -1,0 +1,127 @@
+"""``roller suite run`` and ``diff``: models that train on this machine, and what changed between two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from roller.cli.common import JsonOption, console, print_json
+from roller.cli.outputs import check_outputs
+from roller.cli.progress import counted_steps
+from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
+
+if TYPE_CHECKING:
+    from roller.suite.difference import RunDifference
+
+ModelsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[MODEL]...", help="Names of `roller suite list`; all if none is given.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the run as JSON.")]
+
+
+def run_command(
+    models: ModelsArgument = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few iterations of the reduced sizes, in ten minutes for all models.")
+    ] = False,
+    published: Annotated[bool, typer.Option("--published", help="The published sizes, not the reduced ones.")] = False,
+    budget_s: Annotated[
+        float | None,
+        typer.Option("--budget-s", min=1.0, help="Seconds for all models; by default an hour, ten minutes if quick."),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=1, max=100, help="Processes per model, whose spread is the noise of `diff`.")
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and inputs.")] = 0,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train models on this machine's processor (needs PyTorch), until their throughput is stable, and measure them."""
+    from roller import __version__
+    from roller.insight.trace.progress import listening
+    from roller.suite.measuring import measure
+    from roller.suite.registry import models_of
+    from roller.suite.run_file import SuiteRun, head_of, write_run
+    from roller.suite.sampling import QUICK, SamplingRule
+
+    asked = models_of(models or ())
+    check_outputs((), {"--out": out})
+    rule = QUICK if quick else SamplingRule()
+    failures: list[str] = []
+    budget = budget_s or (540.0 if quick else 3600.0)
+    with counted_steps("suite", len(asked)) as done, listening(done.within):
+        found = list(measure(
+            asked, reduced=not published, rule=rule, budget_s=budget, repeat=repeat, seed=seed, done=done,
+            failed=lambda name, error: failures.append(f"{name}: {error}"),
+        ))  # fmt: skip
+    rows = [one.to_dict() for one in found]
+    head = head_of(
+        __version__, seed=seed, rule=vars(rule), budget_s=budget, sizes="published" if published else "reduced",
+        failed=failures,
+    )  # fmt: skip
+    run = SuiteRun(head, rows)
+    if out is not None:
+        write_run(out, run)
+    if as_json:
+        print_json(run.to_dict())
+    else:
+        _print_run(rows, failures)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _print_run(rows: Sequence[Mapping[str, Any]], failures: Sequence[str]) -> None:
+    screen = console()
+    for machine in dict.fromkeys(row["device"] for row in rows):
+        screen.say(f"measured: {machine}")
+    screen.print(throughput_table(rows))
+    screen.say("memory at the peak of the tensors, in MiB; context: the rest of the process")
+    screen.print(memory_table(rows))
+    screen.say("operators that take longest among those that use the peak less than the step")
+    screen.print(kernels_table(rows))
+    unstable = [row["model"] for row in rows if not row["is_stable"]]
+    if unstable:
+        screen.say(f"unstable, so without a time: {', '.join(unstable)}")
+    for row in rows:
+        for note in row["notes"]:
+            screen.say(f"{row['model']}: {note}")
+    for sentence in failures:
+        screen.say(f"failed: {sentence}")
+
+
+RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `roller suite run` or `predict` wrote with --out.")]
+
+
+def diff_command(before: RunFile, after: RunFile, as_json: JsonOption = False) -> None:
+    """Compare two runs: exit with 1 where a model became slower by more than the measured noise."""
+    from roller.suite.difference import difference, sentences
+    from roller.suite.run_file import read_run
+
+    found = difference(read_run(before), read_run(after))
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        screen = console()
+        screen.print(_difference_table(found))
+        for sentence in sentences(found):
+            screen.say(sentence)
+    if found.regressions:
+        raise typer.Exit(1)
+
+
+def _difference_table(found: RunDifference) -> Table:
+    table = Table("model", "device", "batch", "time", "between", "", "", box=None)
+    for row in found.rows:
+        cells: list[Any] = ["-", "-"]
+        if row.ratio is not None:
+            cells = [_change(row.ratio.mean), f"{_change(row.ratio.lower)} to {_change(row.ratio.upper)}"]
+        table.add_row(row.model, row.device or "here", str(row.batch), *cells, row.verdict, row.kind)
+    return table
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"

@@ -1,0 +1,195 @@
+"""The difference of two runs of the suite: what became slower by more than measured noise, and what only one has.
+
+The time of a model is compared by the logarithms of the means of its processes. How far such means are apart without a
+cause is measured, too: by the processes of a run (``--repeat``), pooled over all models. A run of one process per model
+only has the noise within a process, which is less, and the difference says so.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roller.suite.mean_interval import MeanInterval, ratio_interval, student_quantile
+from roller.suite.run_file import SuiteRun, flat, keys_of
+
+#: Probability that any row of two runs without a difference is called slower; as much for faster.
+ALPHA = 0.01
+#: Change of a predicted time that is told; predictions have no noise.
+PREDICTED = 1e-3
+#: Degrees of freedom with which the variance between processes of all models counts beside that of one. Assumed.
+_MODERATION = 10
+Key = tuple[str, int, str, str]
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """A model that both runs have.
+
+    Parameters
+    ----------
+    model, batch, kind, device
+        Which row.
+    ratio
+        Time of an iteration after over before, with its interval; ``None`` if it is not compared.
+    verdict
+        ``"slower"``, ``"faster"``, ``"same"`` (within noise) or ``"not compared"``.
+    reason
+        Why it is not compared.
+    """
+
+    model: str
+    batch: int
+    kind: str
+    device: str
+    ratio: MeanInterval | None
+    verdict: str
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        low, high = (None, None) if self.ratio is None else (self.ratio.lower, self.ratio.upper)
+        return {
+            "model": self.model, "batch": self.batch, "kind": self.kind, "device": self.device,
+            "time_ratio": None if self.ratio is None else self.ratio.mean, "lower": low, "upper": high,
+            "verdict": self.verdict, "reason": self.reason,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RunDifference:
+    """The difference of two runs.
+
+    Parameters
+    ----------
+    rows
+        Of both runs, in the order of the first.
+    only_before, only_after
+        Rows that only one of the runs has.
+    environment
+        Setting -> its values before and after, where they differ.
+    notes
+        Sentences for the report.
+    """
+
+    rows: tuple[RowDifference, ...]
+    only_before: tuple[Key, ...]
+    only_after: tuple[Key, ...]
+    environment: Mapping[str, tuple[Any, Any]] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def regressions(self) -> tuple[RowDifference, ...]:
+        """Rows that became slower."""
+        return tuple(row for row in self.rows if row.verdict == "slower")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "rows": [row.to_dict() for row in self.rows], "only_before": [list(key) for key in self.only_before],
+            "only_after": [list(key) for key in self.only_after],
+            "environment": {name: list(values) for name, values in self.environment.items()},
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+
+def difference(before: SuiteRun, after: SuiteRun, *, alpha: float = ALPHA) -> RunDifference:
+    """Return the difference of two runs.
+
+    Parameters
+    ----------
+    before, after
+        The runs.
+    alpha
+        Probability that any row is falsely called slower, of all rows together (Bonferroni's bound).
+    """
+    old, new = (dict(zip(keys_of(run.rows), run.rows, strict=True)) for run in (before, after))
+    both = [key for key in old if key in new]
+    comparer = _Comparer([(old[key], new[key]) for key in both], alpha)
+    rows = tuple(comparer.compared(key, old[key], new[key]) for key in both)
+    return RunDifference(
+        rows, tuple(key for key in old if key not in new), tuple(key for key in new if key not in old),
+        _environments(before, after), comparer.notes,
+    )  # fmt: skip
+
+
+def _environments(before: SuiteRun, after: SuiteRun) -> dict[str, tuple[Any, Any]]:
+    old, new = (flat({n: v for n, v in run.head.items() if n != "date"}) for run in (before, after))
+    return {n: (old.get(n), new.get(n)) for n in dict.fromkeys((*old, *new)) if old.get(n) != new.get(n)}
+
+
+class _Comparer:
+    """Compares rows with the noise of all of them."""
+
+    def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
+        self._pairs = [pair for pair in pairs if not any(_refusal(row) for row in pair)]
+        timed = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
+        self._confidence = 1 - 2 * alpha / max(
+            1, len(timed)
+        )  # alpha on the side of slower ones, and as much on the other
+        groups = [_process_means(row) for pair in timed for row in pair]
+        self._degrees = sum(len(group) - 1 for group in groups)
+        squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
+        self._pooled = squares / self._degrees if self._degrees else 0.0
+        self.notes: tuple[str, ...] = ()
+        if timed and not self._degrees:
+            self.notes = (
+                "Each model ran in one process: the noise is that of iterations within it, and what differs from one "
+                "process to the next is not in it. Run with --repeat 5 to measure that.",
+            )
+
+    def compared(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
+        reason = _refusal(old) or _refusal(new)
+        if reason:
+            return RowDifference(*key, None, "not compared", reason)
+        if old["kind"] == "predicted":
+            ratio = new["iteration_s"] / old["iteration_s"]
+            found = MeanInterval(ratio, ratio, ratio)
+            return RowDifference(*key, found, _verdict(found, PREDICTED))
+        found = self._ratio(old, new)
+        return RowDifference(*key, found, _verdict(found, 0.0))
+
+    def _ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
+        groups = [_process_means(row) for row in (old, new)]
+        if not self._degrees:
+            return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
+        change = statistics.fmean(groups[1]) - statistics.fmean(groups[0])
+        # The variance of few processes is known badly: it is moderated by that of all models.
+        degrees = sum(len(group) - 1 for group in groups)
+        squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
+        common = min(_MODERATION, self._degrees - degrees)
+        variance = (squares + common * self._pooled) / (degrees + common)
+        spread = variance * sum(1 / len(group) for group in groups)
+        width = student_quantile(self._confidence, degrees + common) * math.sqrt(spread)
+        return MeanInterval(math.exp(change), math.exp(change - width), math.exp(change + width))
+
+
+def _process_means(row: Mapping[str, Any]) -> list[float]:
+    return [math.log(statistics.fmean(own)) for own in row["samples_s"]]
+
+
+def _refusal(row: Mapping[str, Any]) -> str:
+    if row["kind"] == "predicted":
+        return "" if row.get("iteration_s") else "it does not fit"
+    return (
+        "" if row.get("is_stable") and all(len(own) > 1 for own in row.get("samples_s") or [()]) else "it was unstable"
+    )
+
+
+def _verdict(ratio: MeanInterval, least: float) -> str:
+    if ratio.lower > 1 + least:
+        return "slower"
+    return "faster" if ratio.upper < 1 - least else "same"
+
+
+def sentences(found: RunDifference) -> Iterator[str]:
+    """Yield what a person should know beside the rows."""
+    for name, (old, new) in found.environment.items():
+        yield f"{name}: {old} before, {new} after"
+    for word, keys in (("before", found.only_before), ("after", found.only_after)):
+        if keys:
+            yield f"only {word}: {', '.join(' '.join(str(part) for part in key if part != '') for key in keys)}"
+    yield from found.notes

@@ -1,0 +1,268 @@
+"""Measures training of the suite's models on this machine's processor: throughput, utilisation and memory by kind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from roller.errors import RollerError
+from roller.hardware import THIS_MACHINE, DeviceSpec, load_spec
+from roller.insight.cost.step_cost import price_step
+from roller.insight.memory.cpu_heap import cpu_memory
+from roller.insight.project_tracer import ProjectTracer
+from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.progress import Cancelled
+from roller.insight.trace.trace import Trace
+from roller.runtime.clock import Clock, system_clock
+from roller.suite.entry import SuiteModel
+from roller.suite.kernel_use import (
+    OperatorUse,
+    TimedWork,
+    longest_below_average,
+    operator_uses,
+    peak_share_by_pipe,
+    works_of,
+)  # fmt: skip
+from roller.suite.mean_interval import MeanInterval, mean_interval
+from roller.suite.memory_kinds import memory_by_kind, most_by_kind
+from roller.suite.sampling import Sample, SamplingRule
+
+#: What a hardware counter would say; none is read.
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One model at one batch on this machine; every number is measured, but for the device's peak.
+
+    Parameters
+    ----------
+    model, batch
+        Name, and samples of a step.
+    unit, units_per_sample
+        Of throughput.
+    machine
+        Processor, threads and version of PyTorch.
+    samples
+        Seconds of iterations, of each process that ran.
+    trace
+        Operators and allocations of a step, on real tensors.
+    operator_s
+        Seconds of each operator of ``trace.steady()``.
+    process_peak_bytes
+        Most resident memory of the process in all iterations; 0 if unknown.
+    spec
+        This machine, whose peak the operations are compared with.
+    notes
+        Sentences for the report.
+    """
+
+    model: str
+    batch: int
+    unit: str
+    units_per_sample: float
+    machine: str
+    samples: tuple[Sample, ...]
+    trace: Trace = field(repr=False)
+    operator_s: tuple[float, ...] = field(repr=False)
+    process_peak_bytes: int
+    spec: DeviceSpec = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the iterations of every process were; if not, no time is reported."""
+        return all(sample.is_stable for sample in self.samples)
+
+    @property
+    def interval(self) -> MeanInterval | None:
+        """Mean seconds of an iteration with its interval of 95 %; of several processes, from their means."""
+        means = [sample.interval for sample in self.samples if sample.interval is not None]
+        if not self.is_stable or not means:
+            return None
+        return means[0] if len(means) == 1 else mean_interval([one.mean for one in means])
+
+    def _per_second(self, iteration_s: float) -> float | None:
+        return self.batch * self.units_per_sample / iteration_s if iteration_s > 0 else None
+
+    @property
+    def throughput(self) -> float | None:
+        """Units per second; ``None`` if the iterations were not stable."""
+        return None if self.interval is None else self._per_second(self.interval.mean)
+
+    @property
+    def throughput_between(self) -> tuple[float | None, float | None]:
+        """Units per second at both ends of the interval of 95 %."""
+        found = self.interval
+        return (None, None) if found is None else (self._per_second(found.upper), self._per_second(found.lower))
+
+    @property
+    def compute_utilisation(self) -> float | None:
+        """Share of an iteration in operators; ``None`` if the iterations were not stable."""
+        return None if self.interval is None else min(1.0, sum(self.operator_s) / self.interval.mean)
+
+    @cached_property
+    def timed_work(self) -> tuple[TimedWork, ...]:
+        """Operators of the step with their time and countable work."""
+        priced = price_step(self.trace, self.spec).operators
+        timed = zip(priced, self.operator_s, strict=True)
+        return tuple(TimedWork(operator.name, took_s, works_of(price)) for (operator, price), took_s in timed)
+
+    @property
+    def peak_share_by_pipe(self) -> Mapping[str, float]:
+        """Share of the peak by pipe: see :func:`~roller.suite.kernel_use.peak_share_by_pipe`."""
+        return peak_share_by_pipe(self.timed_work) if self.is_stable else {}
+
+    @property
+    def kernels(self) -> tuple[OperatorUse, ...]:
+        """The five operators that take longest among those that use the peak less than the step does."""
+        return longest_below_average(operator_uses(self.timed_work)) if self.is_stable else ()
+
+    @property
+    def memory(self) -> Mapping[str, int]:
+        """Bytes by the published kinds at the peak of the tensors; ``context`` is the rest of the process' peak."""
+        memory = cpu_memory(self.trace, None)
+        rest = max(0, self.process_peak_bytes - memory.total_bytes)
+        return memory_by_kind(cpu_memory(self.trace, None, rest))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data, with the keys of a prediction and those that only a measurement has."""
+        interval, memory, shares = self.interval, self.memory, dict(self.peak_share_by_pipe)
+        low, high = self.throughput_between
+        busy = [sample.cpu_utilisation for sample in self.samples if sample.cpu_utilisation is not None]
+        return {
+            "model": self.model, "device": self.machine, "batch": self.batch, "kind": "measured", "fits": True,
+            "unit": self.unit, "throughput_per_s": self.throughput, "throughput_lower_per_s": low,
+            "throughput_upper_per_s": high, "iteration_s": None if interval is None else interval.mean,
+            "lower_s": None if interval is None else interval.lower,
+            "upper_s": None if interval is None else interval.upper, "is_stable": self.is_stable,
+            "compute_utilisation": self.compute_utilisation,
+            "peak_share": sum(shares.values()) if self.is_stable else None, "peak_share_by_pipe": shares,
+            "kernels": [use._asdict() for use in self.kernels],
+            "cpu_utilisation": fmean(busy) if busy and self.is_stable else None, "hardware_counters": UNKNOWN,
+            "total_bytes": sum(memory.values()), "memory_bytes": dict(memory),
+            "most_bytes": dict(most_by_kind(self.trace, self.spec)),
+            "warm_up": [sample.warm_up for sample in self.samples],
+            "disturbed": [sample.disturbed for sample in self.samples],
+            "samples_s": [list(sample.samples_s) for sample in self.samples],
+            "notes": list(dict.fromkeys((*self.notes, *(s.note for s in self.samples if s.note)))),
+        }  # fmt: skip
+
+
+class _SuiteProcess(ProjectTracer):
+    """A process that trains one model."""
+
+    worker = "roller.suite.worker"
+
+    def __init__(self, name: str, *, reduced: bool, rule: SamplingRule, seed: int, python: str) -> None:
+        super().__init__(name, python=python)
+        self._more = {"reduced": reduced, "rule": asdict(rule), "seed": seed}
+
+    def _request(self, options: TraceOptions) -> dict[str, Any]:
+        return {**super()._request(options), **self._more}
+
+
+def measure_model(
+    model: SuiteModel,
+    *,
+    reduced: bool = True,
+    batch: int | None = None,
+    rule: SamplingRule | None = None,
+    budget_s: float = 60.0,
+    seed: int = 0,
+    python: str = sys.executable,
+) -> Measurement:
+    """Train a model in a process of its own on this machine's processor, and measure its iterations.
+
+    Parameters
+    ----------
+    model
+        Of the suite.
+    reduced
+        Whether in the size for this machine.
+    batch
+        Samples; by default the model's own.
+    rule
+        When there are enough iterations; by default the published one.
+    budget_s
+        Seconds of iterations, after those whose operators are recorded.
+    seed
+        Of weights and inputs.
+    python
+        Interpreter with roller and PyTorch.
+
+    Raises
+    ------
+    ModelError
+        PyTorch is missing, or the process ended.
+    """
+    workload = model.workload(reduced=reduced)
+    size = workload.batch if batch is None else batch
+    chosen = rule or SamplingRule()
+    with _SuiteProcess(model.name, reduced=reduced, rule=chosen, seed=seed, python=python) as process:
+        trace, told = process.measure(TraceOptions(size, None, None, False), float(budget_s))
+    sample = Sample.from_dict(told["sample"])
+    seconds = tuple(median for median, _, _ in told["operators"])
+    notes = tuple(note for note in told["notes"] if note != sample.note)
+    spec = load_spec(THIS_MACHINE)
+    return Measurement(
+        model.name, size, model.unit, workload.units_per_sample, told["machine"], (sample,), trace, seconds,
+        told["process_peak_bytes"], spec, notes,
+    )  # fmt: skip
+
+
+def measure(
+    models: Sequence[SuiteModel],
+    *,
+    reduced: bool = True,
+    rule: SamplingRule | None = None,
+    budget_s: float = 600.0,
+    repeat: int = 1,
+    seed: int = 0,
+    clock: Clock | None = None,
+    one: Callable[..., Measurement] = measure_model,
+    failed: Callable[[str, RollerError], None] | None = None,
+    done: Callable[[str], None] = lambda name: None,
+) -> Iterator[Measurement]:
+    """Yield a measurement of every model, within a budget of seconds for all of them.
+
+    Each model has an equal share of what is left, its start included, so that what quick ones leave is for others.
+
+    Parameters
+    ----------
+    models
+        As of :func:`roller.suite.registry.models_of`.
+    reduced, rule, seed
+        As for :func:`measure_model`.
+    budget_s
+        Seconds for all of them.
+    repeat
+        Processes per model; they show how far runs are apart without a cause.
+    clock
+        That of this machine by default.
+    one
+        Measures one model, as :func:`measure_model`.
+    failed
+        Called with the name of a model that cannot be measured and the error, which is raised by default.
+    done
+        Called with the name of each model.
+    """
+    chosen = clock or system_clock()
+    end_s = chosen.now() + budget_s
+    for left, model in zip(range(len(models), 0, -1), models, strict=True):
+        share_s = max(1.0, (end_s - chosen.now()) / left / repeat)
+        try:
+            runs = [one(model, reduced=reduced, rule=rule, budget_s=share_s, seed=seed) for _ in range(repeat)]
+        except Cancelled:
+            raise
+        except RollerError as error:
+            if failed is None:
+                raise
+            failed(model.name, error)
+            continue
+        yield replace(runs[0], samples=tuple(sample for run in runs for sample in run.samples))
+        done(model.name)

@@ -1,0 +1,353 @@
+"""The published observations of the training benchmark as checks of predicted studies, each with its figures.
+
+On today's kernels and devices some do not hold: that is a result, not an error. The limits that the publication gives
+only in words are ours, and stand here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+from typing import Any, NamedTuple
+
+from roller.hardware.peaks import peak_flops_per_s
+from roller.suite.studies import CLUSTERS, FAST, PCIE, SATURATED, SLOW, ClusterRow, Studies
+
+#: Relative fall of throughput, and fall of a share, that is none.
+LEVEL = 0.01
+#: Gain of the last doubling from which a model is not saturated.
+UNSATURATED = 0.15
+#: Active share that is low (published: two to three times less than the others), and that is high.
+LOW, HIGH = 0.5, 0.95
+#: A kernel is long from this share of the active time, and far below the average at this part of it.
+LONG, FAR_BELOW = 0.01, 0.5
+#: Relative error of feature maps that are linear in the batch.
+LINEAR = 0.02
+#: Share of linear scaling from which devices scale, and change of a share or of memory that is none.
+SCALES, UNCHANGED = 0.8, 0.05
+#: Kinds of memory in the published breakdown.
+_KINDS = ("weights", "gradients", "feature maps", "workspace", "dynamic")
+Row = Mapping[str, Any]
+
+
+class Case(NamedTuple):
+    """One model, or one pair, of a check.
+
+    Parameters
+    ----------
+    model
+        Name; of a pair, the first one.
+    name
+        Model and what else it is about.
+    agrees
+        Whether it agrees with the observation.
+    figures
+        In words.
+    """
+
+    model: str
+    name: str
+    agrees: bool
+    figures: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether an observation holds.
+
+    Parameters
+    ----------
+    number, claim
+        Of the observation.
+    holds
+        ``None`` where it cannot be said here.
+    cases
+        All that was looked at; the models of the first edition decide, since it observed only those.
+    cause
+        Why it does not hold, or cannot be said.
+    agreeing, decisive
+        Number of decisive cases that agree, and of all that decide.
+    """
+
+    number: int
+    claim: str
+    holds: bool | None
+    cases: tuple[Case, ...]
+    cause: str = ""
+    agreeing: int = 0
+    decisive: int = 0
+
+    @property
+    def word(self) -> str:
+        """``"holds"``, ``"does not hold"`` or ``"cannot be said here"``."""
+        return {True: "holds", False: "does not hold", None: "cannot be said here"}[self.holds]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data; every figure is predicted."""
+        return {
+            "number": self.number, "claim": self.claim, "verdict": self.word, "kind": "predicted",
+            "cause": self.cause, "agreeing": self.agreeing, "decisive": self.decisive,
+            "cases": [case._asdict() for case in self.cases],
+        }  # fmt: skip
+
+
+class _Observation(NamedTuple):
+    claim: str
+    cases: Callable[[Studies], Iterator[Case]]
+    #: Why it does not hold, in words that the figures bear out.
+    cause: str
+    #: What is missing where there is no case.
+    missing: str = "No model of the first edition among those asked for shows it."
+    #: Application of which one model may disagree.
+    exception: str = ""
+
+
+def check_observations(studies: Studies) -> tuple[Verdict, ...]:
+    """Return the verdict on each of the fourteen observations."""
+    return tuple(_verdict(number, one, studies) for number, one in enumerate(_OBSERVATIONS, 1))
+
+
+def _verdict(number: int, one: _Observation, studies: Studies) -> Verdict:
+    cases = tuple(one.cases(studies))
+    decisive = [case for case in cases if studies.models[case.model].edition == 1]
+    if not decisive:
+        return Verdict(number, one.claim, None, cases, one.missing)
+    against = {case.model for case in decisive if not case.agrees}
+    excused = len(against) == 1 and all(studies.models[name].application == one.exception for name in against)
+    holds, agreeing = not against or excused, sum(case.agrees for case in decisive)
+    return Verdict(number, one.claim, holds, cases, "" if holds else one.cause, agreeing, len(decisive))
+
+
+def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
+    """Yield model, name and batches of every sweep with at least so many that fit."""
+    for model in studies.models:
+        for device in studies.devices:
+            rows = studies.sweep_of(model, device)
+            if len(rows) >= least:
+                yield model, f"{model}, {device}", rows
+
+
+def _throughput_does_not_fall(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps(studies):
+        pairs = list(pairwise(rows))
+        least, at = min((b["throughput_per_s"] / a["throughput_per_s"], b["batch"]) for a, b in pairs)
+        yield Case(model, name, least >= 1 - LEVEL, f"least gain of a doubling {_change(least)}, to batch {at}")
+
+
+def _saturation(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps(studies):
+        if not studies.is_whole(model, rows[0]["device"]):
+            continue
+        gain = rows[-1]["throughput_per_s"] / rows[-2]["throughput_per_s"]
+        recurrent = studies.models[model].recurrent
+        agrees = gain >= 1 + UNSATURATED if recurrent else gain < 1 + SATURATED
+        kind = "recurrent" if recurrent else "not recurrent"
+        yield Case(
+            model, name, agrees, f"{kind}, {_change(gain)} from batch {rows[-2]['batch']} to {rows[-1]['batch']}"
+        )
+
+
+def _nothing(studies: Studies) -> Iterator[Case]:
+    return iter(())
+
+
+def _grows(key: str) -> Callable[[Studies], Iterator[Case]]:
+    def cases(studies: Studies) -> Iterator[Case]:
+        for model, name, rows in _sweeps(studies):
+            values = [row[key] for row in rows]
+            agrees = all(b >= a - LEVEL for a, b in pairwise(values))
+            ends = f"{_percent(values[0])} at batch {rows[0]['batch']}, {_percent(values[-1])} at {rows[-1]['batch']}"
+            yield Case(model, name, agrees, f"{ends}, {_percent(max(values))} at most")
+
+    return cases
+
+
+def _lstm_is_low(studies: Studies) -> Iterator[Case]:
+    if not any("LSTM" in model.layers for model in studies.models.values()):
+        return
+    for model, name, rows in _sweeps(studies, least=1):
+        lstm, active = "LSTM" in studies.models[model].layers, rows[-1]["compute_utilisation"]
+        kind = "LSTM" if lstm else "no LSTM"
+        agrees = active < LOW if lstm else active >= LOW
+        yield Case(model, name, agrees, f"{kind}, active {_percent(active)} at batch {rows[-1]['batch']}")
+
+
+def _recurrent_uses_less(studies: Studies) -> Iterator[Case]:
+    for device in studies.devices:
+        best = {name: rows[-1]["peak_share"] for name in studies.models if (rows := studies.sweep_of(name, device))}
+        recurrent = {name: best[name] for name in best if studies.models[name].recurrent}
+        convolutional = {
+            name: best[name] for name in best if name not in recurrent and "Conv2d" in studies.models[name].layers
+        }
+        for one, share in recurrent.items():
+            for other, others in convolutional.items():
+                if studies.models[other].edition != studies.models[one].edition:
+                    continue
+                yield Case(
+                    one, f"{one} and {other}, {device}", share < others, f"{_percent(share)} and {_percent(others)}"
+                )
+
+
+def _long_kernels_below_average(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps(studies, least=1):
+        row = rows[-1]
+        far = [
+            use for use in row["kernels"]
+            if use["share"] >= LONG and (use["peak_share"] or 0.0) <= FAR_BELOW * row["peak_share"]
+        ]  # fmt: skip
+        told = ", ".join(f"{use['name']} {_percent(use['share'])} of the time" for use in far[:2]) or "none"
+        yield Case(model, name, bool(far), told)
+
+
+def _higher_peak_is_used_less(studies: Studies) -> Iterator[Case]:
+    peaks = {
+        name: peak[0] for name, spec in studies.devices.items() if (peak := peak_flops_per_s(spec.sustained, "float32"))
+    }
+    for one, other in combinations(sorted(peaks, key=lambda name: peaks[name]), 2):
+        if peaks[one] == peaks[other]:
+            continue
+        for model in studies.models:
+            small, large = ({r["batch"]: r for r in studies.sweep_of(model, device)} for device in (one, other))
+            common = small.keys() & large.keys()
+            if not common:
+                continue
+            rows = [rows[max(common)] for rows in (small, large)]
+            shares = [(row["compute_utilisation"], row["peak_share"]) for row in rows]
+            agrees = all(after <= before + LEVEL for before, after in zip(*shares, strict=True))
+            told = " and ".join(f"active {_percent(a)}, of peak {_percent(p)}" for a, p in shares)
+            yield Case(model, f"{model}, {one} and {other}, batch {max(common)}", agrees, told)
+
+
+def _feature_maps_dominate(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps(studies, least=1):
+        most = {kind: rows[-1]["most_bytes"].get(kind, 0) for kind in _KINDS}
+        share, first = most["feature maps"] / sum(most.values()), max(most, key=lambda kind: most[kind])
+        yield Case(
+            model, name, first == "feature maps", f"{_percent(share)} at batch {rows[-1]['batch']}, largest: {first}"
+        )
+
+
+def _feature_maps_are_linear(studies: Studies) -> Iterator[Case]:
+    for model, name, rows in _sweeps(studies, least=3):
+        sizes = [row["most_bytes"].get("feature maps", 0) for row in rows[-3:]]
+        grown, twice = sizes[1] - sizes[0], sizes[2] - sizes[1]
+        ratio = twice / grown if grown else float("inf")
+        yield Case(model, name, abs(ratio / 2 - 1) <= LINEAR, f"twice the batch grows them {ratio:.3f} times as much")
+
+
+def _clusters(studies: Studies, wanted: float) -> Iterator[tuple[ClusterRow, list[ClusterRow]]]:
+    """Yield the row of one device with those whose slowest link has a bandwidth, of each model."""
+    for model in studies.models:
+        own = [row for row in studies.clusters if row.model == model and row.throughput]
+        one = next((row for row in own if row.devices == 1), None)
+        others = [row for row in own if row.devices > 1 and CLUSTERS[row.cluster][2] == wanted]
+        if one is not None and others:
+            yield one, others
+
+
+def _slow_networks_do_not_scale(studies: Studies) -> Iterator[Case]:
+    for wanted, word in ((SLOW, "less than one"), (FAST, "scales"), (PCIE, "scales")):
+        for one, others in _clusters(studies, wanted):
+            for row in others:
+                ratio = (row.throughput or 0.0) / (one.throughput or 1.0)
+                agrees = ratio < 1 if wanted == SLOW else ratio >= SCALES * row.devices
+                yield Case(
+                    row.model, f"{row.model}, {row.cluster}", agrees, f"{ratio:.2f} times one device, expected: {word}"
+                )
+
+
+def _unchanged(key: str) -> Callable[[Studies], Iterator[Case]]:
+    def cases(studies: Studies) -> Iterator[Case]:
+        for wanted in (FAST, PCIE):
+            for one, others in _clusters(studies, wanted):
+                for row in others:
+                    before, after = (float(getattr(r, key) or 0) for r in (one, row))
+                    ratio = after / before if before else 0.0
+                    yield Case(row.model, f"{row.model}, {row.cluster}", abs(ratio - 1) <= UNCHANGED, _change(ratio))
+
+    return cases
+
+
+def _change(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+_OBSERVATIONS = (
+    _Observation(
+        "Throughput does not fall as the batch grows.", _throughput_does_not_fall,
+        "A larger batch takes another algorithm or tile that is predicted to be slower for each sample.",
+    ),
+    _Observation(
+        f"Recurrent models do not saturate within memory (the last doubling gains {UNSATURATED:.0%} or more); others "
+        f"do (less than {SATURATED:.0%}).".replace("%", " %"), _saturation,
+        "Batches several times as large as the largest published one (128 sentences) fit the predicted memory, and at "
+        "those a recurrent model saturates, too.",
+    ),
+    _Observation(
+        "Which of two implementations is faster differs between applications.", _nothing, "",
+        "There is one implementation of each model, in PyTorch.",
+    ),
+    _Observation(
+        "Compute utilisation grows with the batch.", _grows("compute_utilisation"),
+        "The host's share changes by more than it shrinks: a larger batch issues other kernels.",
+    ),
+    _Observation(
+        f"Compute utilisation of LSTM models stays low (below {LOW:.0%}) at the largest batch, not that of others."
+        .replace("%", " %"), _lstm_is_low,
+        "PyTorch runs a whole LSTM layer in one call of cuDNN, whose fused kernels keep the device active; the "
+        "published frameworks launched kernels for each gate and time step. The opposite of the observation is "
+        "predicted for LSTM models.",
+    ),
+    _Observation(
+        "Utilisation of the peak grows with the batch.", _grows("peak_share"),
+        "Where the operations of a kernel at its peak take less of its time at a larger batch, bytes bound it.",
+    ),
+    _Observation(
+        "Utilisation of the peak is lower for recurrent models than for convolutional ones.", _recurrent_uses_less,
+        "At the largest batch that fits, the products of recurrent layers and of the classifier have many rows and "
+        "come close to the peak, while convolutional models spend time in normalisation and activations, which have "
+        "few operations.",
+    ),
+    _Observation(
+        f"Even good models have long kernels (from {LONG:.0%} of the time) far below the average utilisation (half of "
+        f"it).".replace("%", " %"), _long_kernels_below_average,
+        "Nearly all time is in operators whose utilisation is close to the average.",
+    ),
+    _Observation(
+        "A device with a higher peak is used less, by both kinds of utilisation, but for one translation model.",
+        _higher_peak_is_used_less,
+        "The share of the peak also depends on how evenly the blocks of a product divide among the units of each "
+        "device, and on bytes per operation; that can outweigh a higher peak.",
+        "Fewer than two devices of different peaks.", "translation",
+    ),
+    _Observation(
+        "Feature maps dominate memory (62 to 89 % of it were published).", _feature_maps_dominate,
+        "A network of few layers keeps few feature maps: what lives only within backward, counted as workspace, or "
+        "weights with their gradients and optimizer state can be larger.",
+    ),
+    _Observation(
+        "Feature maps grow linearly with the batch.", _feature_maps_are_linear,
+        "Some feature maps do not depend on the batch, or appear from a batch on.", "Fewer than three batches fit.",
+    ),
+    _Observation(
+        f"A slow network makes two machines slower than one; fast links scale ({SCALES:.0%} of linear)."
+        .replace("%", " %"), _slow_networks_do_not_scale,
+        "The time of an exchange beside that of a step decides: a step that is long for its parameters bears a slow "
+        "network, one that is short for them does not scale on fast links either.",
+    ),
+    _Observation(
+        "Compute utilisation of a device is unchanged when several train together over fast links.",
+        _unchanged("compute_utilisation"),
+        "Devices wait for reductions that backward is too short to hide.",
+    ),
+    _Observation(
+        "Memory of a device is unchanged when several train together.", _unchanged("total_bytes"),
+        "DistributedDataParallel keeps a copy of all gradients in buckets; the published frameworks used parameter "
+        "servers.",
+    ),
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""The file of a run of the suite: rows, measured or predicted, under a head that says on what and of what they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from roller.core.files import read_file, whole_file
+from roller.errors import RollerError, shown
+from roller.report.environment import environment
+
+FORMAT, VERSION = "roller suite run", 1
+#: Parts of an environment that decide times.
+_PARTS = ("roller", "python", "system", "packages", "processor", "devices", "variables")
+#: What every row has.
+_KEYS = frozenset({"model", "device", "batch", "kind", "throughput_per_s"})
+
+
+@dataclass(frozen=True)
+class SuiteRun:
+    """A run of the suite.
+
+    Parameters
+    ----------
+    head
+        Date, environment, seed and rule, as plain data.
+    rows
+        What :class:`~roller.suite.prediction.Prediction` and :class:`~roller.suite.measuring.Measurement` give.
+    """
+
+    head: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]] = field(repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {"format": FORMAT, "version": VERSION, "run": dict(self.head), "rows": [dict(row) for row in self.rows]}
+
+
+def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[str, Any]:
+    """Return the head of a run on this machine.
+
+    Parameters
+    ----------
+    release
+        Version of roller.
+    now
+        When it is; by default now.
+    more
+        Further plain data: seed, rule, budget.
+    """
+    moment = (now or datetime.now(timezone.utc)).isoformat(timespec="seconds")
+    found = environment(release)
+    return {"date": moment, **more, "environment": {name: found[name] for name in _PARTS}}
+
+
+def write_run(path: Path, run: SuiteRun) -> None:
+    """Write a run as JSON."""
+    write_json(path, run.to_dict())
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write plain data as indented JSON."""
+    with whole_file(path) as file:
+        file.write(json.dumps(data, indent=1).encode() + b"\n")
+
+
+def read_run(path: Path) -> SuiteRun:
+    """Read a run.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or is none of a run.
+    """
+    data = read_json(path, "a run of the suite")
+    known = isinstance(data, Mapping) and data.get("format") == FORMAT
+    rows: Any = data.get("rows") if known else None
+    if not known or data.get("version") != VERSION or not _are_rows(rows) or not isinstance(data.get("run"), Mapping):
+        got = f"version {data.get('version')}" if known and data.get("version") != VERSION else "another file"
+        raise RollerError(
+            f"{path}: expected a run of the suite of version {VERSION}, got {got}. Write one with `roller suite run "
+            f"--out FILE` or `roller suite predict --out FILE`."
+        )
+    return SuiteRun(data["run"], tuple(rows))
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Read JSON.
+
+    Raises
+    ------
+    RollerError
+        The file cannot be read, or is not JSON.
+    """
+    try:
+        return json.loads(read_file(path))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RollerError(
+            f"{path}: expected the JSON of {what}, got {shown(str(error))}. Write it with --out."
+        ) from error
+
+
+def _are_rows(rows: Any) -> bool:
+    return isinstance(rows, Sequence) and all(isinstance(row, Mapping) and row.keys() >= _KEYS for row in rows)
+
+
+def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested plain data with dotted names.
+
+    Examples
+    --------
+    >>> flat({"a": {"b": 1}, "c": [2]})
+    {'a.b': 1, 'c': [2]}
+    """
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        found |= flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return found
+
+
+def keys_of(rows: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, str, str]]:
+    """Return the name of each row: model, batch, kind, and of a prediction the device."""
+    return [
+        (row["model"], row["batch"], row["kind"], row["device"] if row["kind"] == "predicted" else "") for row in rows
+    ]

@@ -1,0 +1,231 @@
+"""Times consecutive iterations of a step until their mean is known: the stop rule of the training benchmark.
+
+First come iterations that warm up: how many, the data decide. They end when the median over a window of iterations has
+changed by little over as many iterations. Then iterations count until the interval of their mean is narrow, or there
+are enough of them, or the budget is spent. An iteration in which other work took the processors does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from roller.errors import RollerError
+from roller.insight.trace.progress import report
+from roller.insight.trace.step_clock import StepTiming, is_undisturbed
+from roller.runtime.clock import Clock, Load, system_clock
+from roller.runtime.windows import spell
+from roller.suite.mean_interval import MeanInterval, mean_interval
+
+
+@dataclass(frozen=True)
+class SamplingRule:
+    """When iterations are warm, and when there are enough of them.
+
+    The publication discards iterations until throughput is stable and takes 50 to 1,000; the numbers that say what
+    stable is are ours.
+
+    Parameters
+    ----------
+    window
+        Iterations of the moving median, and number of moving medians that have to agree.
+    tolerance
+        Largest relative difference of these medians.
+    least, most
+        Iterations that count, at least and at most.
+    precise
+        Half-width of the mean's interval, relative to the mean, at which no more are taken.
+    limit
+        Half-width from which the mean is not reported.
+    """
+
+    window: int = 20
+    tolerance: float = 0.02
+    least: int = 50
+    most: int = 1000
+    precise: float = 0.01
+    limit: float = 0.05
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or not 2 <= self.least <= self.most or not 0 < self.precise <= self.limit:
+            raise RollerError(
+                f"sampling: expected a window of at least 1, 2 <= least <= most and 0 < precise <= limit, got {self}. "
+                f"Change them."
+            )
+
+
+#: For a machine on which an iteration takes seconds: smaller windows, fewer iterations, and the same limit of the mean.
+QUICK = SamplingRule(window=3, tolerance=0.05, least=6, most=100)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Iterations of a step.
+
+    Parameters
+    ----------
+    warm_up
+        Undisturbed iterations before the first that counts.
+    samples_s
+        Seconds of each iteration that counts, in order.
+    disturbed
+        Iterations, in both phases, in which other work took the processors; they do not count.
+    interval
+        Mean of ``samples_s`` with its interval of 95 %; ``None`` if fewer than two count.
+    cpu_utilisation
+        Seconds that the processors worked for this process in the phase that counts, over its seconds times their
+        number; ``None`` if nothing counts.
+    note
+        Why the mean is not reported; empty if it is.
+    """
+
+    warm_up: int
+    samples_s: tuple[float, ...]
+    disturbed: int
+    interval: MeanInterval | None
+    cpu_utilisation: float | None
+    note: str = ""
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the mean is reported."""
+        return not self.note
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sample:
+        """Return the sample of JSON data."""
+        interval = data["interval"]
+        given = {
+            "samples_s": tuple(data["samples_s"]),
+            "interval": None if interval is None else MeanInterval(*interval),
+        }
+        return cls(**{**data, **given})
+
+    def timing(self) -> StepTiming:
+        """Return the mean as a timing of a step; without an interval, from zero to infinity."""
+        mean, lower, upper = self.interval or MeanInterval(0.0, 0.0, float("inf"))
+        return StepTiming(mean, max(0.0, lower), upper, self.is_stable, self.samples_s, self.note)
+
+
+def warm_up_of(seconds: Sequence[float], rule: SamplingRule) -> int | None:
+    """Return how many iterations of a series are warm-up; ``None`` if it is not warm yet.
+
+    Examples
+    --------
+    The medians over three iterations are 9, 2, 1, 1, 1: the last three agree.
+
+    >>> warm_up_of([9.0, 9.0, 2.0, 1.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2))
+    7
+    >>> warm_up_of([9.0, 9.0, 2.0, 1.0, 1.0, 1.0], SamplingRule(window=3, least=2)) is None
+    True
+    """
+    size = rule.window
+    medians = [statistics.median(seconds[n : n + size]) for n in range(len(seconds) - size + 1)]
+    for first in range(len(medians) - size + 1):
+        own = medians[first : first + size]
+        if max(own) <= (1 + rule.tolerance) * min(own):
+            return first + 2 * size - 1
+    return None
+
+
+def sample_iterations(
+    step: Callable[[], object],
+    rule: SamplingRule,
+    *,
+    steps_per_call: int = 1,
+    budget_s: float,
+    clock: Clock | None = None,
+) -> Sample:
+    """Return a sample of iterations of a step.
+
+    Parameters
+    ----------
+    step
+        Runs ``steps_per_call`` iterations.
+    rule
+        When to stop.
+    budget_s
+        Seconds to spend, exceeded only by the iterations that a rule needs at least, if all are undisturbed.
+    clock
+        That of this machine by default.
+    """
+    chosen = clock or system_clock()
+    try:
+        return _Sampler(step, rule, steps_per_call, budget_s, chosen).run()
+    finally:
+        if clock is None:
+            chosen.release()
+
+
+class _Sampler:
+    def __init__(
+        self, step: Callable[[], object], rule: SamplingRule, steps_per_call: int, budget_s: float, clock: Clock
+    ) -> None:
+        self._step, self._rule, self._steps, self._clock = step, rule, steps_per_call, clock
+        self._end_s, self._taken, self._disturbed = clock.now() + budget_s, 0, 0
+        self._must = 2 * rule.window - 1 + rule.least
+
+    def run(self) -> Sample:
+        first, kept = list[float](), list[float]()
+        warm: int | None = None
+        while warm is None and self._may_go_on():
+            self._take(first)
+            warm = warm_up_of(first, self._rule)
+        before = self._clock.load()
+        interval: MeanInterval | None = None
+        while warm is not None and len(kept) < self._rule.most and self._may_go_on():
+            self._take(kept)
+            interval = mean_interval(kept) if len(kept) >= max(2, self._rule.least) else None
+            if interval is not None and interval.half_width <= self._rule.precise:
+                break
+        after = self._clock.load()
+        found = mean_interval(kept) if len(kept) >= 2 else None
+        busy = _busy_share(before, after) if kept else None
+        note = self._note(warm, kept, found)
+        return Sample(len(first), tuple(kept), self._disturbed, found, busy, note)
+
+    def _may_go_on(self) -> bool:
+        return self._taken < self._must or self._clock.now() < self._end_s
+
+    def _take(self, kept: list[float]) -> None:
+        if not self._taken:
+            self._step()  # makes the threads that the clock attends to
+        self._clock.attend()
+        one = spell(self._step, self._clock)
+        self._taken += 1
+        report("measure", self._taken, 0)
+        if is_undisturbed(one, self._clock):
+            kept.append(one.wall_s / self._steps)
+        else:
+            self._disturbed += 1
+
+    def _note(self, warm: int | None, kept: Sequence[float], found: MeanInterval | None) -> str:
+        rule, less = self._rule, "Leave the machine alone, or raise the budget."
+        others = f", of which {self._disturbed} were disturbed by other work" if self._disturbed else ""
+        if warm is None:
+            return (
+                f"sampling: expected moving medians over {rule.window} iterations that stay within "
+                f"{100 * rule.tolerance:g} %, got none in {self._taken} iterations{others}. {less}"
+            )
+        if len(kept) < rule.least or found is None:
+            return (
+                f"sampling: expected at least {rule.least} undisturbed iterations after the warm-up, got {len(kept)} "
+                f"of {self._taken} in all{others}. {less}"
+            )
+        if found.half_width > rule.limit:
+            return (
+                f"sampling: expected a mean that is known to {100 * rule.limit:g} %, got {100 * found.half_width:.1f} "
+                f"% after {len(kept)} iterations{others}. {less}"
+            )
+        return ""
+
+
+def _busy_share(before: Load, after: Load) -> float | None:
+    elapsed_s = (after.wall_s - before.wall_s) * after.processors
+    return (after.own_s - before.own_s) / elapsed_s if elapsed_s > 0 else None
