@@ -245,7 +245,7 @@ async def test_refusals_are_in_words(editor: Editor) -> None:
         (("roller.setBatch", uri, 8), "expected a file with a profile"),
     ):
         await _is_refused(editor, arguments, words)
-    await editor.command("roller.profile", uri)
+    await editor.profile("train.py")
     for arguments, words in (
         (("roller.setBatch", uri, 0), "roller.setBatch: batch: expected a whole number"),
         (("roller.setBatch", uri, True), "whole number"),
