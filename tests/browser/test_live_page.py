@@ -137,7 +137,7 @@ def test_the_five_tasks_by_mouse_and_by_keys(model, tmp_path):
     assert found["escaped"][-1] == found["deepest"][-2]
     split = told["split"]
     assert found["split"]["values"] == [split["weights_bytes"], split["activations_bytes"]]
-    assert ("more" in found["split"]["said"]) == (split["weights_bytes"] > split["activations_bytes"])
+    assert re.fullmatch(r"Weights take [\d.]+ \w+, activations [\d.]+ \w+\.", found["split"]["said"])
     assert found["T4"] == told["balanced_batch"] and found["T5"] == curve["diminishing_from"]
     assert all(found[f"{task} {how}"] for task in ("T4", "T5") if found[task] for how in ("mouse", "keys"))
 

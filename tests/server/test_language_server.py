@@ -179,7 +179,7 @@ async def test_what_is_wrong_is_said_at_its_line(editor: Editor) -> None:
     assert (await editor.snapshot("train.py"))["status"] == "ready"
     await editor.until(lambda: editor.codes("train.py") == {"hint"})
     hints = [one for one in editor.diagnostics("train.py") if one.code == "hint"]
-    assert all("less" in one.message and "predicted" in one.message for one in hints)
+    assert all("saves" in one.message and "predicted" in one.message for one in hints)
     kinds = {types.DiagnosticSeverity.Information, types.DiagnosticSeverity.Hint}
     assert {one.severity for one in hints} <= kinds
     (editor.folder / "train.py").rename(editor.folder / "moved.py")
@@ -241,18 +241,18 @@ async def test_refusals_are_in_words(editor: Editor) -> None:
         (("roller.profile", editor.uri("script.py")), "runScripts"),
         (("roller.profile", "untitled:Untitled-1"), "Save it first"),
         (("roller.profile", editor.uri("absent.py")), "expected a file"),
-        (("roller.profile", 7), "URI of an entry file"),
+        (("roller.profile", 7), "roller.profile: uri: expected the URI of an entry file, got 7"),
         (("roller.setBatch", uri, 8), "expected a file with a profile"),
     ):
         await _is_refused(editor, arguments, words)
-    await editor.command("roller.profile", uri)
+    await editor.profile("train.py")
     for arguments, words in (
-        (("roller.setBatch", uri, 0), "whole number"),
+        (("roller.setBatch", uri, 0), "roller.setBatch: batch: expected a whole number"),
         (("roller.setBatch", uri, True), "whole number"),
-        (("roller.setDevice", uri, "a10o"), "a100"),
+        (("roller.setDevice", uri, "a10o"), "roller.setDevice: devices: expected the name of a device"),
         (("roller.setDevice", uri, str(editor.folder / "own.yaml")), "name of a device"),
         (("roller.setLive", uri, "yes"), "true or false"),
-        (("roller.drill", uri, "none"), "got none"),
+        (("roller.drill", uri, "none"), "none: expected a module or a line (file:line)"),
         (("roller.showPage", uri, "evil.example:80"), "127.0.0.1"),
     ):
         await _is_refused(editor, arguments, words)

@@ -31,7 +31,7 @@ function createExtension(vscode, makeClient) {
       await client.start();
     } catch (error) {
       await client.stop().catch(() => {});
-      throw new Error(`roller: expected a language server from ${python}, got: ${error.message}. ${INSTALL} there, or set roller.python.`);
+      throw new Error(`roller: expected a language server from ${python}, got: ${error.message}. Run ${INSTALL} in that environment, or set roller.python to another interpreter.`);
     }
     const refusal = refusalOf(client.initializeResult, python);
     if (refusal) {

@@ -15,7 +15,7 @@ async function chosen(vscode, uri) {
     const found = await environments.resolveEnvironment(path);
     return found?.executable.uri?.fsPath ?? path.path ?? null;
   } catch {
-    return null; // a Python extension of another time
+    return null; // an incompatible version of the Python extension
   }
 }
 

@@ -77,7 +77,7 @@ test("a server that does not start says what to install, and is tried again", as
   await run("roller.profileFile");
   await run("roller.profileFile");
   assert.equal(made.clients.length, 2);
-  assert.match(told.errors[0], /expected a language server from python3, got: No module named roller\. pip install 'roller\[lsp,serve,insight\]'/);
+  assert.match(told.errors[0], /expected a language server from python3, got: No module named roller\. Run pip install 'roller\[lsp,serve,insight\]' in that environment, or set roller\.python to another interpreter\./);
 });
 
 const ADDRESS = "http://127.0.0.1:8765/?token=a-b_c";

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
-from roller.errors import RollerError, shown
+from roller.errors import RollerError, printable, shown
 from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.settings import devices_of, whole_number
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Children that a message names.
 _MOST_SAID = 8
+#: Characters of a path that a refusal names.
+_LONGEST_PATH = 80
 
 
 class RefusedError(JsonRpcException):
@@ -56,29 +58,39 @@ def text_of(params: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _argument(arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None) -> Any:
+def _argument(
+    where: str, arguments: tuple[Any, ...], number: int, kind: Any, words: str, default: Any = None
+) -> Any:  # fmt: skip
+    """Return an argument of a command; ``where`` names both."""
     value = arguments[number] if number < len(arguments) else None
     if value is None:
         value = default
     if not isinstance(value, kind):
-        raise RollerError(f"argument {number + 1}: expected {words}, got {shown(value)}.")
+        raise RollerError(f"roller.{where}: expected {words}, got {shown(value)}.")
     return value
 
 
 async def _profile(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = await server.editor.profile(_argument(arguments, 0, str, "the URI of an entry file", ""))
+    found = await server.editor.profile(_argument("profile: uri", arguments, 0, str, "the URI of an entry file", ""))
     return {"entry": found.project.entry_name, "options": found.session.options.to_data()}
 
 
 async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
-    path = _path_of(_argument(arguments, 1, (str, list, tuple), "a module's path, file:line, or a list of both", ""))
-    says = _argument(arguments, 2, bool, "whether to show a message", False)
+    found = server.editor.session_of(_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
+    words = "a module's path, file:line, or a list of both"
+    path = _path_of(_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
+    says = _argument("drill: says", arguments, 2, bool, "whether to show a message", False)
     if found.figures is None:
-        raise RollerError(f"{found.project.entry_name}: expected a profile, got none yet. Wait, or see its errors.")
+        raise RollerError(
+            f"{found.project.entry_name}: expected a profile, got none yet. Wait for the running profile, or read the "
+            f"file's errors."
+        )
     nodes = found.figures.nodes_at(path)
     if not nodes:
-        raise RollerError(f"{shown(path)}: expected a module, or a line as file:line, got none of the profile.")
+        raise RollerError(
+            f"{_path_text(path)}: expected a module or a line (file:line) of the profile, got another name. Use the "
+            f"path of a child."
+        )
     children = found.figures.children(path)
     answer = {
         "name": path[-1], "path": path, "wall_s": math.fsum(n.wall_s for n in nodes),
@@ -93,8 +105,15 @@ async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> di
 def _path_of(given: Any) -> list[str]:
     path = [given] if isinstance(given, str) else list(given)
     if not path or not all(isinstance(name, str) for name in path):
-        raise RollerError(f"drill: expected names from the step on, got {shown(given)}. Take the path of a child.")
+        raise RollerError(
+            f"roller.drill: part: expected names from the step on, got {shown(given)}. Use the path of a child."
+        )
     return path
+
+
+def _path_text(path: Sequence[str]) -> str:
+    text = " > ".join(" ".join(printable(name).split()) for name in path)
+    return text if len(text) <= _LONGEST_PATH else text[:_LONGEST_PATH] + "..."
 
 
 def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:
@@ -113,9 +132,9 @@ def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:
 
 async def _set_batch(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
     editor = server.editor
-    found = editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
-    batch = whole_number(arguments[1] if len(arguments) > 1 else None, "batch")
-    constant = _argument(arguments, 2, str, "the name of a constant", "")
+    found = editor.session_of(_argument("setBatch: uri", arguments, 0, str, "the URI of a file", ""))
+    batch = whole_number(arguments[1] if len(arguments) > 1 else None, "roller.setBatch: batch")
+    constant = _argument("setBatch: constant", arguments, 2, str, "the name of a constant", "")
     entry = found.project.entry_name
     text = editor.text_of(found, entry)
     if text is None:
@@ -136,21 +155,22 @@ async def _set_batch(server: RollerLanguageServer, arguments: tuple[Any, ...]) -
 
 
 async def _set_device(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
-    server.editor.with_devices(found, devices_of(arguments[1] if len(arguments) > 1 else None))
+    found = server.editor.session_of(_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
+    given = arguments[1] if len(arguments) > 1 else None
+    server.editor.with_devices(found, devices_of(given, "roller.setDevice: devices"))
     return {"options": found.session.options.to_data()}
 
 
 async def _set_live(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
-    found.session.set_live(_argument(arguments, 1, bool, "true or false"))
+    found = server.editor.session_of(_argument("setLive: uri", arguments, 0, str, "the URI of a file", ""))
+    found.session.set_live(_argument("setLive: on", arguments, 1, bool, "true or false"))
     return {"live": found.session.is_live}
 
 
 async def _show_page(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument(arguments, 0, str, "the URI of a file", ""))
+    found = server.editor.session_of(_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
     page = await server.editor.page_of(found)
-    host = _argument(arguments, 1, str, "host:port, as the browser has it", "")
+    host = _argument("showPage: host", arguments, 1, str, "host:port, as the browser has it", "")
     if host:
         page.allow(host)
     return {"address": page.address}

@@ -47,6 +47,9 @@ def findings_of(shown: EditorSession) -> list[Finding]:
     error = shown.session.state.error
     if error is not None:
         return [*_errors(shown, error)]
+    if shown.figures_error:
+        data, entry = {"text": shown.figures_error}, shown.project.entry_name
+        return [Finding(entry, 1, shown.figures_error, types.DiagnosticSeverity.Error, "profile", data)]
     return [*_out_of_memory(shown), *_hints(shown)]
 
 
@@ -92,17 +95,24 @@ def _hints(shown: EditorSession) -> Iterator[Finding]:
         entry = shown.project.entry_name
         file, _, line = hint["line"].rpartition(":")
         steps = {} if shown.figures is None else shown.figures.steps
-        interval = interval_text(hint["lower_s"], hint["upper_s"])
-        text = (
-            f"{hint['change']}: {time_text(-hint['delta_s'])} less, {time_text(hint['iteration_s'])} a step"
-            f"{f' ({interval})' if interval else ''}, {hint['kind']}"
-            f"{', at most: it only bounds the gain' if hint['upper_bound'] else ''}."
-        )
+        text = hint_text(hint)
         yield Finding(
             file or entry, int(line) if line else steps.get(entry, 1), text,
             types.DiagnosticSeverity.Information if not hint["upper_bound"] else types.DiagnosticSeverity.Hint,
             "hint", hint,
         )  # fmt: skip
+
+
+def hint_text(hint: Mapping[str, Any]) -> str:
+    """Return what a hint brings, in words; the change as ``roller whatif --do`` takes it."""
+    name = ", ".join(hint["options"]) or hint["change"]
+    interval = interval_text(hint["lower_s"], hint["upper_s"])
+    gain = f"saves {time_text(-hint['delta_s'])}"
+    step = f"{time_text(hint['iteration_s'])} a step" + (f" ({interval})" if interval else "")
+    bound = "; upper bound" if hint["upper_bound"] else ""
+    rests = hint["rests_on"]
+    label = hint["kind"] + (f", rests on {rests} times" if rests and rests != hint["kind"] else "")
+    return f"{name}: {gain}; {step}, {label}{bound}."
 
 
 def placed_diagnostics(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from roller.errors import RollerError
+from roller.errors import shown
 from roller.server.lsp.figures import ProfileFigures
 from roller.server.lsp.positions import PlacedLine, placed_lines
 from roller.server.lsp.short_pauses import pass_over_present_objects
@@ -20,6 +21,7 @@ from roller.server.worker_process import WorkerProcesses
 
 #: Documents whose moved lines are kept.
 _KEPT = 64
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,13 @@ class EditorSession:
             self.project, processes, options, arguments=arguments, is_live=is_live, patience_s=patience_s
         )
         self.figures: ProfileFigures | None = None
+        #: Why the latest profile cannot be shown; ``""`` where it can.
+        self.figures_error = ""
         #: Texts of the files that the latest error names, as they were then.
         self.error_texts: Mapping[str, str] = {}
         self.is_closed = False
         self._changed = changed
-        self._placed: dict[tuple[str, int, int], Mapping[int, PlacedLine]] = {}
+        self._placed: dict[tuple[str, str], Mapping[int, PlacedLine]] = {}
         self._results: dict[str, Any] = {}
         self._options_shown: tuple[Any, ...] = ()
         self._messages: asyncio.Queue[tuple[Mapping[str, Any], StepOptions]] = asyncio.Queue()
@@ -93,6 +97,7 @@ class EditorSession:
         self.is_closed = True
         self._stop()
         self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
         await self.session.close()
 
     def covers(self, path: Path) -> str | None:
@@ -110,7 +115,7 @@ class EditorSession:
 
     def placed(self, old: str, new: str) -> Mapping[int, PlacedLine]:
         """Return where a text has the lines of an earlier one; kept, as each request asks again."""
-        key = (old, hash(new), len(new))
+        key = (old, new)
         if key not in self._placed:
             while len(self._placed) >= _KEPT:
                 del self._placed[next(iter(self._placed))]
@@ -135,25 +140,44 @@ class EditorSession:
         return self._results.get(stage)
 
     async def _follow(self) -> None:
-        """Take messages in order; figures are computed beside the loop, so that requests are answered meanwhile."""
-        loop = asyncio.get_running_loop()
+        """Take messages in order; one that cannot be taken is logged, and the next one is taken all the same."""
         while True:
             message, options = await self._messages.get()
             self._takes = True
-            if message["type"] == "result" and message["stage"] != "profile":
-                self._results[message["stage"]] = message["data"]
-            elif message["type"] == "result":
-                texts = dict(self.session.state.texts)
-                with contextlib.suppress(RollerError):
-                    self.figures = await loop.run_in_executor(
-                        None, ProfileFigures.of, message["data"], message["revision"], texts, self.project.entry_name
-                    )
-                    self._results, self._options_shown = {}, _what_decides(options)
-                pass_over_present_objects()
-            elif message["type"] == "state" and message["error"] is not None:
-                self.error_texts = self._texts_of(message["error"])
-            self._takes = False
-            self._changed(self, message)
+            try:
+                await self._take(message, options)
+            except Exception:  # noqa: BLE001 - logged; later messages are shown
+                _log.exception("%s: a message of the session was passed over", self.project.entry_name)
+            finally:
+                self._takes = False
+            try:
+                self._changed(self, message)
+            except Exception:  # noqa: BLE001 - logged; later messages are shown
+                _log.exception("%s: the editor was not told of a message", self.project.entry_name)
+
+    async def _take(self, message: Mapping[str, Any], options: StepOptions) -> None:
+        if message["type"] == "result" and message["stage"] != "profile":
+            self._results[message["stage"]] = message["data"]
+        elif message["type"] == "result":
+            await self._take_profile(message, options)
+            pass_over_present_objects()
+        elif message["type"] == "state" and message["error"] is not None:
+            self.error_texts = self._texts_of(message["error"])
+
+    async def _take_profile(self, message: Mapping[str, Any], options: StepOptions) -> None:
+        """Compute figures beside the loop, so that requests are answered meanwhile; those of another profile go."""
+        texts, name, loop = dict(self.session.state.texts), self.project.entry_name, asyncio.get_running_loop()
+        figures, why = None, ""
+        try:
+            figures = await loop.run_in_executor(
+                None, ProfileFigures.of, message["data"], message["revision"], texts, name
+            )
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the data, the session goes on
+            _log.debug("%s: a profile that cannot be shown", name, exc_info=True)
+            what = shown(f"{type(error).__name__}: {error}")
+            why = f"{name}: expected a profile that can be shown, got {what}. Run roller profile {name}."
+        self.figures, self.figures_error = figures, why
+        self._results, self._options_shown = {}, _what_decides(options)
 
     def _texts_of(self, error: Mapping[str, Any]) -> Mapping[str, str]:
         found = {}

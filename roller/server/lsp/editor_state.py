@@ -18,7 +18,7 @@ from roller.server.lsp.diagnostics import placed_diagnostics
 from roller.server.lsp.editor_session import EditorSession
 from roller.server.lsp.positions import Encoding
 from roller.server.lsp.progress import ProgressReports
-from roller.server.lsp.settings import Settings, SettingsError
+from roller.server.lsp.settings import Settings, SettingsError, unknown_settings
 from roller.server.project import ProjectError
 from roller.server.worker_process import WorkerProcesses
 
@@ -42,12 +42,13 @@ class EditorState:
     def __init__(self, server: RollerLanguageServer) -> None:
         self._server = server
         self.settings = Settings()
-        self._wrong_settings = ""
+        self._wrong_settings = self._unknown_settings = ""
         self._processes: WorkerProcesses | None = None
         #: By entry file; the one that was asked for last comes last.
         self.sessions: dict[Path, EditorSession] = {}
         self.pages: dict[Path, EditorPage] = {}
-        self._published: dict[Path, set[str]] = {}
+        #: By entry file and name: what was published of a file last.
+        self._published: dict[Path, dict[str, types.PublishDiagnosticsParams]] = {}
         self._waiting: dict[Path, asyncio.TimerHandle] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -64,6 +65,7 @@ class EditorState:
         """Take settings; what is wrong with them is told, and again where a profile is asked for."""
         if data is None:
             return
+        self._unknown_settings = unknown_settings(data)
         try:
             self.settings, self._wrong_settings = self.settings.updated(data), ""
         except SettingsError as error:
@@ -79,6 +81,9 @@ class EditorState:
                 self.configure(found[0] if found else None)
         if self._wrong_settings:
             self._say(self._wrong_settings, types.MessageType.Error)
+        if self._unknown_settings:
+            self._say(self._unknown_settings, types.MessageType.Warning)
+            self._unknown_settings = ""
 
     def _say(self, text: str, kind: types.MessageType) -> None:
         self._server.window_show_message(types.ShowMessageParams(kind, text))
@@ -202,7 +207,7 @@ class EditorState:
         Raises
         ------
         RollerError
-            What the page needs is not installed.
+            What the page needs is not installed, or it cannot be served.
         """
         entry = shown.project.entry
         try:
@@ -212,8 +217,11 @@ class EditorState:
                 f"showPage: expected the package {error.name}, got none. Install roller with the extra 'serve'."
             ) from error
         devices = await asyncio.get_running_loop().run_in_executor(None, known_devices)
+        if entry in self.pages and not self.pages[entry].is_served:
+            await self.pages.pop(entry).close()
         if entry not in self.pages:
             self.pages[entry] = EditorPage(shown.session, devices)
+        await self.pages[entry].started()
         return self.pages[entry]
 
     async def close(self) -> None:
@@ -223,9 +231,10 @@ class EditorState:
         for page in self.pages.values():
             await page.close()
         self.pages.clear()
-        for shown in self.sessions.values():
+        for shown in tuple(self.sessions.values()):
             await shown.close()
         self.sessions.clear()
+        await self._notify_waiting()  # who waits for a profile is answered with what is known
         if self._processes is not None:
             await self._processes.close()
             self._processes = None
@@ -235,12 +244,12 @@ class EditorState:
     def _take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
         """Take a message of a session."""
         kind = message["type"]
+        self._spawn(self._notify_waiting())  # first: who waits goes on, whatever goes wrong below
         self._progress.take(shown, message)
         if kind == "state" or (kind == "result" and message["stage"] in ("profile", "fit", "hints")):
             self._publish_all(shown)
         if kind == "state" or (kind == "result" and message["stage"] == "profile"):
             self._refresh()
-        self._spawn(self._notify_waiting())
 
     async def _notify_waiting(self) -> None:
         async with self._changed:
@@ -270,15 +279,19 @@ class EditorState:
 
     def _publish_all(self, shown: EditorSession) -> None:
         placed = placed_diagnostics(shown, lambda name: self.text_of(shown, name), self.encoding)
-        entry = shown.project.entry
-        for name in {*placed, *self._published.get(entry, ())}:
+        before = self._published.get(shown.project.entry, {})
+        made: dict[str, types.PublishDiagnosticsParams] = {}
+        for name in {*placed, *before}:
             document = self.open_document(shown.project.folder / name)
             uri = self.uri_of(shown.project.folder / name)
             params = types.PublishDiagnosticsParams(
                 uri, placed.get(name, []), None if document is None else document.version
             )
-            self._server.text_document_publish_diagnostics(params)
-        self._published[entry] = set(placed)
+            if params != before.get(name):
+                self._server.text_document_publish_diagnostics(params)
+            if params.diagnostics:
+                made[name] = params
+        self._published[shown.project.entry] = made
 
     def _refresh(self) -> None:
         """Let the client ask for lenses and hints again, if it can be told to."""

@@ -5,7 +5,6 @@ No code of a project runs until a client asks for a profile of an entry file.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ from roller.errors import shown as shown_text
 from roller.server.lsp import commands, shown
 from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.short_pauses import shorten_pauses
+from roller.server.time_limit import within
 
 #: Version of the commands, requests and data; a client of another one refuses the server.
 PROTOCOL = 1
@@ -119,7 +119,7 @@ def _register_lifetime(server: RollerLanguageServer) -> None:
     @server.feature(types.EXIT)
     async def leave(ls: RollerLanguageServer, params: None) -> None:
         try:
-            await asyncio.wait_for(ls.editor.close(), 5.0)
+            await within(5.0, ls.editor.close())
         finally:
             os._exit(0 if ls.was_shut_down else 1)  # a client may leave the input open, which a thread reads
 

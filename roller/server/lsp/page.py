@@ -14,11 +14,14 @@ from roller.hardware import list_specs, load_spec
 from roller.server.protocol import LARGEST_MESSAGE
 from roller.server.serve import facts_of, listen_on
 from roller.server.session import Session
+from roller.server.time_limit import within
 from roller.server.web import PageServer
 
 #: Who may show the page in a frame: the editor on this machine, and its version in a browser.
 _FRAMES = "vscode-webview: vscode-file: https://*.vscode-cdn.net"
 _LOOPBACK = ("127.0.0.1", "localhost")
+#: Seconds between two looks at whether the page is served.
+_LOOK_S = 0.01
 
 
 class EditorPage:
@@ -45,6 +48,26 @@ class EditorPage:
         self._server = _Server(config)
         self._running = asyncio.ensure_future(self._server.serve([self._socket]))
 
+    @property
+    def is_served(self) -> bool:
+        """Whether a browser is answered at the address, or will be."""
+        return not self._running.done()
+
+    async def started(self) -> None:
+        """Wait until a browser is answered.
+
+        Raises
+        ------
+        RollerError
+            The page's server ended; the text says why.
+        """
+        while not self._server.started and self.is_served:
+            await asyncio.sleep(_LOOK_S)
+        if not self.is_served:
+            error = None if self._running.cancelled() else self._running.exception()
+            why = "one that ended" if error is None else shown(f"{type(error).__name__}: {error}")
+            raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
+
     def allow(self, host: str) -> None:
         """Let a browser use another port of its own machine, which is forwarded to this one.
 
@@ -65,8 +88,9 @@ class EditorPage:
     async def close(self) -> None:
         """Stop serving."""
         self._server.should_exit = True
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._running, 3.0)
+        with contextlib.suppress(Exception):  # too long, or why it ended: whoever asked for the page was told
+            await within(3.0, self._running)
+        self._socket.close()
 
 
 def known_devices() -> list[dict[str, Any]]:

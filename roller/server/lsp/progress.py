@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
@@ -11,9 +13,26 @@ if TYPE_CHECKING:
     from roller.server.lsp.editor_session import EditorSession
     from roller.server.lsp.language_server import RollerLanguageServer
 
+#: Seconds between two reports.
+_EVERY_S = 0.2
+_STAGES = {"trace": "tracing", "price": "pricing", "measure": "measuring", "sweep": "sweeping"}
+_COUNTED = {"trace": "operators", "price": "operators"}
+
+
+@dataclass
+class _Shown:
+    """The progress of one profile: its token, whether the client shows it, and what it is told next."""
+
+    token: str
+    has_begun: bool = False
+    next: str = ""
+    timer: asyncio.TimerHandle | None = None
+
 
 class ProgressReports:
     """Tells a client how far profiles are, if it can show that.
+
+    A profile runs its stages many times over, so that there is no share of the whole to tell.
 
     Parameters
     ----------
@@ -24,37 +43,62 @@ class ProgressReports:
     def __init__(self, server: RollerLanguageServer) -> None:
         self._server = server
         self._count = 0
-        #: By session: its token, and whether the client has begun to show it.
-        self._open: dict[int, tuple[str, bool]] = {}
+        #: By session.
+        self._open: dict[int, _Shown] = {}
 
     def take(self, shown: EditorSession, message: Mapping[str, Any]) -> None:
         """Begin, go on or end, as a message of a session says."""
         window = self._server.client_capabilities.window
         if window is None or not window.work_done_progress:
             return
-        progress, key = self._server.work_done_progress, id(shown)
-        token, has_begun = self._open.get(key, ("", False))
-        if message["type"] == "progress" and has_begun:
-            what, done, total = message["progress"]
-            percentage = None if not total else min(100, 100 * done // total)
-            said = f"{what} {done}" + (f" of {total}" if total else "")
-            progress.report(token, types.WorkDoneProgressReport(message=said, percentage=percentage))
+        key = id(shown)
+        found = self._open.get(key)
+        if message["type"] == "progress" and found is not None and found.has_begun:
+            self._tell_soon(found, progress_text(*message["progress"]))
         elif message["type"] == "state" and message["status"] == "running":
-            if not token:
+            if found is None:
                 self._begin(key, f"Profiling {shown.project.entry_name}")
-        elif message["type"] == "state" and token:
+        elif message["type"] == "state" and found is not None:
             del self._open[key]
-            if has_begun:
-                progress.end(token, types.WorkDoneProgressEnd(message=message["status"]))
+            if found.timer is not None:
+                found.timer.cancel()
+            if found.has_begun:
+                end = types.WorkDoneProgressEnd(message=message["status"])
+                self._server.work_done_progress.end(found.token, end)
+
+    def _tell_soon(self, found: _Shown, text: str) -> None:
+        """Tell the latest text at most once in a while."""
+        found.next = text
+        if found.timer is None:
+            self._tell(found)
+
+    def _tell(self, found: _Shown) -> None:
+        found.timer = None
+        if found.next:
+            self._server.work_done_progress.report(found.token, types.WorkDoneProgressReport(message=found.next))
+            found.next = ""
+            found.timer = asyncio.get_running_loop().call_later(_EVERY_S, self._tell, found)
 
     def _begin(self, key: int, title: str) -> None:
         self._count += 1
-        token, progress = f"roller-{self._count}", self._server.work_done_progress
+        progress, found = self._server.work_done_progress, _Shown(f"roller-{self._count}")
 
         def begin(*_: Any) -> None:
-            if self._open.get(key) == (token, False):  # it has not ended meanwhile
-                self._open[key] = (token, True)
-                progress.begin(token, types.WorkDoneProgressBegin(title, cancellable=False))
+            if self._open.get(key) is found and not found.has_begun:  # it has not ended meanwhile
+                found.has_begun = True
+                progress.begin(found.token, types.WorkDoneProgressBegin(title, cancellable=False))
 
-        self._open[key] = (token, False)
-        progress.create(token, begin)
+        self._open[key] = found
+        progress.create(found.token, begin)
+
+
+def progress_text(stage: str, done: int, total: int) -> str:
+    """Return how far a stage is, in words.
+
+    Examples
+    --------
+    >>> progress_text("trace", 1174, 0), progress_text("price", 26, 536)
+    ('tracing: 1174 operators', 'pricing: 26 of 536 operators')
+    """
+    count = f"{done} of {total}" if total else f"{done}"
+    return " ".join(filter(None, (f"{_STAGES.get(stage, stage)}: {count}", _COUNTED.get(stage, ""))))

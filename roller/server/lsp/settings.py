@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roller.errors import RollerError, did_you_mean, shown
+from roller.errors import RollerError, did_you_mean, printable, shown
 from roller.hardware import list_specs
 from roller.server.profile_request import StepOptions
 from roller.server.session import PATIENCE_S
@@ -15,6 +15,11 @@ from roller.server.session import PATIENCE_S
 _COUNTED = re.compile(r"(?:([1-9][0-9]{0,4})x)?(.+)", re.ASCII)
 _AMPS = ("fp32", "fp16", "bf16")
 _MOST_BATCH = 10**9
+_NAMES = ("entry", "device", "batch", "amp", "checkpoint", "live", "runScripts", "arguments", "patience")
+#: What clients themselves read of their settings of this server.
+_OF_CLIENTS = ("python", "trace")
+#: Unknown settings that are named, and characters of such a name.
+_MOST_SAID, _LONGEST_NAME = 5, 40
 
 
 class SettingsError(RollerError):
@@ -49,7 +54,7 @@ class Settings:
     patience_s: float = PATIENCE_S
 
     def updated(self, data: Any) -> Settings:
-        """Return the settings with those of a client's JSON; keys that are not known are not looked at.
+        """Return the settings with those of a client's JSON; see :func:`unknown_settings` for the other keys.
 
         Raises
         ------
@@ -86,8 +91,33 @@ class Settings:
         return replace(made, options=options)
 
 
-def devices_of(value: Any) -> tuple[tuple[str, int], ...]:
+def unknown_settings(data: Any) -> str:
+    """Return which keys of a client's JSON are no settings, in words; ``""`` where all are.
+
+    Examples
+    --------
+    >>> unknown_settings({"devcie": "h100", "trace": {"server": "off"}})
+    "roller.devcie: expected a setting of roller, got an unknown name; did you mean 'device'? It is ignored."
+    """
+    if not isinstance(data, Mapping):
+        return ""
+    unknown = [name for name in data if name not in (*_NAMES, *_OF_CLIENTS)][:_MOST_SAID]
+    return " ".join(
+        f"roller.{_short(name)}: expected a setting of roller, got an unknown name{did_you_mean(name, _NAMES) or '.'} "
+        f"It is ignored."
+        for name in unknown
+    )
+
+
+def _short(name: Any) -> str:
+    text = printable(str(name))
+    return text if len(text) <= _LONGEST_NAME else text[:_LONGEST_NAME] + "..."
+
+
+def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]:
     """Return name and number of devices from ``"h100,2xa100"``, or from a list of such words.
+
+    ``where`` begins what is said of others.
 
     Examples
     --------
@@ -101,7 +131,7 @@ def devices_of(value: Any) -> tuple[tuple[str, int], ...]:
     """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-        raise SettingsError(f"device: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
+        raise SettingsError(f"{where}: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
     found, known = [], list_specs()
     for word in (word.strip() for word in words):
         match = _COUNTED.fullmatch(word) if word else None
@@ -110,12 +140,12 @@ def devices_of(value: Any) -> tuple[tuple[str, int], ...]:
         count, name = match.groups()
         if name not in known:
             raise SettingsError(
-                f"device: expected the name of a device, got {shown(name)}{did_you_mean(name, known) or '.'} "
+                f"{where}: expected the name of a device, got {shown(name)}{did_you_mean(name, known) or '.'} "
                 f"See roller devices."
             )
         found.append((name, int(count or 1)))
     if not found:
-        raise SettingsError(f"device: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
+        raise SettingsError(f"{where}: expected names of devices, got {shown(value)}. Write e.g. h100,2xa100.")
     return tuple(dict.fromkeys(found))
 
 

@@ -12,7 +12,7 @@ from roller.insight.step_profile.revision import source_lines
 from roller.server.lsp.editor_session import EditorSession, Placement
 from roller.server.lsp.figures import Part, ProfileFigures, sums_of
 from roller.server.lsp.positions import Encoding, PlacedLine, range_of_line, units_of
-from roller.server.lsp.words import device_text, interval_text, plain, share_text, size_text, time_text
+from roller.server.lsp.words import device_text, interval_text, pipe_text, plain, share_text, size_text, time_text
 
 #: Lenses of one line, and instances that a hover names.
 _MOST_LENSES, _MOST_INSTANCES = 3, 5
@@ -169,7 +169,9 @@ def _hover_text(figures: ProfileFigures, line: Line, is_stale: bool) -> str:
         held = {kind: size for kind, size in line.held_bytes.items() if size}
         if held:
             largest = sorted(held.items(), key=lambda item: -item[1])
-            said.append("At the peak: " + ", ".join(f"{size_text(size)} {kind}" for kind, size in largest))
+            said.append(
+                "At the peak: " + ", ".join(f"{size_text(size)} {kind.replace('_', ' ')}" for kind, size in largest)
+            )
     if line.registered_bytes:
         said.append(f"Registers {size_text(line.registered_bytes)} of parameters.")
     modules = [x for x in line.instances if x.module]
@@ -177,7 +179,7 @@ def _hover_text(figures: ProfileFigures, line: Line, is_stale: bool) -> str:
         said.append(_instances_text(modules))
     interval = interval_text(profile.lower_s, profile.upper_s)
     if interval:
-        said.append(f"The step: {time_text(profile.iteration_s)}, {interval}, {profile.source}.")
+        said.append(f"Step: {time_text(profile.iteration_s)} ({interval}), {profile.source}.")
     return "\n\n".join(said)
 
 
@@ -187,10 +189,11 @@ def _kernel_texts(figures: ProfileFigures, line: Line) -> Iterator[str]:
     said = []
     if bounds:
         bound = max(bounds, key=lambda name: bounds[name])
-        said.append(f"Bound by {bound}: {time_text(bounds[bound])} of {time_text(sum(bounds.values()))} of kernels")
+        whole = time_text(sum(bounds.values()))
+        said.append(f"Kernels bound by {bound} take {time_text(bounds[bound])} of {whole}")
     if pipes and device_s:
         pipe = max(pipes, key=lambda name: pipes[name])
-        said.append(f"{share_text(pipes[pipe], device_s)} of the peak of {pipe}")
+        said.append(f"{share_text(pipes[pipe], device_s)} of the device's peak ({pipe_text(pipe)} units)")
     if said:
         yield "; ".join(said)
     kernel = figures.kernels.get(line.name)

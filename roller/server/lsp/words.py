@@ -62,6 +62,17 @@ def interval_text(lower_s: float, upper_s: float) -> str:
     return f"{time_text(lower_s)} to {time_text(upper_s)}" if upper_s > lower_s else ""
 
 
+def pipe_text(pipe: str) -> str:
+    """Return the name of a kind of arithmetic units.
+
+    Examples
+    --------
+    >>> pipe_text("fma"), pipe_text("matrix")
+    ('FMA', 'matrix')
+    """
+    return pipe.upper() if pipe == "fma" else pipe
+
+
 def plain(text: str) -> str:
     """Return a text of a project for Markdown: in code, without what would end it."""
     return "`" + " ".join(text.replace("`", "'").split()) + "`"

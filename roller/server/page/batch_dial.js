@@ -3,6 +3,11 @@
 const MOST_BATCH = 1e9; // of the protocol
 const DIAL_HEIGHT = 148, EDIT_MS = 100, REST_MS = 800;
 
+/** A batch as one can be set: whole, and at least 1. */
+function batchText(batch) {
+  return batch < 0.5 ? "below 1" : digits(Math.round(batch), 10);
+}
+
 function dialPanel(state, server, source) {
   const chart = el("div.dial", { role: "slider", tabindex: "0", "aria-label": "Batch size", "aria-valuemin": 1 });
   const typed = el("input", { type: "number", min: 1, step: 1, "aria-label": "Batch size as a number", inputmode: "numeric" });
@@ -11,7 +16,7 @@ function dialPanel(state, server, source) {
   const marks = el("ul.dial-marks", { "aria-label": "Batches to choose" });
   const limits = el("p.limits.faint", {}), says = el("div.dial-says", {});
   const element = el("section.panel.batch", { "aria-label": "Batch" },
-    el("div.panel-head", {}, el("h2", {}, "Batch"), el("label.typed", {}, typed), verdict, el("span.push", {}), el("span.faint.keys", {}, "drag, arrow and page keys, or type; Esc goes back")),
+    el("div.panel-head", {}, el("h2", {}, "Batch"), el("label.typed", {}, typed), verdict, el("span.push", {}), el("span.faint.keys", {}, "Drag, use arrow or page keys, or type; Esc restores")),
     el("div.dial-values", {}, el("span", {}, el("span.faint", {}, "step "), values.time), el("span", {}, el("span.faint", {}, "throughput "), values.throughput), el("span", {}, el("span.faint", {}, "memory "), values.bytes)),
     chart, marks, limits, says);
   let width = 0, scale = null, gesture = null;
@@ -30,7 +35,7 @@ function dialPanel(state, server, source) {
     const found = state.data("curve"), { data } = state.model;
     const rows = [];
     if (data.balanced_batch) rows.push({ batch: Math.max(1, Math.round(data.balanced_batch)), exact: data.balanced_batch, name: "weights = activations", kind: "balanced" });
-    if (found?.diminishing_from) rows.push({ batch: found.diminishing_from, exact: found.diminishing_from, name: "little more from here", kind: "diminishing" });
+    if (found?.diminishing_from) rows.push({ batch: found.diminishing_from, exact: found.diminishing_from, name: "diminishing returns from", kind: "diminishing" });
     if (found?.curve?.largest) rows.push({ batch: found.curve.largest, exact: found.curve.largest, name: "largest that fits", kind: "largest" });
     return rows;
   }
@@ -85,9 +90,9 @@ function dialPanel(state, server, source) {
   function drawMarks() {
     const { label } = state.model, found = state.data("curve");
     fill(marks, ...choices().map(({ batch, exact, name, kind }) => el("li", {},
-      el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label)))));
-    fill(limits, found?.most_throughput ? ["At most ", number(found.most_throughput, "samples/s", label), " by the line"] : null,
-      found?.throughput_at_largest ? [found.most_throughput ? "; " : "", number(found.throughput_at_largest, "samples/s", label), " at the largest"] : null);
+      el(`button.${kind}`, { type: "button", title: `Set the batch to ${batch}`, onclick: () => set(batch) }, el("span.flag", { "aria-hidden": "true" }), name, " ", number(exact, "", label, undefined, batchText)))));
+    fill(limits, found?.most_throughput ? ["Limit of the fitted line: ", number(found.most_throughput, "samples/s", label)] : null,
+      found?.throughput_at_largest ? [found.most_throughput ? "; at" : "At", " the largest batch: ", number(found.throughput_at_largest, "samples/s", label)] : null);
   }
 
   /** Move the handle, and tell the step at its batch. */
@@ -107,18 +112,19 @@ function dialPanel(state, server, source) {
 
   function drawSays() {
     const batch = state.head?.batch, found = state.data("curve");
-    const parts = [];
+    const parts = [], isIdle = Boolean(found?.error && batch && !literalOf(state));
+    element.classList.toggle("no-dial", isIdle);
     const chosen = state.head?.options.batch;
     if (chosen)
       parts.push(el("p", {}, "Batch ", number(chosen, "", "recorded", "exact"), " is set for this page alone", batch?.value ? [", the file has ", number(batch.value, "", "recorded", "exact")] : "", ". ",
         el("button", { type: "button", onclick: () => chooseOptions(state, server, { batch: null }) }, "Back to the file's own")));
     else if (batch?.error && !literalOf(state)) {
-      parts.push(el("p", {}, el("strong", {}, "The dial writes no literal. "), state.linked(batch.error, batch.line && `${state.hello.entry}:${batch.line}`), " It changes the profile alone."));
+      if (!isIdle) parts.push(el("p", {}, el("strong", {}, "The dial writes no literal. "), state.linked(batch.error, batch.line && `${state.hello.entry}:${batch.line}`), " It changes only the profile."));
       if (batch.candidates.length) parts.push(el("p", {}, "Numbers that may be the batch: ", batch.candidates.map((one) => [el("button", { type: "button", onclick: () => adopt(one) }, `${one.name} = ${one.value}`), " "])));
     }
-    if (found?.error) parts.push(el("p", {}, found.error));
+    if (found?.error) parts.unshift(el("p", {}, state.linked(found.error)));
     const notes = found?.curve?.notes || [];
-    if (notes.length) parts.push(el("details", {}, el("summary", {}, "How far the line holds"), notes.map((note) => el("p.faint", {}, note))));
+    if (notes.length) parts.push(el("details", {}, el("summary", {}, "Range of the fitted line"), notes.map((note) => el("p.faint", {}, note))));
     const stale = state.isStale("curve") || (state.model && !found);
     if (stale && state.head?.status === "running") parts.unshift(el("p.faint", {}, "The curve of this save is being computed."));
     fill(says, ...parts);

@@ -62,7 +62,7 @@ function changePanel(state, server) {
     const label = state.model?.label || "predicted", delta = (found.iteration_us - found.baseline_us) / 1e6, interval = [found.lower_us / 1e6, found.upper_us / 1e6];
     const ends = interval.map((end) => end - found.baseline_us / 1e6);
     fill(sum, el("p", {}, el("strong", {}, number(found.iteration_us / 1e6, "s", label, interval)), " a step with ", changes.length === 1 ? "this change" : `these ${changes.length} changes`,
-      " (", spreadText(interval, "s", label) || "no interval", "), ", signed(delta, "s", label, ends), ", ", number(found.speedup, "times", label, "derived"), found.hardly_anything ? " as fast: hardly anything" : " as fast",
+      " (", spreadText(interval, "s", label) || "no interval", "), ", signed(delta, "s", label, ends), ", ", number(found.speedup, "times", label, "derived"), found.hardly_anything ? " as fast: negligible" : " as fast",
       el("span.faint", {}, `; rests on what is ${found.rests_on}`)),
       el("p.together-memory", {}, "Memory at the peak: ", found.memory_delta_bytes === null ? el("span.faint", {}, found.memory_note) : memoryDelta(found, label),
         found.total_bytes === null ? null : [", to ", number(found.total_bytes, "bytes", label)]),
@@ -98,8 +98,8 @@ function changePanel(state, server) {
     return el(`li${hint.hardly_anything ? ".hardly" : ""}`, { "data-change": hint.change }, made.element,
       el("span.gain", {}, hint.upper_bound ? el("span.faint", { title: "It cannot be built: it bounds the gain." }, "at most ") : null, hint.in_place ? el("span.faint", {}, "already in place") : [signed(hint.delta_s, "s", hint.kind, interval.map((end) => end - (hint.iteration_s - hint.delta_s))),
         before && Math.abs(hint.delta_s) >= NOTHING_S ? [" ", el("span.faint", {}, signed(hint.delta_s / before, "share", hint.kind))] : null]),
-      el("span.to.faint", {}, "to ", number(hint.iteration_s, "s", hint.kind, interval), interval[1] > interval[0] ? [" (", spreadText(interval, "s", hint.kind), ")"] : null,
-        hint.hardly_anything && !hint.in_place ? ", hardly anything" : null, el("span.hint-memory", {}, "; memory ", memoryDelta(hint, hint.kind)), hint.line ? [", most at ", state.placeLink(hint.line), " ", signed(hint.line_delta_s, "s", hint.kind)] : null),
+      el("span.to.faint", {}, "step ", number(hint.iteration_s, "s", hint.kind, interval), interval[1] > interval[0] ? [" (", spreadText(interval, "s", hint.kind), ")"] : null,
+        hint.hardly_anything && !hint.in_place ? ", negligible" : null, el("span.hint-memory", {}, "; memory ", memoryDelta(hint, hint.kind)), hint.line ? ["; largest change at ", state.placeLink(hint.line), ": ", signed(hint.line_delta_s, "s", hint.kind)] : null),
       el("details", {}, el("summary", { title: "What the least certain of its times rests on" }, hint.rests_on), el("ul.plain", {}, hint.assumptions.map((one) => el("li", {}, one)))));
   }
 
@@ -113,15 +113,24 @@ function hintName(change) {
   return change.split(" + ").map((one) => {
     const [, name, parameters] = /^(\w+)\((.*)\)$/.exec(one) || [null, one, ""];
     const apart = /^[A-Z]+$/.test(name) ? name : name.replace(/([a-z])([A-Z])/g, "$1 $2").toLowerCase().replace(/^cuda/, "CUDA").replace(/^./, (first) => first.toUpperCase());
-    return parameters ? `${apart} (${parameters})` : apart;
+    if (!parameters) return apart;
+    const only = /^\w+=\((.*)\)$/.exec(parameters), names = [...(only ? only[1] : "").matchAll(/'([^']*)'/g)].map((found) => found[1]);
+    return names.length ? `${apart} ${namesText(names)}` : `${apart} (${parameters})`;
   }).join(" and ");
+}
+
+/** Names in words: those that are numbered one after another by the first and the last. */
+function namesText(names) {
+  const parts = names.map((name) => /^(.*?)(\d+)$/.exec(name));
+  const isRun = names.length > 2 && parts.every((part, place) => part && part[1] === parts[0][1] && Number(part[2]) === Number(parts[0][2]) + place);
+  return isRun ? `${names[0]} to ${names[names.length - 1]}` : names.join(", ");
 }
 
 /** A number with its sign: what is added or taken away. */
 function signed(value, unit, label, interval) {
   const made = number(value, unit, label, interval);
   if (Math.abs(value) < NOTHING_S && unit === "s") {
-    made.textContent = "0"; // what is left of a sum's rounding; the digits of the element have it
+    made.textContent = "0 s"; // what is left of a sum's rounding; the digits of the element have it
     return made;
   }
   if (value > 0) made.textContent = `+${made.textContent}`;

@@ -39,7 +39,7 @@ function devicePanel(state, server) {
         el("strong", {}, one.name), number(one.capacity_bytes, "bytes", "recorded", "exact"), price ? number(price.per_hour, `${state.hello.prices.currency}/h`, "recorded", "exact") : el("span"),
         el("span.faint", {}, one.description));
     }));
-    if (!offered.length) options.append(el("li.faint", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, "There is no other device of these words."));
+    if (!offered.length) options.append(el("li.faint", { role: "option", "aria-disabled": "true", "aria-selected": "false" }, "No other device matches."));
     open(true);
   }
 
@@ -91,7 +91,7 @@ function devicePanel(state, server) {
       place === 0 ? el("span.badge", {}, "profiled") : el("button.small", { type: "button", onclick: () => choose([[name, count], ...others]) }, "Profile this one"),
       el("span.push", {}),
       chosen.length > 1 ? el("button.small", { type: "button", "aria-label": `Remove ${name}`, onclick: () => choose(others) }, "×") : null);
-    if (!row) return el("article.device", { "aria-label": name, "data-device": name }, head, el("p.faint", {}, "is being computed"));
+    if (!row) return el("article.device", { "aria-label": name, "data-device": name }, head, el("p.faint", {}, "Computing ..."));
     if (row.error) return el("article.device", { "aria-label": name, "data-device": name }, head, el("p.faint", {}, state.linked(row.error)));
     const interval = [row.lower_s, row.upper_s];
     return el(`article.device${row.fits ? "" : ".unfit"}`, { "aria-label": name, "data-device": name }, head,
@@ -115,7 +115,7 @@ function devicePanel(state, server) {
     const spread = [row.lower_s, row.upper_s].map((one) => (hours * one) / row.iteration_s);
     const prices = state.hello.prices, price = prices?.devices[name];
     const time = pair("the run", number(hours, "h", row.kind, spread), spreadText(spread, "h", row.kind));
-    if (!price) return [time, pair("price", el("span.faint", {}, prices ? "none in the file of prices" : "name a file with --prices"))];
+    if (!price) return [time, pair("price", el("span.faint", {}, prices ? "none in the file of prices" : "Start with --prices FILE to see prices"))];
     const perHour = price.per_hour * count, days = (Date.now() - Date.parse(price.date)) / 864e5;
     return [time,
       pair("costs", number(hours * perHour, prices.currency, row.kind, spread.map((one) => one * perHour)), spreadText(spread.map((one) => one * perHour), prices.currency, row.kind)),

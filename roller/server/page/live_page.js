@@ -4,9 +4,9 @@
   const state = liveState();
   const server = connect({
     tell: (message) => takeMessage(state, message),
-    status(what, more) {
+    status(what, more, why) {
       state.connection = what;
-      state.connectionText = what === "waiting" ? `no connection, again in ${digits(more, 2)} s` : what === "refused" ? more : "";
+      state.connectionText = what === "waiting" ? `${why || "no connection"} – again in ${digits(more, 2)} s` : what === "refused" ? more : "";
       state.tell("connection");
     },
   });

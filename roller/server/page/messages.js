@@ -118,8 +118,8 @@ function messages(state) {
 
   function drawUnfit() {
     const said = state.model?.profile.out_of_memory;
-    unfit.hidden = !said;
-    if (said) fill(unfit, el("h2", {}, "It does not fit"), el("p", {}, linkedText(state, said)));
+    unfit.hidden = !said || Boolean(state.error); // of the profile before the error
+    if (!unfit.hidden) fill(unfit, el("h2", {}, "It does not fit"), el("p", {}, linkedText(state, said)));
   }
 
   state.say = (said) => {
@@ -130,6 +130,6 @@ function messages(state) {
   };
   state.on("refused", () => state.say(state.refused));
   state.on("status", drawFailure);
-  state.on("profile", drawUnfit);
+  state.on("status profile", drawUnfit);
   return [failure, unfit, toast];
 }

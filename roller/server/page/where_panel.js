@@ -32,6 +32,7 @@ function partWords(model, node) {
 }
 
 function nameOf(kind, name) {
+  if (kind === "overhead" && name === "memory of no tensor") return "memory outside tensors";
   return kind === "tensors" || kind === "overhead" ? words(name) : name.replace(/^aten(\.|::)/, "");
 }
 
@@ -50,7 +51,7 @@ function wherePanel(state, source) {
     el("div.panel-head", {}, el("h2", {}, "Where it goes"), stale, el("span.push", {}), sorts),
     crumbs,
     bars.map(({ what, strip, total }) => el("div.lane", {}, el("span.lane-name", {}, what === "time" ? "Time" : "Memory"), strip, el("span.lane-total", {}, total))),
-    el("p.hint.keys", {}, "Double click, ", el("span.chevron", { "aria-hidden": "true" }, "›"), " or Enter goes in, Escape goes out; a click shows the line."),
+    el("p.hint.keys", {}, "Double-click, ", el("span.chevron", { "aria-hidden": "true" }, "›"), " or Enter opens a part, Escape returns; a click shows its line."),
     list, more, kinds);
   let sorted = "time", rows = new Map(), drawn = -1, kindBar = null;
 
@@ -83,11 +84,11 @@ function wherePanel(state, source) {
         return made;
       }));
     }
-    const order = ordered(parts, (node) => valueOf(sorted, node));
+    const order = ordered(parts.filter((node) => model.time[node] || model.bytes[node]), (node) => valueOf(sorted, node));
     const isFocused = list.contains(document.activeElement);
     rows = new Map();
     fill(list, ...order.slice(0, MOST_PARTS).map((node) => rowOf(node, colour.get(node))));
-    if (!parts.length) fill(list, el("p.hint", {}, "This part has none of its own."));
+    if (!order.length) fill(list, el("p.hint", {}, "This part has none of its own."));
     more.hidden = order.length <= MOST_PARTS;
     more.textContent = `${order.length - MOST_PARTS} smaller parts are not listed.`;
     if (!rows.has(state.chosen)) state.chosen = order[0] ?? opened;
@@ -104,7 +105,7 @@ function wherePanel(state, source) {
       el("span.swatch", { style: { background: colour } }),
       el("span.what", {}, el("span.name", {}, name === null ? code || place : name), " ", el("span.faint", {}, name === null ? (code ? place : "") : place ? [place, code ? el("code", {}, ` ${code}`) : ""] : kind)),
       el("span.n.time"), el("span.n.part-share"), el("span.n.memory"), el("span.n.part-share"),
-      model.children[node].length ? el("span.chevron", { "aria-hidden": "true", title: "Go in" }, "›") : el("span"));
+      model.children[node].length ? el("span.chevron", { "aria-hidden": "true", title: "Open" }, "›") : el("span"));
     rows.set(node, made);
     return made;
   }
@@ -154,8 +155,7 @@ function wherePanel(state, source) {
     fill(kinds, ...(whole ? [el("h3", {}, `Memory by kind, at the peak${shown ? `, at batch ${shown} by the lines` : ""}`), stackedBar(parts, "bytes", label, whole, "Memory by kind at the peak").element] : []));
     const weights = found.parameter || 0, activations = found.activation || 0;
     if (opened === 0 && whole)
-      kinds.append(el("p.split", {}, "Weights ", number(weights, "bytes", label), weights > activations ? " hold more than" : " hold less than",
-        " activations ", number(activations, "bytes", label), "."));
+      kinds.append(el("p.split", {}, "Weights take ", number(weights, "bytes", label), ", activations ", number(activations, "bytes", label), "."));
   }
 
   function drawCrumbs() {
