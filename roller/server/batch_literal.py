@@ -110,7 +110,7 @@ def batch_data(source: str) -> dict[str, Any]:
     Examples
     --------
     >>> batch_data("def input_provider(*, batch_size=16): ...")
-    {'value': 16, 'line': 1, 'span': (34, 36), 'name': ''}
+    {'value': 16, 'line': 1, 'span': (33, 35), 'name': ''}
     """
     found = find_batch_literal(source)
     if isinstance(found, BatchLiteral):

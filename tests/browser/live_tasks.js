@@ -55,10 +55,10 @@ for (const [name, kind] of [["T4", "balanced"], ["T5", "diminishing"]]) {
       while (!(await mark.evaluate((one) => document.activeElement === one))) await page.keyboard.press("Tab");
       await page.keyboard.press("Enter");
     }
-    await until("the file's new batch", written, 20);
+    await until("the file's new batch", written, 120);
     found[`${name} ${how}`] = Number((await literal())[0]) === batch;
     await page.getByRole("button", { name: "Undo" }).click();
-    await until("the file's old bytes", () => !written(), 20);
+    await until("the file's old bytes", () => !written(), 120);
   }
 }
 found.profile = told.find((one) => one.stage === "profile").data;

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+
 from roller.insight.step_profile.profile_json import from_data
 from tests.browser.test_browser import LABELS, ROOT, pytestmark  # noqa: F401 - the marks of the other file hold here
 from tests.browser.test_live_page import ENTRY, NET, driven
 from tests.browser.test_numbers import INTERVALS, interval_of
 
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
 #: A network of one's own on a GPU, and a model of the examples on a processor.
 CASES = {"gpu": ("--device", "rtx3090"), "processor": ("--device", "cpu-avx2,h100", "--batch", "4")}
 

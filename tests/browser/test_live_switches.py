@@ -6,12 +6,13 @@ import subprocess
 
 import pytest
 
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+
 from tests.browser.test_browser import pytestmark  # noqa: F401 - the marks of the other file hold here
 from tests.browser.test_live_page import DEVICE, ENTRY, NET, driven, told_by_cli
 from tests.server.entries import edited
 
-pytest.importorskip("torch")
-pytest.importorskip("uvicorn")
 PRICES = "{currency: EUR, devices: {rtx3090: {per_hour: 0.5, source: a list, date: 2020-01-31}}}"
 
 

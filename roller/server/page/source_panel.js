@@ -155,7 +155,8 @@ function sourcePanel(state, server) {
 
   let undone = 0; // undos of the batch that are being saved: the next one need not wait for them
   function changed(update) {
-    const wasClean = undone > 0 || saveButton.disabled && dirty.textContent === "";
+    const isAsked = asked !== null && update.startState.doc.toString() === asked.text; // it is on its way to the disk
+    const wasClean = undone > 0 || isAsked || saveButton.disabled && dirty.textContent === "";
     refresh();
     const isBack = update.transactions.some((one) => one.isUserEvent("undo") || one.isUserEvent("redo"));
     // Undo of what was saved is saved too where it is the batch: the file has the bytes that it had.
@@ -173,10 +174,10 @@ function sourcePanel(state, server) {
     return within;
   }
 
-  let saving = Promise.resolve();
+  let saving = Promise.resolve(), asked = null; // the text of the last save, until it has ended
   /** Save what is shown; saves follow one another, each on the one before. */
   function save() {
-    const name = shown;
+    const name = shown, mine = (asked = { text: editor.text() });
     saving = saving.then(async () => {
       const known = files.get(name), now = withEnds(name === shown ? editor.text() : known.editorState.doc.toString(), known.raw);
       if (now === known.raw) return;
@@ -188,7 +189,7 @@ function sourcePanel(state, server) {
         await load(name).catch(() => null);
       }
       if (name === shown) refresh();
-    });
+    }).finally(() => asked === mine && (asked = null));
     return saving;
   }
 
