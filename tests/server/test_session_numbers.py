@@ -76,7 +76,7 @@ _CASES = {
     "processor": _Case("gan.py", _on("cpu-avx2", "cpu-avx512")),
     "too large": _Case("gan.py", _on("k80", "h100", batch=16384), ("--batch", "16384")),
     "checkpointing": _Case("vit.py", _on("rtx3090", "t4", checkpoint=True), ("--checkpoint", "yes")),
-    "bf16": _Case("transformer.py", _on("a100", "v100", amp="bf16"), ("--amp", "bf16")),
+    "bf16": _Case("transformer.py", _on("a100", "h100", amp="bf16"), ("--amp", "bf16")),
     "batch": _Case("resnet50.py", _on("a100", batch=7), ("--batch", "7")),
     "script": _Case("train.py", _on("rtx3090", "h100"), ("--yes",), ("--width", "96")),
     "own device": _Case("gan.py", _on("mine")),
