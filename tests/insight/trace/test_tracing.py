@@ -266,7 +266,7 @@ def test_what_models_are_made_of_runs():
     [
         ({"model": 3}, "expected a torch.nn.Module"),
         ({"inputs": torch.zeros(0, 8)}, "at least one sample"),
-        ({"inputs": torch.zeros(2, 9)}, r"RuntimeError at .*test_tracing.py:\d+: .*shapes"),
+        ({"inputs": torch.zeros(2, 9)}, r"RuntimeError at .*test_tracing.py:\d+: .*let no shape depend on the values"),
         ({"optimizer": "adm"}, "did you mean 'adam'"),
         ({"optimizer": 3}, "expected a name, an optimizer"),
         ({"loss": lambda out: out}, "expected a tensor of no axes"),
