@@ -77,6 +77,12 @@ RULES = (
         r"roller\.cli\.\w+", ("roller/cli/verbs.py::command_at",),
     ),
     DynamicImport(
+        "what the process that forks for live profiles imports first", (r"_PRELOADED\b",),
+        r"roller\.(insight\.(trace\.pytorch\.entry_file|step_profile\.(profiling|difference)|forecast|whatif\.search)"
+        r"|server\.profile_worker)",
+        ("roller/server/fork_server.py::main",),
+    ),
+    DynamicImport(
         "names of the release before", (r"insight\.renamed import MODULES",),
         r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
         (
