@@ -77,11 +77,15 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _reason(one: Mapping[str, Any]) -> str:
+    return one["missing"] or (f"Possible cause: {one['possible_cause']}" if one["possible_cause"] else "")
+
+
 def _observation_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     counted = f"{one['agreeing']} of {one['decisive']}" if one["decisive"] else "-"
     told, more = one["against"][:3], len(one["against"]) - 3
     against = f"Against it: {'; '.join(told)}{f'; and {more} more' if more > 0 else ''}." if told else ""
-    return one["claim"], one["verdict"], counted, f"{one['cause']} {against}".strip() or "-"
+    return one["claim"], one["verdict"], counted, f"{_reason(one)} {against}".strip() or "-"
 
 
 def report(data: Mapping[str, Any]) -> str:
@@ -137,13 +141,13 @@ def main(
 ) -> None:
     """Predict the published figures of the training benchmark."""
     check_outputs(json_file)
-    data = {
+    data: dict[str, Any] = {
         "run": head_of(__version__, device=device), "rows": list(predicted_rows(device)),
         "clusters": _clusters(device), "observations": observed(_studies(studies, device, quick)),
     }  # fmt: skip
     screen().print(table("predicted", _COLUMNS, map(_cells, data["rows"])))
     for one in data["observations"]:
-        screen().print(f"{one['number']}. {one['verdict']}: {one['claim']} {one['cause']}")
+        screen().print(f"{one['number']}. {one['verdict']}: {one['claim']} {_reason(one)}")
     write_json(json_file, data)
     if write:
         write_json(RESULTS, data)

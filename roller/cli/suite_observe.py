@@ -139,8 +139,8 @@ def _print_verdicts(screen: Screen, verdicts: Sequence[Verdict], every: bool) ->
     for one in verdicts:
         counted = f" ({one.agreeing} of {one.decisive} cases)" if one.decisive else ""
         screen.say(f"{one.number:2}. {one.word}{counted}: {one.claim}")
-        if one.cause:
-            screen.say(f"    {one.cause}")
+        if one.missing or one.possible_cause:
+            screen.say(f"    {one.missing or f'Possible cause: {one.possible_cause}'}")
         for case in one.cases:
             if every or not case.agrees:
                 screen.say(f"    {'+' if case.agrees else '-'} {case.name}: {case.figures}")

@@ -64,8 +64,10 @@ class Verdict:
         ``None`` where it cannot be said here.
     cases
         All that was looked at; the models of the first edition decide, since it observed only those.
-    cause
-        Why it does not hold, or cannot be said.
+    missing
+        Why it cannot be said; ``""`` where it can.
+    possible_cause
+        What may make it fail, by how frameworks work; it is not derived from these cases. ``""`` where it holds.
     agreeing, decisive
         Number of decisive cases that agree, and of all that decide.
     """
@@ -74,7 +76,8 @@ class Verdict:
     claim: str
     holds: bool | None
     cases: tuple[Case, ...]
-    cause: str = ""
+    missing: str = ""
+    possible_cause: str = ""
     agreeing: int = 0
     decisive: int = 0
 
@@ -87,16 +90,16 @@ class Verdict:
         """Return JSON-ready data; every figure is predicted."""
         return {
             "number": self.number, "claim": self.claim, "verdict": self.word, "kind": "predicted",
-            "cause": self.cause, "agreeing": self.agreeing, "decisive": self.decisive,
-            "cases": [case._asdict() for case in self.cases],
+            "missing": self.missing, "possible_cause": self.possible_cause, "agreeing": self.agreeing,
+            "decisive": self.decisive, "cases": [case._asdict() for case in self.cases],
         }  # fmt: skip
 
 
 class _Observation(NamedTuple):
     claim: str
     cases: Callable[[Studies], Iterator[Case]]
-    #: Why it does not hold, in words that the figures bear out.
-    cause: str
+    #: What may make it fail: of how frameworks work, and of no figure, since it is printed beside any.
+    possible_cause: str
     #: What is missing where there is no case.
     missing: str = "No model of the first edition among those asked for shows it."
     #: Application of which one model may disagree.
@@ -116,7 +119,7 @@ def _verdict(number: int, one: _Observation, studies: Studies) -> Verdict:
     against = {case.model for case in decisive if not case.agrees}
     excused = len(against) == 1 and all(studies.models[name].application == one.exception for name in against)
     holds, agreeing = not against or excused, sum(case.agrees for case in decisive)
-    return Verdict(number, one.claim, holds, cases, "" if holds else one.cause, agreeing, len(decisive))
+    return Verdict(number, one.claim, holds, cases, "", "" if holds else one.possible_cause, agreeing, len(decisive))
 
 
 def _sweeps(studies: Studies, least: int = 2) -> Iterator[tuple[str, str, list[Row]]]:
@@ -280,13 +283,13 @@ def _percent(share: float) -> str:
 _OBSERVATIONS = (
     _Observation(
         "Throughput does not fall as the batch grows.", _throughput_does_not_fall,
-        "A larger batch takes another algorithm or tile that is predicted to be slower for each sample.",
+        "A larger batch can take another algorithm or tile, which is predicted to be slower for each sample.",
     ),
     _Observation(
         f"Recurrent models do not saturate within memory (the last doubling gains {UNSATURATED:.0%} or more); others "
         f"do (less than {SATURATED:.0%}).".replace("%", " %"), _saturation,
-        "Batches several times as large as the largest published one (128 sentences) fit the predicted memory, and at "
-        "those a recurrent model saturates, too.",
+        "Where batches several times as large as the largest published one (128 sentences) fit, a recurrent model can "
+        "saturate, too.",
     ),
     _Observation(
         "Which of two implementations is faster differs between applications.", _nothing, "",
@@ -294,14 +297,13 @@ _OBSERVATIONS = (
     ),
     _Observation(
         "Compute utilisation grows with the batch.", _grows("compute_utilisation"),
-        "The host's share changes by more than it shrinks: a larger batch issues other kernels.",
+        "A larger batch can issue other kernels, whose host code takes a larger share.",
     ),
     _Observation(
         f"Compute utilisation of LSTM models stays low (below {LOW:.0%}) at the largest batch, not that of others."
         .replace("%", " %"), _lstm_is_low,
         "PyTorch runs a whole LSTM layer in one call of cuDNN, whose fused kernels keep the device active; the "
-        "published frameworks launched kernels for each gate and time step. The opposite of the observation is "
-        "predicted for LSTM models.",
+        "published frameworks launched kernels for each gate and time step.",
     ),
     _Observation(
         "Utilisation of the peak grows with the batch.", _grows("peak_share"),
@@ -309,14 +311,13 @@ _OBSERVATIONS = (
     ),
     _Observation(
         "Utilisation of the peak is lower for recurrent models than for convolutional ones.", _recurrent_uses_less,
-        "At the largest batch that fits, the products of recurrent layers and of the classifier have many rows and "
-        "come close to the peak, while convolutional models spend time in normalisation and activations, which have "
-        "few operations.",
+        "At a large batch the products of recurrent layers and of the classifier have many rows and can come close to "
+        "the peak, while convolutional models spend time in normalisation and activations, which have few operations.",
     ),
     _Observation(
         f"Even good models have long kernels (from {LONG:.0%} of the time) far below the average utilisation (half of "
         f"it).".replace("%", " %"), _long_kernels_below_average,
-        "Nearly all time is in operators whose utilisation is close to the average.",
+        "Nearly all time can be in operators whose utilisation is close to the average.",
     ),
     _Observation(
         "A device with a higher peak is used less, by both kinds of utilisation, but for one translation model.",
@@ -343,7 +344,7 @@ _OBSERVATIONS = (
     _Observation(
         "Compute utilisation of a device is unchanged when several train together over fast links.",
         _unchanged("compute_utilisation"),
-        "Devices wait for reductions that backward is too short to hide.",
+        "Devices can wait for reductions that backward is too short to hide.",
     ),
     _Observation(
         "Memory of a device is unchanged when several train together.", _unchanged("total_bytes"),

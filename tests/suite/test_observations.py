@@ -62,7 +62,7 @@ def words(studies):
 def test_figures_like_the_published_ones_make_all_observations_hold_but_the_one_on_implementations():
     found = check_observations(studies_of())
     assert [(one.number, one.word) for one in found if one.word != "holds"] == [(3, "cannot be said here")]
-    assert found[2].cause == "There is one implementation of each model, in PyTorch."
+    assert found[2].missing == "There is one implementation of each model, in PyTorch."
     assert all(one.agreeing == one.decisive > 0 for one in found if one.number != 3)
     (case,) = [case for case in found[4].cases if case.name == "seq2seq, p4000"]
     assert case.figures == "LSTM, active 30.4 % at batch 4"
@@ -86,14 +86,14 @@ def test_figures_like_the_published_ones_make_all_observations_hold_but_the_one_
 )  # fmt: skip
 def test_other_figures_make_an_observation_fail_with_its_cause(number, change):
     found = check_observations(studies_of(change=change))[number - 1]
-    assert (found.number, found.word) == (number, "does not hold") and found.cause
+    assert (found.number, found.word) == (number, "does not hold") and found.possible_cause
     assert found.agreeing < found.decisive
 
 
 def test_an_lstm_that_keeps_the_device_active_is_said_with_the_reason():
     found = check_observations(studies_of(change=lambda row: {**row, "compute_utilisation": 0.98}))[4]
     assert [case.name for case in found.cases if not case.agrees] == ["seq2seq, p4000", "seq2seq, titanxp"]
-    assert found.cause.startswith("PyTorch runs a whole LSTM layer in one call of cuDNN")
+    assert found.possible_cause.startswith("PyTorch runs a whole LSTM layer in one call of cuDNN")
 
 
 def test_one_translation_model_may_be_used_more_by_the_larger_device_and_no_other():
@@ -131,7 +131,7 @@ def test_models_that_were_not_observed_are_shown_and_do_not_decide():
     found = check_observations(studies_of((*NAMES, "ncf"), change=broken))[0]
     assert found.holds and found.decisive == 6 and len(found.cases) == 8
     alone = check_observations(studies_of(("ncf",)))[0]
-    assert alone.holds is None and alone.cause.startswith("No model of the first edition")
+    assert alone.holds is None and alone.missing.startswith("No model of the first edition")
     assert [name for name, model in MODELS.items() if model.edition == 0] == ["ncf", "decoder", "diffusion_unet"]
 
 
