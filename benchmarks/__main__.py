@@ -1,51 +1,62 @@
-"""``python -m benchmarks list``, ``run SUITE [OPTIONS]`` and ``report``: every benchmark that is a module, by one name.
+"""``python -m benchmarks list``, ``run SUITE`` and ``report``: the published evaluations, measured here or predicted.
 
-``run`` passes its options on: ``python -m benchmarks run training --quick``. ``report`` writes the page of what is
-published beside what is measured and predicted here, from the files of ``results``.
+``run`` measures on this machine's processor, or predicts what another device would do (``--device h100``). It prints
+tables, compares with the last run of the same kind, and writes JSON, Markdown and a figure to ``--out``. ``report``
+writes the page of what is published beside what is measured and predicted here, from the files of ``results``.
 """
 
 from __future__ import annotations
 
-import runpy
 import sys
-from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
 
-#: Name of a suite -> its module, and what it needs beside roller.
-SUITES: Mapping[str, tuple[str, str]] = {
-    "operators": ("benchmarks.cpu", "the extra bench; this processor alone"),
-    "compile-time": ("benchmarks.cpu.metaschedule", "the extra metaschedule; this processor alone"),
-    "sokoban": ("benchmarks.sokoban", "nothing"),
-    "models": ("benchmarks.onnx", "the extra bench; this processor alone"),
-    "devices": ("benchmarks.model_devices", "nothing"),
-    "forecast": ("benchmarks.insight time", "the extra insight and a table of published times"),
-    "whatif": ("benchmarks.whatif_cpu", "the extra insight; this processor alone"),
-    "training": ("benchmarks.training", "the extra insight"),
-}
-_USAGE = "usage: python -m benchmarks list | run SUITE [OPTIONS] | report [OPTIONS]"
+import typer
 
+from benchmarks import reproduction
+from benchmarks.common import screen, table
+from benchmarks.suites.registry import SUITES
+from benchmarks.suites.running import finish, run_suite
+from benchmarks.suites.suite import Request
+from roller.errors import RollerError, did_you_mean
+from roller.hardware import load_spec
 
-def main(words: Sequence[str]) -> None:
-    """Run a suite, list them, or write the page."""
-    verb, *rest = words or ("",)
-    if verb == "list" and not rest:
-        for name, (module, needs) in SUITES.items():
-            print(f"{name:14} python -m {module}; needs {needs}")
-    elif verb == "report":
-        _run_module("benchmarks.reproduction", rest)
-    elif verb == "run" and rest and rest[0] in SUITES:
-        module, *given = SUITES[rest[0]][0].split()
-        _run_module(module, [*given, *rest[1:]])
-    elif verb == "run":
-        got = rest[0] if rest else "nothing"
-        sys.exit(f"benchmarks: run: expected one of {', '.join(SUITES)}, got {got}. {_USAGE}")
-    else:
-        sys.exit(_USAGE)
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 
 
-def _run_module(module: str, options: Sequence[str]) -> None:
-    sys.argv = [module, *options]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+@app.command("list")
+def list_command() -> None:
+    """Print the suites, and what measuring each needs."""
+    rows = [(s.name, s.about, "nothing: it only predicts" if s.measure is None else s.needs) for s in SUITES.values()]
+    screen().print(table("suites", ("suite", "what", "measuring needs"), rows))
+
+
+@app.command("run")
+def run_command(
+    name: Annotated[str, typer.Argument(metavar="SUITE", help="A name of `list`.")],
+    device: Annotated[
+        str,
+        typer.Option("--device", "-d", help="Names or YAML files of devices to predict; cpu measures this machine."),
+    ] = "cpu",
+    quick: Annotated[bool, typer.Option("--quick", help="Few cases, in minutes.")] = False,
+    pattern: Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns of cases: 'M*,C1?'.")] = "*",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of inputs.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Folder of results and figures.")] = Path("build/benchmarks"),
+) -> None:
+    """Run a suite on this processor, or predict it for other devices."""
+    if name not in SUITES:
+        hint = did_you_mean(name, SUITES) or f"; there are {', '.join(SUITES)}."
+        sys.exit(f"benchmarks: run: expected a suite, got '{name}'{hint}")
+    try:
+        for part in device.split(","):
+            request = Request(load_spec(part.strip()), quick, pattern, seed, out)
+            finish(SUITES[name], request, run_suite(SUITES[name], request))
+    except RollerError as error:
+        sys.exit(f"benchmarks: {error}")
+
+
+app.command("report")(reproduction.main)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    app()

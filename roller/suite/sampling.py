@@ -57,7 +57,7 @@ class SamplingRule:
 
 
 #: For a machine on which an iteration takes seconds: smaller windows, fewer iterations, and the same limit of the mean.
-QUICK = SamplingRule(window=3, tolerance=0.05, least=6, most=100)
+QUICK = SamplingRule(window=3, tolerance=0.05, least=6, most=1000)
 
 
 @dataclass(frozen=True)

@@ -282,7 +282,7 @@ def mask_rcnn(*, reduced: bool = False) -> Workload:
     """Return Mask R-CNN for COCO: 44,401,393 parameters; reduced: a quarter of the width, images of 128 x 160."""
     height, width = (128, 160) if reduced else (800, 1344)
     sizes = (16, 91, 32, 64, 128, 100) if reduced else ()
-    sgd = partial(torch.optim.SGD, lr=0.1 if reduced else 5e-3, momentum=0.9, weight_decay=1e-4)
+    sgd = partial(torch.optim.SGD, lr=0.02 if reduced else 5e-3, momentum=0.9, weight_decay=1e-4)
     return Workload(
         partial(MaskRCNN, *sizes), partial(_images_and_masks, height, width, 91), supervised(sgd, _loss),
         batch=1 if reduced else 2,

@@ -1,0 +1,152 @@
+"""Runs a suite, writes its results, and compares them with those of the last run."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from benchmarks.common import HERE, markdown, screen, table
+from benchmarks.suites.suite import Request, Section, Suite
+from benchmarks.suites.values import PREDICTED, Change, Results, Value, changes, read, write
+from roller import __version__
+from roller.errors import RollerError
+from roller.hardware.detect import is_this_machine
+from roller.suite.run_file import head_of
+
+#: Changes that are printed.
+_MOST_CHANGES = 20
+
+
+def run_suite(suite: Suite, request: Request) -> Results:
+    """Return the values of a suite for the device asked for: measured if it is this machine's processor.
+
+    Raises
+    ------
+    RollerError
+        The suite finds nothing, or measures nothing on a processor.
+    """
+    here = is_this_machine(request.spec)
+    if here and suite.measure is None:
+        raise RollerError(
+            f"{suite.name}: expected a device to predict, got this machine's processor, on which the suite measures "
+            f"nothing. Name one with --device."
+        )
+    find = suite.measure if here and suite.measure is not None else suite.predict
+    values = tuple(find(request))
+    if not values:
+        raise RollerError(f"{suite.name}: expected cases, got none that matches '{request.pattern}'. See --filter.")
+    head = head_of(
+        __version__, suite=suite.name, device=request.spec.name, quick=request.quick, filter=request.pattern,
+        seed=request.seed, revision=revision(),
+    )  # fmt: skip
+    return Results(head, values)
+
+
+def revision() -> str:
+    """Return the commit of this checkout, with ``+`` where files differ from it; ``"unknown"`` outside one."""
+    try:
+        words = ["git", "-C", str(HERE), "describe", "--always", "--dirty=+", "--abbrev=12"]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def stem_of(suite: Suite, request: Request) -> Path:
+    """Return the path of a run's files without their endings."""
+    device = Path(request.spec.name).stem
+    return request.folder / f"{suite.name}-{device}{'-quick' if request.quick else ''}"
+
+
+def page(suite: Suite, results: Results, picture: str = "") -> str:
+    """Return a run as Markdown."""
+    head = results.head
+    parts = [
+        f"# {suite.about}",
+        f"{kinds_of(results.values)}. Device: {head['device']}; {head['date'][:10]}, roller "
+        f"{head['environment']['roller']}, seed {head['seed']}{', quick' if head['quick'] else ''}.",
+    ]
+    parts += [text for text in (_caveat(suite, results), f"![{suite.about}]({picture})" if picture else "") if text]
+    for title, columns, rows in suite.report(results):
+        parts += [f"## {title}", markdown(columns, rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _caveat(suite: Suite, results: Results) -> str:
+    return suite.caveat if any(value.kind == PREDICTED for value in results.values) else ""
+
+
+def kinds_of(values: Sequence[Value]) -> str:
+    """Return which kinds of values there are, as a sentence without its stop.
+
+    Examples
+    --------
+    >>> kinds_of([Value("a", "time", "Roller", 1.0, "s", "predicted")])
+    'All values are predicted: no device ran anything'
+    """
+    kinds = list(dict.fromkeys(value.kind for value in values))
+    if kinds == ["predicted"]:
+        return "All values are predicted: no device ran anything"
+    return f"Values are {', '.join(kinds[:-1])}{' and ' if len(kinds) > 1 else ''}{kinds[-1]}, as the columns say"
+
+
+def finish(suite: Suite, request: Request, results: Results) -> None:
+    """Print the tables, compare with the last run of the same kind, and write JSON, Markdown and the picture."""
+    out, stem = screen(), stem_of(suite, request)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for title, columns, rows in suite.report(results):
+        out.print(table(f"{title} ({results.head['device']})", columns, rows))
+    out.print(f"{kinds_of(results.values)}. {_caveat(suite, results)}".strip())
+    path = stem.with_name(f"{stem.name}.json")
+    for line in compared(path, results):
+        out.print(line, markup=False)
+    write(path, results)
+    picture = draw(suite, results, stem.with_name(f"{stem.name}.png"))
+    stem.with_name(f"{stem.name}.md").write_text(page(suite, results, picture.name if picture else ""), "utf-8")
+    names = [".json", ".md", *([".png"] if picture else [])]
+    out.print(f"{stem}{', '.join(names)}", markup=False)
+
+
+def compared(path: Path, results: Results) -> Iterator[str]:
+    """Yield what changed since the last run, whose file this is."""
+    if not path.is_file():
+        yield "No earlier run to compare with."
+        return
+    last = read(path)
+    found = changes(last, results)
+    same = len(results.values) - sum(change.after is not None for change in found)
+    yield f"Since {last.head['date']} ({last.head['revision']}): {len(found)} values changed, {same} did not."
+    for change in found[:_MOST_CHANGES]:
+        yield f"  {_spelled(change)}"
+    if len(found) > _MOST_CHANGES:
+        yield f"  and {len(found) - _MOST_CHANGES} more"
+
+
+def _spelled(change: Change) -> str:
+    before, after = ("none" if v is None else f"{v:.6g}" for v in (change.before, change.after))
+    ratio = f" ({change.ratio:.3f} times)" if change.ratio is not None else ""
+    return f"{', '.join(change.key)}: {before} -> {after}{ratio}"
+
+
+def draw(suite: Suite, results: Results, path: Path) -> Path | None:
+    """Draw the suite's figure; return its file, or ``None`` without matplotlib or a figure."""
+    if suite.draw is None:
+        return None
+    try:
+        import matplotlib
+    except ImportError:
+        screen().print("No figure: it needs matplotlib, which is not installed; pip install 'roller[bench]'.")
+        return None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure = pyplot.figure(figsize=(9.0, 4.5), layout="constrained")
+    suite.draw(results, figure)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def sections(*parts: Section) -> Iterator[Section]:
+    """Yield the sections that have rows."""
+    yield from (part for part in parts if part[2])

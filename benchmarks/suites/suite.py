@@ -1,0 +1,75 @@
+"""What every suite is: how it measures on this processor, what it predicts for a device, and what it says of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.suites.values import Results, Value
+from roller.hardware import DeviceSpec
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run is asked for.
+
+    Parameters
+    ----------
+    spec
+        The device: this machine's processor, where the suite measures, or any other, for which it predicts.
+    quick
+        Few cases, in minutes.
+    pattern
+        Comma-separated ids or patterns of cases.
+    seed
+        Of inputs.
+    folder
+        For journals and pictures.
+    """
+
+    spec: DeviceSpec
+    quick: bool = False
+    pattern: str = "*"
+    seed: int = 0
+    folder: Path = Path("build/benchmarks")
+
+
+#: A part of the report: title, columns, rows.
+Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
+Finder = Callable[[Request], Iterator[Value]]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One published evaluation.
+
+    Parameters
+    ----------
+    name
+        On the command line.
+    about
+        One line: what is evaluated, and whose evaluation it is.
+    needs
+        What measuring needs beside roller.
+    predict
+        Values for a device that need not be here.
+    measure
+        Values of this machine's processor; ``None`` where nothing of the suite can be measured on a processor.
+    report
+        Sections of the report.
+    draw
+        Draws on a figure of matplotlib; ``None`` where a table says more.
+    caveat
+        How to read the predictions, where that is not plain.
+    """
+
+    name: str
+    about: str
+    needs: str
+    predict: Finder
+    measure: Finder | None
+    report: Callable[[Results], Iterator[Section]]
+    draw: Callable[[Results, Any], None] | None = None
+    caveat: str = ""
