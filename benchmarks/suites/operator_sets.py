@@ -23,13 +23,12 @@ from roller.errors import RollerError
 ROLLER, LIBRARY = "Roller", "library"
 #: What a prediction beside a library's means.
 CAVEAT = (
-    "The library's kernel is predicted by the same model, as the best of the programs that precompiled kernels are like, "
-    "replayed from a graph. Construction may choose these, too: how much it gains says something, that it never loses "
-    "does not."
+    "The library's kernel is predicted by the same model: the best of the programs that precompiled kernels are like, "
+    "replayed from a graph. Construction may choose these, too, so that a gain says something, and that there is no "
+    "loss does not."
 )
 #: Operations of the largest operator that is measured on a processor where batches cannot be chosen.
 MOST_OPERATIONS = 3e10
-Find = Callable[[Request], list[Case]]
 
 
 def cases_of_sets(*sets: str) -> list[Case]:
@@ -191,8 +190,8 @@ def draw(results: Results, figure: Any) -> None:
     at = {case: n for n, case in enumerate(order)}
     for (series, of_kind), found in times.items():
         shown = sorted((at[case], 1e3 * seconds) for case, seconds in found.items() if case in at)
-        style = "-" if series == ROLLER and of_kind == kind else ""
-        axes.plot(*zip(*shown, strict=True), style or "none", marker=".", label=f"{series}, {of_kind}")
+        style = "-" if series == ROLLER and of_kind == kind else "none"
+        axes.plot(*zip(*shown, strict=True), linestyle=style, marker=".", label=f"{series}, {of_kind}")
     axes.set(yscale="log", ylabel="milliseconds", xlabel="operators, sorted by the time of Roller's kernel")
     axes.set_title(f"{results.head['device']}: times of operators", fontsize=9)
     if len(order) <= 60:
