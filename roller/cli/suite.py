@@ -13,7 +13,7 @@ from roller.cli.common import JsonOption, SetOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.suite_observe import observe_command
-from roller.cli.suite_run import ModelsArgument, OutOption, diff_command, run_command
+from roller.cli.suite_run import ModelsArgument, OutOption, compare_command, diff_command, run_command
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
 from roller.cli.training import batches_of, devices_of
 from roller.cli.usage import UsageError
@@ -161,5 +161,6 @@ def predict_command(
 
 
 suite_app.command("run")(run_command)
+suite_app.command("compare")(compare_command)
 suite_app.command("diff")(diff_command)
 suite_app.command("observe")(observe_command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from roller.cli.common import JsonOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.suite_tables import kernels_table, memory_table, throughput_table
+from roller.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from roller.suite.difference import RunDifference
@@ -93,24 +95,82 @@ def _print_run(rows: Sequence[Mapping[str, Any]], failures: Sequence[str]) -> No
         screen.say(f"failed: {sentence}")
 
 
+def compare_command(
+    models: ModelsArgument = None,
+    python: Annotated[
+        Path | None,
+        typer.Option("--with", metavar="PYTHON", help="Interpreter of the second process, as of another PyTorch."),
+    ] = None,
+    budget_s: Annotated[float, typer.Option("--budget-s", min=1.0, help="Seconds for all models.")] = 900.0,
+    repeat: Annotated[
+        int,
+        typer.Option("--repeat", min=1, max=100, help="Pairs of processes per model: several tell smaller changes."),
+    ] = 1,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of weights and inputs.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Also write the first run.")] = None,
+    out_with: Annotated[Path | None, typer.Option("--out-with", metavar="FILE", help="Also write the second.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train models in two processes in turns (needs PyTorch): exit with 1 where the second is slower."""
+    from roller import __version__
+    from roller.insight.trace.progress import listening
+    from roller.suite.difference import difference
+    from roller.suite.pairs import measure_pairs
+    from roller.suite.registry import models_of
+    from roller.suite.run_file import SuiteRun, head_of, write_run
+
+    asked = models_of(models or ())
+    check_outputs((), {"--out": out, "--out-with": out_with})
+    if python is not None and not os.access(python, os.X_OK):
+        raise UsageError("--with: expected an interpreter, got a file that cannot be run. Name its python.")
+    failures: list[str] = []
+    with counted_steps("suite", len(asked)) as done, listening(done.within):
+        pairs = list(measure_pairs(
+            asked, python=None if python is None else str(python), budget_s=budget_s, repeat=repeat, seed=seed,
+            done=done, failed=lambda name, error: failures.append(f"{name}: {error}"),
+        ))  # fmt: skip
+    rows = [pair.rows() for pair in pairs]
+    runs = [
+        SuiteRun(
+            head_of(__version__, seed=seed, budget_s=budget_s, sizes="reduced", failed=failures), [r[n] for r in rows]
+        )
+        for n in (0, 1)
+    ]
+    for path, run in zip((out, out_with), runs, strict=True):
+        if path is not None:
+            write_run(path, run)
+    found = difference(*runs)
+    _print_difference(found, as_json)
+    for sentence in failures:
+        console().say(f"failed: {sentence}")
+    if found.regressions or failures:
+        raise typer.Exit(1)
+
+
 RunFile = Annotated[Path, typer.Argument(metavar="FILE", help="What `roller suite run` or `predict` wrote with --out.")]
 
 
 def diff_command(before: RunFile, after: RunFile, as_json: JsonOption = False) -> None:
     """Compare two runs: exit with 1 where a model became slower by more than the measured noise."""
-    from roller.suite.difference import difference, sentences
+    from roller.suite.difference import difference
     from roller.suite.run_file import read_run
 
     found = difference(read_run(before), read_run(after))
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        screen = console()
-        screen.print(_difference_table(found))
-        for sentence in sentences(found):
-            screen.say(sentence)
+    _print_difference(found, as_json)
     if found.regressions:
         raise typer.Exit(1)
+
+
+def _print_difference(found: RunDifference, as_json: bool) -> None:
+    from roller.suite.difference import sentences
+
+    if as_json:
+        print_json(found.to_dict())
+        return
+    screen = console()
+    screen.print(_difference_table(found))
+    for sentence in sentences(found):
+        screen.say(sentence)
 
 
 def _difference_table(found: RunDifference) -> Table:

@@ -13,7 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.suite.mean_interval import MeanInterval, ratio_interval, student_quantile
+from roller.suite.mean_interval import (
+    LEAST_ROUNDS,
+    MeanInterval,
+    paired_ratio,
+    ratio_interval,
+    student_quantile,
+)
 from roller.suite.run_file import SuiteRun, flat, keys_of
 
 #: Probability that any row of two runs without a difference is called slower; as much for faster.
@@ -125,11 +131,11 @@ class _Comparer:
     """Compares rows with the noise of all of them."""
 
     def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
-        self._pairs = [pair for pair in pairs if not any(_refusal(row) for row in pair)]
-        timed = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
-        self._confidence = 1 - 2 * alpha / max(
-            1, len(timed)
-        )  # alpha on the side of slower ones, and as much on the other
+        self._pairs = [pair for pair in pairs if not _refusals(*pair)]
+        measured = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
+        # alpha on the side of slower ones, and as much on the other
+        self._confidence = 1 - 2 * alpha / max(1, len(measured))
+        timed = [pair for pair in measured if not _in_turns(*pair)]
         groups = [_process_means(row) for pair in timed for row in pair]
         self._degrees = sum(len(group) - 1 for group in groups)
         squares = sum(statistics.variance(group) * (len(group) - 1) for group in groups if len(group) > 1)
@@ -142,7 +148,7 @@ class _Comparer:
             )
 
     def compared(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
-        reason = _refusal(old) or _refusal(new)
+        reason = _refusals(old, new)
         if reason:
             return RowDifference(*key, None, "not compared", reason)
         if old["kind"] == "predicted":
@@ -153,6 +159,9 @@ class _Comparer:
         return RowDifference(*key, found, _verdict(found, 0.0))
 
     def _ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
+        together = paired_ratio(_rounds(old, new), self._confidence)
+        if together is not None:
+            return together
         groups = [_process_means(row) for row in (old, new)]
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
@@ -169,6 +178,26 @@ class _Comparer:
 
 def _process_means(row: Mapping[str, Any]) -> list[float]:
     return [math.log(statistics.fmean(own)) for own in row["samples_s"]]
+
+
+def _in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    """Whether rows were measured in turns with each other."""
+    first, second = (row.get("pair") or {} for row in (old, new))
+    return bool(first) and first.get("id") == second.get("id")
+
+
+def _rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[float, float]]]:
+    if not _in_turns(old, new):
+        return []
+    groups = zip(old["pair"]["rounds_s"], new["pair"]["rounds_s"], strict=True)
+    return [list(zip(*both, strict=True)) for both in groups]
+
+
+def _refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if not _in_turns(old, new):
+        return _refusal(old) or _refusal(new)
+    least = min((len(rounds) for rounds in _rounds(old, new)), default=0)
+    return "" if least >= LEAST_ROUNDS else f"it has {least} undisturbed rounds, and needs {LEAST_ROUNDS}"
 
 
 def _refusal(row: Mapping[str, Any]) -> str:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 #: Batches that many values are summarised by: means of batches depend on each other far less than neighbours do.
 _BATCHES = 10
+#: Rounds that the ratio of two times taken in turns needs.
+LEAST_ROUNDS = 10
+#: Standard deviation of the logarithm of the ratio of two processes that run the same code. Measured on one machine of
+#: two processors, 16 models, their ratios scattered by 0.9 %.
+PROCESS_NOISE = 0.01
+#: Seconds of an iteration in one process and in the other, of blocks that followed each other.
+Rounds: TypeAlias = Sequence[tuple[float, float]]
 
 
 class MeanInterval(NamedTuple):
@@ -120,3 +127,38 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: 
     degrees = total**2 / sum(part**2 / (len(own) - 1) for part, own in zip(parts, logs, strict=True))
     width = student_quantile(confidence, max(1, int(degrees))) * math.sqrt(total)
     return MeanInterval(math.exp(ratio), math.exp(ratio - width), math.exp(ratio + width))
+
+
+def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInterval | None:
+    """Return the ratio of two times that were taken in turns, with its interval, from the logarithms of rounds.
+
+    Parameters
+    ----------
+    groups
+        Of each pair of processes the rounds: seconds of one and of the other. Processes that do the same are apart by
+        :data:`PROCESS_NOISE`, whatever the number of rounds.
+    confidence
+        Of the interval.
+
+    Returns
+    -------
+    MeanInterval or None
+        Second over first; ``None`` where a group has fewer than :data:`LEAST_ROUNDS`.
+
+    Examples
+    --------
+    >>> found = paired_ratio([[(1.0 + n, 1.05 * (1.0 + n)) for n in range(12)]])
+    >>> found is not None and (round(found.mean, 3), round(found.lower, 3), round(found.upper, 3))
+    (1.05, 1.027, 1.073)
+    >>> paired_ratio([[(1.0, 1.0)]]) is None
+    True
+    """
+    if not groups or any(len(rounds) < LEAST_ROUNDS for rounds in groups):
+        return None
+    means = [batch_means([math.log(after / before) for before, after in rounds]) for rounds in groups]
+    count = len(groups)
+    centre = statistics.fmean(statistics.fmean(own) for own in means)
+    errors = sum(statistics.variance(own) / len(own) for own in means)
+    width = math.sqrt(errors / count**2 + PROCESS_NOISE**2 / count)
+    width *= student_quantile(confidence, sum(len(own) - 1 for own in means))
+    return MeanInterval(math.exp(centre), math.exp(centre - width), math.exp(centre + width))

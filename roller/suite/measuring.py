@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -33,6 +35,13 @@ from roller.suite.sampling import Sample, SamplingRule
 
 #: What a hardware counter would say; none is read.
 UNKNOWN = "unknown"
+#: What makes runs repeatable, read by the GNU C library and OpenMP. Memory that is freed stays with the process: fresh
+#: pages of the system made a step of many small tensors up to 1.5 times as long, and as much longer in one process than
+#: in another. Threads stay on their processors.
+STEADY = {
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),
+    "OMP_PROC_BIND": "true",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -153,17 +162,36 @@ class Measurement:
         }  # fmt: skip
 
 
-class _SuiteProcess(ProjectTracer):
-    """A process that trains one model."""
+class SuiteProcess(ProjectTracer):
+    """A process that trains one model: until a rule is content, or in turns with another process.
+
+    Parameters
+    ----------
+    name, reduced, seed, python
+        As for :func:`measure_model`.
+    rule
+        When there are enough iterations.
+    turns
+        Folder of a :class:`~roller.suite.turns.TurnGiver`, which then decides instead.
+    """
 
     worker = "roller.suite.worker"
 
-    def __init__(self, name: str, *, reduced: bool, rule: SamplingRule, seed: int, python: str) -> None:
+    def __init__(
+        self, name: str, *, reduced: bool, seed: int, python: str, rule: SamplingRule | None = None,
+        turns: Path | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(name, python=python)
-        self._more = {"reduced": reduced, "rule": asdict(rule), "seed": seed}
+        self._more = {
+            "reduced": reduced, "rule": asdict(rule or SamplingRule()), "seed": seed,
+            "turns": None if turns is None else str(turns),
+        }  # fmt: skip
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
         return {**super()._request(options), **self._more}
+
+    def _environment(self) -> dict[str, str]:
+        return {name: value for name, value in STEADY.items() if name not in os.environ}
 
 
 def measure_model(
@@ -202,15 +230,19 @@ def measure_model(
     """
     workload = model.workload(reduced=reduced)
     size = workload.batch if batch is None else batch
-    chosen = rule or SamplingRule()
-    with _SuiteProcess(model.name, reduced=reduced, rule=chosen, seed=seed, python=python) as process:
+    with SuiteProcess(model.name, reduced=reduced, rule=rule, seed=seed, python=python) as process:
         trace, told = process.measure(TraceOptions(size, None, None, False), float(budget_s))
-    sample = Sample.from_dict(told["sample"])
+    return measurement_of(model, reduced, size, trace, told)
+
+
+def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, told: Mapping[str, Any]) -> Measurement:
+    """Return what a process of the suite answered as a measurement."""
+    sample, workload = Sample.from_dict(told["sample"]), model.workload(reduced=reduced)
     seconds = tuple(median for median, _, _ in told["operators"])
     notes = tuple(note for note in told["notes"] if note != sample.note)
     spec = load_spec(THIS_MACHINE)
     return Measurement(
-        model.name, size, model.unit, workload.units_per_sample, told["machine"], (sample,), trace, seconds,
+        model.name, batch, model.unit, workload.units_per_sample, told["machine"], (sample,), trace, seconds,
         told["process_peak_bytes"], spec, notes,
     )  # fmt: skip
 

@@ -24,6 +24,12 @@ def test_three_steps_on_one_batch_lower_the_loss(name):
 
 
 @pytest.mark.parametrize("name", MODELS)
+def test_many_steps_on_one_batch_stay_finite(name):
+    """A measurement takes hundreds of iterations: one that diverges times other work, or fails."""
+    assert all(math.isfinite(loss) for loss in train(MODELS[name], steps=40).losses)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_weights_gradients_and_optimizer_state_are_exact(name):
     run, traced = train(MODELS[name], steps=1), traced_bytes(trace_model(MODELS[name], reduced=True, device="v100"))
     assert traced == {

@@ -1,0 +1,220 @@
+"""Trains a model in two processes in turns: how much slower one is, known better than the time of either.
+
+A shared machine is not the same from one minute to the next, and what a process was given when it started (places of
+its memory, of its threads) differs, too. Blocks of iterations that alternate meet the same machine, so the ratio of
+neighbouring blocks has far less noise than two times have.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from roller.errors import RollerError
+from roller.insight.trace.options import TraceOptions
+from roller.insight.trace.progress import Cancelled
+from roller.suite.entry import SuiteModel
+from roller.suite.mean_interval import LEAST_ROUNDS, MeanInterval, mean_interval, paired_ratio
+from roller.suite.measuring import Measurement, SuiteProcess, measurement_of
+from roller.suite.turns import Block, TurnGiver
+
+#: Rounds that warm up, and the half-width of the ratio at which no more are taken.
+WARM_UP, PRECISE = 4, 0.005
+#: Seconds of a block, and seconds before it in which threads that still spin come to rest.
+BLOCK_S, PAUSE_S = 0.2, 0.02
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model that pairs of processes trained, each pair in turns.
+
+    Parameters
+    ----------
+    before, after
+        What the first pair measured.
+    rounds_s
+        Of each pair of processes: seconds of an iteration in both, of rounds in which no other work took the
+        processors.
+    disturbed
+        Rounds in which it did.
+    """
+
+    before: Measurement
+    after: Measurement
+    rounds_s: tuple[tuple[tuple[float, float], ...], ...]
+    disturbed: int
+
+    @property
+    def ratio(self) -> MeanInterval | None:
+        """Time of an iteration after over before, with its interval of 95 %; ``None`` of too few rounds."""
+        return paired_ratio(self.rounds_s)
+
+    def rows(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return a row of each for the file of a run; :func:`~roller.suite.difference.difference` pairs them again."""
+        name = uuid4().hex
+        both = []
+        for n, one in enumerate((self.before, self.after)):
+            rounds = [[times[n] for times in own] for own in self.rounds_s]
+            both.append({**one.to_dict(), "pair": {"id": name, "rounds_s": rounds, "disturbed": self.disturbed}})
+        return both[0], both[1]
+
+
+def take_rounds(
+    run: Sequence[Callable[[int], Block]], *, budget_s: float, now: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> tuple[list[tuple[float, float]], int]:  # fmt: skip
+    """Return rounds of one block of each of two, and how many were disturbed, within a budget.
+
+    Parameters
+    ----------
+    run
+        From a number of calls to a block, of both.
+    budget_s
+        Seconds to spend, exceeded until there are enough rounds if all are undisturbed.
+    now, pause
+        The clock.
+    """
+    end_s, rounds, disturbed, calls = now() + budget_s, list[tuple[float, float]](), 0, 1
+    number = 0
+    while now() < end_s or number < WARM_UP + LEAST_ROUNDS:
+        found: list[Block] = [Block(0.0, False)] * 2
+        for side in (0, 1) if number % 2 == 0 else (1, 0):  # whoever is second finds warmer caches: they take turns
+            pause(PAUSE_S)
+            found[side] = run[side](calls)
+        number += 1
+        calls = max(1, round(BLOCK_S / max(block.iteration_s for block in found)))
+        if number <= WARM_UP:
+            continue
+        if all(block.is_quiet for block in found):
+            rounds.append((found[0].iteration_s, found[1].iteration_s))
+        else:
+            disturbed += 1
+        if (
+            len(rounds) >= LEAST_ROUNDS
+            and mean_interval([after / before for before, after in rounds]).half_width <= PRECISE
+        ):
+            break
+    return rounds, disturbed
+
+
+def measure_pair(
+    model: SuiteModel,
+    *,
+    reduced: bool = True,
+    batch: int | None = None,
+    budget_s: float = 60.0,
+    seed: int = 0,
+    pythons: tuple[str, str] = (sys.executable, sys.executable),
+) -> Pair:
+    """Train a model in two processes in turns on this machine's processor.
+
+    Parameters
+    ----------
+    model, reduced, batch, seed
+        As for :func:`~roller.suite.measuring.measure_model`.
+    budget_s
+        Seconds, the start of both processes included; at least enough rounds for a ratio are taken.
+    pythons
+        Interpreters with PyTorch of both; this release of roller runs in each.
+
+    Raises
+    ------
+    ModelError
+        PyTorch is missing, or a process ended.
+    """
+    workload = model.workload(reduced=reduced)
+    options = TraceOptions(workload.batch if batch is None else batch, None, None, False)
+    start_s = time.monotonic()
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roller-turns-")))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        tasks, givers = list[Future[Any]](), list[TurnGiver]()
+        for n, python in enumerate(pythons):
+            folder = root / str(n)
+            folder.mkdir()
+            process = SuiteProcess(model.name, reduced=reduced, seed=seed, python=python, turns=folder)
+            givers.append(TurnGiver(folder, partial(_is_running, tasks, n)))
+            stack.callback(givers[-1].close)
+            tasks.append(pool.submit(process.measure, options, float(budget_s)))
+        rounds, disturbed = _rounds(tasks, givers, lambda: budget_s - (time.monotonic() - start_s))
+        both = [measurement_of(model, reduced, options.batch or 1, *task.result()) for task in tasks]
+    return Pair(both[0], both[1], (tuple(rounds),), disturbed)
+
+
+def _is_running(tasks: Sequence[Future[Any]], n: int) -> bool:
+    return n >= len(tasks) or not tasks[n].done()
+
+
+def _rounds(
+    tasks: Sequence[Future[Any]], givers: Sequence[TurnGiver], left_s: Callable[[], float]
+) -> tuple[list[tuple[float, float]], int]:
+    left = list(zip(givers, tasks, strict=True))
+    try:
+        for giver in givers:
+            giver.wait()
+        found = take_rounds([giver.run for giver in givers], budget_s=left_s())
+    except Exception:
+        for task in tasks:
+            if task.done():
+                task.result()  # why its process ended says more than that it did
+        raise
+    finally:
+        while left:  # one after the other: what each measures after its turns is not disturbed by the other
+            giver, task = left.pop(0)
+            giver.end()
+            task.exception()
+    return found
+
+
+def measure_pairs(
+    models: Sequence[SuiteModel],
+    *,
+    python: str | None = None,
+    budget_s: float = 900.0,
+    repeat: int = 1,
+    seed: int = 0,
+    failed: Callable[[str, RollerError], None],
+    done: Callable[[str], None] = lambda name: None,
+    now: Callable[[], float] = time.monotonic,
+    one: Callable[..., Pair] = measure_pair,
+) -> Iterator[Pair]:
+    """Yield a pair of every model, within a budget of seconds for all of them.
+
+    Parameters
+    ----------
+    models, seed, failed, done
+        As for :func:`~roller.suite.measuring.measure`.
+    python
+        Interpreter of the second process; by default that of the first.
+    budget_s
+        Seconds for all models. Each has an equal share of what is left, less what its start took.
+    repeat
+        Pairs of processes per model.
+    now
+        The clock.
+    one
+        Measures one, as :func:`measure_pair`.
+    """
+    end_s = now() + budget_s
+    pythons = (sys.executable, python or sys.executable)
+    for left, model in zip(range(len(models), 0, -1), models, strict=True):
+        share_s = max(1.0, (end_s - now()) / left / repeat)
+        try:
+            runs = [one(model, budget_s=share_s, seed=seed, pythons=pythons) for _ in range(repeat)]
+        except Cancelled:
+            raise
+        except RollerError as error:
+            failed(model.name, error)
+            continue
+        rounds = tuple(group for run in runs for group in run.rounds_s)
+        yield replace(runs[0], rounds_s=rounds, disturbed=sum(run.disturbed for run in runs))
+        done(model.name)
