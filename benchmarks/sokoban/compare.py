@@ -102,8 +102,8 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
     worse = mine.estimate.seconds > WORSE * best.estimate.seconds
     share = _share(expr, options)
     return Compared(
-        name, mine.estimate.seconds, best.estimate.seconds, considered(expr, spec, options), report.tilings, sum(counted),
-        report.priced, roller_cpu_s, sokoban_cpu_s, str(mine.program), str(best.program),
+        name, mine.estimate.seconds, best.estimate.seconds, considered(expr, spec, options), report.tilings,
+        sum(counted), report.priced, roller_cpu_s, sokoban_cpu_s, str(mine.program), str(best.program),
         excluding_rules(best.program, spec, share) if worse else (),
     )  # fmt: skip
 

@@ -30,8 +30,8 @@ ABLATIONS: Mapping[str, Mapping[str, Any]] = {
 }
 #: What no switch does: one candidate of ten is taken without timing the others.
 FIRST = "first candidate instead of ten timed"
-#: Change of a predicted time from which an ablation concerns an operator.
-_CONCERNS = 1e-6
+#: Relative change of a predicted time from which an ablation concerns an operator.
+_CONCERNS = 1e-3
 #: Operators of a quick run: each fifth, and one product in half precision.
 _QUICK_STEP = 5
 
@@ -130,7 +130,11 @@ def draw(results: Results, figure: Any) -> None:
     axes.set_yticks(range(len(found)), list(found), fontsize=8)
     axes.invert_yaxis()
     axes.axvline(1.0, color="black", linewidth=0.5)
+    most = max((max(slower.values()) for slower in found.values() if slower), default=1.0)
     axes.set(xscale="log", xlabel="time without, times as constructed; diamond: geometric mean; right: operators")
+    ticks = [tick for tick in (1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100) if tick <= 1.1 * most]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
     axes.set_title(f"{results.head['device']}: switches of construction off, one by one, predicted", fontsize=9)
 
 

@@ -237,7 +237,7 @@ def draw(results: Results, figure: Any) -> None:
     axes.set(yscale="log", ylabel="seconds", xlabel="share of the operators, sorted by time", xlim=(0, 1))
     axes.set_title(f"Compile time for {results.head['device']}, on this machine; published: on a V100", fontsize=9)
     axes.grid(axis="y", alpha=0.3)
-    figure.legend(fontsize=7, loc="outside right upper")
+    figure.legend(fontsize=7, loc="outside lower center", ncols=3)
 
 
 SUITE = Suite(

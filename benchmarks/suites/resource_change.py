@@ -152,26 +152,25 @@ def draw(results: Results, figure: Any) -> None:
     axes = figure.subplots()
     most = max([1.1, *(g for gain in found.values() for g in gain.values())])
     for n, change in enumerate(names):
-        places = [at + 0.8 * (n + 0.5) / len(names) - 0.4 for at in range(len(order))]
-        shown = [(x, found[change][case]) for x, case in zip(places, order, strict=True) if case in found[change]]
-        bars = axes.bar(*zip(*shown, strict=True), width=0.8 / len(names), label=change, bottom=0) if shown else None
-        colour = bars.patches[0].get_facecolor() if bars else "black"
+        places = {case: at + 0.8 * (n + 0.5) / len(names) - 0.4 for at, case in enumerate(order)}
+        shown = [(places[case], found[change][case]) for case in order if case in found[change]]
+        # From 1 on, so that a program that gains nothing has no bar.
+        heights = [gain - 1 for _, gain in shown]
+        axes.bar([at for at, _ in shown], heights, 0.8 / len(names), 1.0, color=f"C{n}", label=change)
         anew = results.of(change, ANEW)
-        unfit = [x for x, case in zip(places, order, strict=True) if case in anew and case not in found[change]]
-        axes.plot(unfit, [most * 1.05] * len(unfit), "x", color=colour, markersize=5)
+        unfit = [places[case] for case in order if case in anew and case not in found[change]]
+        axes.plot(unfit, [most * 1.03] * len(unfit), "x", color=f"C{n}", markersize=5)
     axes.axhline(1.0, color="black", linewidth=0.5)
     axes.set_xticks(range(len(order)), order, rotation=45, fontsize=8)
-    axes.set(ylabel="new program, times as fast as the old", yscale="log")
-    axes.set_title(
-        f"{results.head['device']} changed: what constructing again is worth, predicted (x: the old program does not "
-        "fit)", fontsize=9,
-    )  # fmt: skip
-    figure.legend(fontsize=7, loc="outside right upper")
+    axes.set(ylabel="new program, times as fast as the old")
+    title = "what constructing again is worth, predicted (x: the old program does not fit)"
+    axes.set_title(f"{results.head['device']} changed: {title}", fontsize=9)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=len(names))
 
 
 SUITE = Suite(
     "resource-change", "A device whose resources change: old programs beside new ones (OSDI 2022)",
     "nothing: predicted for this processor too", predict, predict, report, draw,
-    "Both programs are priced by the same model, on the changed device. Half the units are half of each unit's own "
-    "memory, too.",
+    "Both programs are priced by the same model, on the changed device. A device of half the units has half the "
+    "scratchpad and half the registers over all units, and the same memory bandwidth.",
 )  # fmt: skip
