@@ -116,6 +116,8 @@ def draw(results: Results, figure: Any) -> None:
     right.set(yscale="log", xlabel="operators, sorted", ylabel="seconds of one processor, measured here")
     right.set_title("Time to choose", fontsize=9)
     right.legend(fontsize=8)
+    for axes in (left, right):
+        axes.xaxis.get_major_locator().set_params(integer=True)
 
 
 SUITE = Suite(
