@@ -92,8 +92,10 @@ def values_of(record: Any) -> Iterator[Value]:
         return
     for name, seconds in record.seconds.items():
         yield Value(record.id, "time", _called(name), seconds, "s", MEASURED)
-    speed = record.speed
-    yield Value(record.id, "speed-up", "ONNX Runtime", speed["median"], "", MEASURED, speed["low"], speed["high"])
+    speed, busy = record.speed, f"others kept {record.foreign:.2f} processors busy"
+    yield Value(
+        record.id, "speed-up", "ONNX Runtime", speed["median"], "", MEASURED, speed["low"], speed["high"], busy
+    )  # fmt: skip
     yield Value(record.id, "compile time", "cold", record.cold_s, "s", MEASURED)
     yield Value(record.id, "compile time", "from the cache", record.warm_s, "s", MEASURED)
     for name, peak in record.peak_bytes.items():
@@ -144,6 +146,9 @@ def report(results: Results) -> Iterator[Section]:
             "Speed-ups", ("models", "geometric mean", "from", "at least as fast"),
             [(str(len(values)), f"{mean(values):.3f}", ends, share(values))],
         )  # fmt: skip
+    busy = [(v.case, v.note) for v in results.values if v.quantity == "speed-up" and v.note]
+    if busy:
+        yield "Beside other programs, which make any figure doubtful", ("model", "how many"), busy
     lacking = [(v.case, v.series, v.note) for v in results.values if v.value is None]
     if lacking:
         yield "Without a value", ("model", "series", "why"), lacking

@@ -370,12 +370,13 @@ def test_a_record_of_a_measured_network_becomes_values():
     record = Record(
         "lstm-b1", "lstm", 1, error=1e-6, seconds={"roller": 0.5, "onnxruntime": 1.0},
         speed={"median": 2.0, "low": 1.9, "high": 2.1}, peak_bytes={"roller": 10, "onnxruntime": 20}, cold_s=3.0,
-        warm_s=0.3,
+        warm_s=0.3, foreign=0.25,
     )  # fmt: skip
     held = results(*models.values_of(record))
     assert models.speed_ups(held) == {"lstm-b1": 2.0}
     assert held.of("time", "ONNX Runtime")["lstm-b1"].value == 1.0
-    (_, columns, rows), (_, _, means) = models.report(held)
+    (_, columns, rows), (_, _, means), (_, _, busy) = models.report(held)
+    assert busy == [("lstm-b1", "others kept 0.25 processors busy")]
     assert rows[0][0] == "lstm-b1" and rows[0][columns.index("speed-up")] == "2.000" and means[0][1] == "2.000"
     (failed,) = models.values_of(Record("x-b1", "x", 1, reason="no"))
     assert failed.value is None and failed.note == "no"
