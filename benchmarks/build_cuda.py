@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
-from common import FilterOption, JsonOption, Row, check_outputs, operators, screen, table, write_json
 
 import roller
+from benchmarks.common import FilterOption, JsonOption, Row, check_outputs, operators, screen, table, write_json
 from roller.backends.cuda import toolchain
 from roller.hardware import DeviceSpec, load_spec
 from roller.pipeline import Candidate, lower
@@ -45,6 +45,7 @@ def build(job: Job) -> list[dict[str, Any]]:
 def build_candidate(
     expr: roller.TensorExpr, candidate: Candidate, spec: DeviceSpec, construct_s: float
 ) -> dict[str, Any]:
+    """Lower one candidate and build it with NVRTC; return what the compiler says beside what was predicted."""
     start = time.perf_counter()
     artifact = replace(lower(candidate.program, expr, spec), estimate=candidate.estimate.to_dict())
     lower_s = time.perf_counter() - start

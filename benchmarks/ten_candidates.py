@@ -8,19 +8,72 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
-from build_cuda import build_candidate
-from common import JsonOption, check_outputs, operators, screen, write_json
 
 import roller
+from benchmarks.build_cuda import build_candidate
+from benchmarks.common import JsonOption, check_outputs, operators, screen, write_json
 from roller.backends.cuda import toolchain
-from roller.hardware import load_spec
+from roller.errors import BuildError
+from roller.hardware import DeviceSpec, load_spec
+from roller.pipeline import Candidate
 from roller.runtime.build_pool import build_all
 
 #: Seconds all candidates may take, and the processors that is stated for.
 LIMIT_S, WORKERS = 2.0, 2
+
+
+@dataclass(frozen=True)
+class Built:
+    """Seconds of lowering and building all candidates of an operator.
+
+    Parameters
+    ----------
+    seconds, processor_s
+        Of each repetition: by the clock, and of all processors together.
+    lower_s, build_s
+        Of each candidate, in the last repetition.
+    spills
+        Candidates that spill registers.
+    """
+
+    seconds: tuple[float, ...]
+    processor_s: tuple[float, ...]
+    lower_s: tuple[float, ...]
+    build_s: tuple[float, ...]
+    spills: int
+
+
+def build_times(
+    expr: roller.TensorExpr, found: Sequence[Candidate], spec: DeviceSpec, workers: int = WORKERS, repeats: int = 1
+) -> Built:
+    """Lower and build all candidates in the parallel pool, its start-up excluded.
+
+    Raises
+    ------
+    BuildError
+        A candidate cannot be built.
+    """
+    # Start-up: TVM's first lowering and the compiler's library; the pool's children inherit them.
+    build_candidate(expr, found[0], spec, 0.0)
+    jobs, seconds, processor, each = {c.id: c for c in found}, [], [], []
+    for _ in range(repeats):
+        start, used = time.perf_counter(), _processor_s()
+        built = build_all(jobs, lambda c: build_candidate(expr, c, spec, 0.0), workers=workers)
+        seconds.append(time.perf_counter() - start)
+        processor.append(_processor_s() - used)
+        bad = [r.record.reason for r in built.values() if r.value is None]
+        if bad:
+            raise BuildError(f"{expr.name}: expected {len(jobs)} candidates that build, got '{bad[0]}'.")
+        each = [r.value for r in built.values() if r.value is not None]
+    return Built(
+        tuple(seconds), tuple(processor), tuple(v["lower_ms"] / 1e3 for v in each),
+        tuple(v["build_s"] for v in each), sum(v["spill_bytes"] > 0 for v in each),
+    )  # fmt: skip
 
 
 def _processor_s() -> float:
@@ -47,40 +100,19 @@ def main(
     start = time.perf_counter()
     found = roller.construct(expr, spec, top_k=candidates)
     construct_s = time.perf_counter() - start
-    jobs = {c.id: c for c in found}
-    # Start-up: TVM's first lowering and the compiler's library; the pool's children inherit them.
-    build_candidate(expr, found[0], spec, 0.0)
-    seconds, processor, per_candidate = [], [], []
-    for _ in range(repeats):
-        start, used = time.perf_counter(), _processor_s()
-        built = build_all(jobs, lambda c: build_candidate(expr, c, spec, 0.0), workers=workers)
-        seconds.append(time.perf_counter() - start)
-        processor.append(_processor_s() - used)
-        bad = [r.record.reason for r in built.values() if r.value is None]
-        if bad:
-            raise typer.BadParameter(f"a candidate was not built: {bad[0]}")
-        per_candidate = [r.value for r in built.values() if r.value is not None]
-    lower = [v["lower_ms"] / 1e3 for v in per_candidate]
-    build = [v["build_s"] for v in per_candidate]
-    best = min(seconds)
+    built = build_times(expr, found, spec, workers, repeats)
+    best = min(built.seconds)
     out.print(
         f"{operator} on {spec.name} ({spec.target['arch']}): {len(found)} candidates lowered and built in {best:.2f} s "
-        f"(runs: {', '.join(f'{s:.2f}' for s in seconds)}; limit {LIMIT_S:g} s), {workers} processes, "
-        f"{min(processor):.2f} s of processor time, load {os.getloadavg()[0]:.1f}"
+        f"(runs: {', '.join(f'{s:.2f}' for s in built.seconds)}; limit {LIMIT_S:g} s), {workers} processes, "
+        f"{min(built.processor_s):.2f} s of processor time, load {os.getloadavg()[0]:.1f}"
     )
     out.print(
-        f"construct {construct_s:.2f} s; per candidate: lower median {statistics.median(lower):.3f} s, "
-        f"build median {statistics.median(build):.3f} s; {sum(v['spill_bytes'] > 0 for v in per_candidate)} spill"
+        f"construct {construct_s:.2f} s; per candidate: lower median {statistics.median(built.lower_s):.3f} s, "
+        f"build median {statistics.median(built.build_s):.3f} s; {built.spills} spill"
     )
-    figures = {
-        "seconds": seconds,
-        "processor_s": processor,
-        "construct_s": construct_s,
-        "lower_s": lower,
-        "build_s": build,
-    }
     what = {"operator": operator, "device": spec.name, "candidates": len(found), "workers": workers}
-    write_json(json_path, {**what, **figures})
+    write_json(json_path, {**what, "construct_s": construct_s, **asdict(built)})
     if strict and best > LIMIT_S:
         raise typer.Exit(1)
 

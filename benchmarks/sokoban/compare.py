@@ -102,8 +102,8 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
     worse = mine.estimate.seconds > WORSE * best.estimate.seconds
     share = _share(expr, options)
     return Compared(
-        name, mine.estimate.seconds, best.estimate.seconds, _pool_size(expr, spec, share), report.tilings, sum(counted),
-        report.priced, roller_cpu_s, sokoban_cpu_s, str(mine.program), str(best.program),
+        name, mine.estimate.seconds, best.estimate.seconds, considered(expr, spec, options), report.tilings,
+        sum(counted), report.priced, roller_cpu_s, sokoban_cpu_s, str(mine.program), str(best.program),
         excluding_rules(best.program, spec, share) if worse else (),
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def _share(expr: roller.TensorExpr, options: roller.ConstructOptions) -> roller.
     return replace(options, pool=max(options.count, options.pool // len(canonical_forms(expr, options))))
 
 
-def _pool_size(expr: roller.TensorExpr, spec: DeviceSpec, share: roller.ConstructOptions) -> int:
+def considered(expr: roller.TensorExpr, spec: DeviceSpec, options: roller.ConstructOptions) -> int:
     """Return the programs that construction considers, over all canonical forms."""
-    pools = gpu_pool if spec.kind == "gpu" else cpu_pool
+    pools, share = gpu_pool if spec.kind == "gpu" else cpu_pool, _share(expr, options)
     return sum(len(b) for form in canonical_forms(expr, share) for b in pools(Geometry.of(form), spec, share))

@@ -116,15 +116,26 @@ def search(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, best: 
     return tally
 
 
+def check_kind(spec: DeviceSpec) -> None:
+    """Refuse a device whose programs are not enumerated.
+
+    Raises
+    ------
+    RollerError
+        With the kinds that are.
+    """
+    if spec.kind not in _SPACES:
+        raise RollerError(
+            f"{spec.name}: expected a device of kind {' or '.join(_SPACES)}, whose programs Sokoban enumerates, got "
+            f"kind '{spec.kind}'. Name another device."
+        )
+
+
 def _batches(
     geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, best: Best, tally: Tally
 ) -> Iterator[TileBatch]:
     """Yield what of a form's programs may be among the best."""
-    if spec.kind not in _SPACES:
-        raise RollerError(
-            f"ConstructOptions.policy: expected 'roller' on {spec.name}, got 'sokoban', which enumerates programs of "
-            f"{' and '.join(_SPACES)} devices only. Leave the policy out."
-        )
+    check_kind(spec)
     return _SPACES[spec.kind][0](geometry, spec, options, best.limit_s, tally)
 
 

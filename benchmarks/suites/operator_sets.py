@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,8 @@ CAVEAT = (
     "replayed from a graph. Construction may choose these, too, so that a gain says something, and that there is no "
     "loss does not."
 )
+#: Speed-ups of the table of shares, as the papers have it.
+FASTER = ("1x", "1.1x", "1.5x", "2x")
 #: Operations of the largest operator that is measured on a processor where batches cannot be chosen.
 MOST_OPERATIONS = 3e10
 
@@ -145,6 +147,8 @@ def report(find: Callable[[], list[Case]], results: Results) -> Iterator[Section
         )
     if means:
         yield "Speed-ups", ("class", "operators", "geometric mean", "from", "at least as fast"), means
+    if every:
+        yield "Share at least so many times as fast as the peer", ("class", "operators", *FASTER), faster_rows(by_kind)
     lacking = [(v.case, v.series, v.note) for v in results.values if v.value is None]
     if lacking:
         yield "Without a value", ("operator", "series", "why"), lacking
@@ -171,9 +175,26 @@ def mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
-def share(values: Sequence[float]) -> str:
-    """Return the share of speed-ups of at least one."""
-    return f"{100 * sum(value >= 1 for value in values) / len(values):.0f} %"
+def share(values: Sequence[float], least: float = 1.0) -> str:
+    """Return the share of speed-ups of at least ``least``."""
+    return f"{100 * sum(value >= least for value in values) / len(values):.0f} %"
+
+
+def faster_rows(by_kind: Mapping[str, Sequence[float]]) -> list[tuple[str, ...]]:
+    """Return for each class, and all, which share of its operators reaches each of :data:`FASTER`.
+
+    Examples
+    --------
+    >>> faster_rows({"matmul": [0.9, 1.2, 1.6, 2.5]})
+    [('matmul', '4', '75 %', '75 %', '50 %', '25 %')]
+    """
+    groups = {**by_kind, "all": [speed for speeds in by_kind.values() for speed in speeds]}
+    if len(by_kind) == 1:
+        groups.pop("all")
+    return [
+        (kind, str(len(s)), *(share(s, float(least.removesuffix("x"))) for least in FASTER))
+        for kind, s in groups.items()
+    ]  # fmt: skip
 
 
 def _ms(seconds: float | None) -> str:

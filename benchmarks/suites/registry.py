@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.suites import irregular, operator_sets, scale_out
+from benchmarks.suites import (
+    ablations,
+    compile_time,
+    irregular,
+    models,
+    operator_sets,
+    resource_change,
+    scale_out,
+    sokoban,
+)
 from benchmarks.suites.suite import Suite
 
 SUITES: Mapping[str, Suite] = {
     suite.name: suite
     for suite in (
         operator_sets.OPERATORS,
+        compile_time.SUITE,
         scale_out.SUITE,
         operator_sets.SMALL,
         irregular.SUITE,
         operator_sets.TENSOR_CORE,
+        resource_change.SUITE,
+        sokoban.SUITE,
+        models.SUITE,
+        ablations.SUITE,
     )
 }

@@ -1,0 +1,382 @@
+"""The suites of published evaluations: their values and files, what is compared with a last run, and each on a GPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.__main__ import app
+from benchmarks.suites import ablations, compile_time, models, operator_sets, resource_change, running
+from benchmarks.suites import sokoban as sokoban_suite
+from benchmarks.suites.registry import SUITES
+from benchmarks.suites.suite import Request, Suite
+from benchmarks.suites.values import (
+    COUNTED,
+    MEASURED,
+    PREDICTED,
+    PUBLISHED,
+    Change,
+    Results,
+    Value,
+    changes,
+    only,
+    read,
+    write,
+)
+from roller.errors import RollerError
+from roller.hardware import load_spec
+from tests.offenders import every
+
+V100 = load_spec("v100")
+HEAD = {"suite": "fake", "device": "v100", "quick": False, "seed": 0, "date": "2026-11-29T12:00:00", "revision": "a1"}
+#: Suite -> operators of a run that takes a fraction of a second.
+FEW = {
+    "operators": "M1,E0", "small": "M1", "scale-out": "SM_512,SR_1048576", "irregular": "C9", "tensor-core": "TC_M4",
+    "compile-time": "M1", "resource-change": "MM3", "sokoban": "EW1,EW2", "ablations": "R0",
+}  # fmt: skip
+#: Suites of which ``--quick`` names other cases than the 119.
+QUICK = {"sokoban"}
+
+
+def results(*values, **head):
+    return Results({**HEAD, **head}, tuple(values))
+
+
+def time_of(value, kind=PREDICTED, low=None, high=None, case="M1"):
+    return Value(case, "time", "Roller", value, "s", kind, low, high)
+
+
+# Values and their file.
+
+
+def test_a_file_of_values_is_read_as_it_was_written(tmp_path):
+    path = tmp_path / "a.json"
+    held = results(
+        time_of(1.25e-4), time_of(None)._replace(note="no program fits"), time_of(2.0, MEASURED, 1.5, 2.5, "é"),
+        Value("M1", "programs priced", "Roller", 12, "", COUNTED),
+    )  # fmt: skip
+    write(path, held)
+    assert read(path) == held
+    assert len(path.read_text(encoding="utf-8").splitlines()) > len(held.values), "one line a value"
+
+
+GOOD = results(time_of(1.0)).to_dict()
+DAMAGED = {
+    "cut off": json.dumps(GOOD)[:-5],
+    "another format": json.dumps({**GOOD, "format": "x"}),
+    "another version": json.dumps({**GOOD, "version": 99}),
+    "no values": json.dumps({k: v for k, v in GOOD.items() if k != "values"}),
+    "an unknown field": json.dumps({**GOOD, "values": [{**GOOD["values"][0], "colour": 1}]}),
+    "a missing field": json.dumps({**GOOD, "values": [{"case": "M1"}]}),
+    "a list": "[1, 2]",
+}
+
+
+@every("name", DAMAGED)
+def test_a_damaged_file_is_refused_with_its_path(name, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(DAMAGED[name], encoding="utf-8")
+    with pytest.raises(RollerError, match=r"a\.json"):
+        read(path)
+
+
+def test_values_are_found_by_quantity_series_and_kind():
+    held = results(time_of(1.0), time_of(None, case="M2"), Value("M1", "time", "library", 2.0, "s", PUBLISHED))
+    assert held.of("time", "Roller") == {"M1": held.values[0]}
+    assert held.of("time")["M1"].series == "library", "the last of a case"
+    assert only(held.values, PUBLISHED) == [held.values[2]]
+
+
+# Comparison with the last run.
+
+
+@every("kind", [PREDICTED, COUNTED, PUBLISHED])
+def test_values_without_noise_differ_by_any_change(kind):
+    before = results(time_of(1.0, kind))
+    assert not changes(before, results(time_of(1.0 + 1e-12, kind)))
+    (change,) = changes(before, results(time_of(1.0 + 1e-6, kind)))
+    assert change.key == ("M1", "time", "Roller", kind) and change.ratio == pytest.approx(1 + 1e-6)
+
+
+def test_measured_values_differ_where_intervals_do_not_overlap():
+    before = results(time_of(1.0, MEASURED, 0.9, 1.1))
+    assert not changes(before, results(time_of(1.25, MEASURED, 1.05, 1.4)))
+    assert not changes(before, results(time_of(0.8, MEASURED, 0.7, 0.9))), "touching ends overlap"
+    assert [c.after for c in changes(before, results(time_of(1.12, MEASURED, 1.11, 1.13)))] == [1.12]
+    assert [c.after for c in changes(before, results(time_of(0.5, MEASURED, 0.4, 0.6)))] == [0.5]
+
+
+def test_measured_values_without_intervals_differ_beyond_noise():
+    before = results(time_of(1.0, MEASURED))
+    assert not changes(before, results(time_of(1.09, MEASURED)))
+    assert not changes(before, results(time_of(0.91, MEASURED, 0.90, 0.92))), "one interval alone decides nothing"
+    assert [c.after for c in changes(before, results(time_of(1.2, MEASURED)))] == [1.2]
+
+
+def test_a_value_that_one_run_lacks_is_a_change():
+    both = results(time_of(1.0), time_of(2.0, case="M2"))
+    key = ("M2", "time", "Roller", PREDICTED)
+    assert changes(results(time_of(1.0)), both) == [Change(key, None, 2.0)]
+    assert changes(both, results(time_of(1.0))) == [Change(key, 2.0, None)]
+    without = results(time_of(1.0), time_of(None, case="M2"))
+    assert changes(both, without) == [Change(key, 2.0, None)]
+    assert not changes(without, without), "none is none"
+    assert changes(results(time_of(1.0)), without) == [Change(key, None, None)], "a case that is new, without a value"
+    assert Change(key, None, 2.0).ratio is None and Change(key, 0.0, 2.0).ratio is None
+
+
+def test_another_kind_is_another_value():
+    found = changes(results(time_of(1.0)), results(time_of(1.0, MEASURED)))
+    assert [(c.key[3], c.before, c.after) for c in found] == [(MEASURED, None, 1.0), (PREDICTED, 1.0, None)]
+
+
+# Running.
+
+
+def test_kinds_are_named_in_a_sentence():
+    values = [time_of(1.0, kind) for kind in (MEASURED, PREDICTED, PUBLISHED, MEASURED)]
+    assert running.kinds_of(values[1:2]) == "All values are predicted: no device ran anything"
+    assert running.kinds_of(values[:1]) == "Values are measured, as the columns say"
+    assert running.kinds_of(values[:2]) == "Values are measured and predicted, as the columns say"
+    assert running.kinds_of(values) == "Values are measured, predicted and published, as the columns say"
+
+
+def fake(*values, measure=None, draw=None):
+    def report(found):
+        yield "Times", ("case", "s"), [(v.case, f"{v.value}") for v in found.values]
+
+    return Suite("fake", "A suite of a test", "nothing", lambda _: iter(values), measure, report, draw, "Read it so.")
+
+
+def test_a_run_is_written_and_compared_with_the_last(tmp_path, capsys):
+    request = Request(V100, folder=tmp_path / "out", quick=True)
+    suite = fake(time_of(1.0), time_of(3.0, case="M2"))
+    running.finish(suite, request, running.run_suite(suite, request))
+    first = capsys.readouterr().out
+    assert "No earlier run to compare with" in first and "no device ran anything. Read it so." in first
+    stem = tmp_path / "out" / "fake-v100-quick"
+    held = read(stem.with_suffix(".json"))
+    assert held.head["suite"] == "fake" and held.head["device"] == "v100" and held.head["quick"] is True
+    assert "| M2 | 3.0 |" in stem.with_suffix(".md").read_text(encoding="utf-8")
+    assert not stem.with_suffix(".png").exists()
+    suite = fake(time_of(1.0), time_of(6.0, case="M2"))
+    running.finish(suite, request, running.run_suite(suite, request))
+    second = " ".join(capsys.readouterr().out.split())
+    assert "1 values changed, 1 did not" in second
+    assert "M2, time, Roller, predicted: 3 -> 6 (2.000 times)" in second
+
+
+def test_a_processor_here_is_measured_and_any_other_predicted():
+    suite = fake(time_of(1.0), measure=lambda _: iter([time_of(2.0, MEASURED)]))
+    here, there = (running.run_suite(suite, Request(load_spec(name))) for name in ("cpu", "cpu-avx512"))
+    assert [v.kind for v in (*here.values, *there.values)] == [MEASURED, PREDICTED]
+
+
+def test_a_run_without_cases_or_measurements_is_refused():
+    with pytest.raises(RollerError, match=r"fake: expected cases, got none that matches 'Z\*'"):
+        running.run_suite(fake(), Request(V100, pattern="Z*"))
+    with pytest.raises(RollerError, match="expected a device to predict, got this machine's processor"):
+        running.run_suite(fake(time_of(1.0)), Request(load_spec("cpu")))
+
+
+def test_suites_are_listed_and_an_unknown_one_is_refused():
+    done = CliRunner().invoke(app, ["list"], terminal_width=200)
+    assert done.exit_code == 0 and all(name in done.output for name in SUITES)
+    assert all(name == suite.name and suite.about for name, suite in SUITES.items())
+    done = CliRunner().invoke(app, ["run", "operatrs"])
+    assert done.exit_code != 0 and "expected a suite, got 'operatrs'" in f"{done.output}{done.exception}"
+    assert "operators" in str(done.exception)
+    done = CliRunner().invoke(app, ["run", "small", "--device", "v1000"])
+    assert done.exit_code != 0 and "v100" in str(done.exception)
+
+
+# Each suite.
+
+
+def run_few(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(compile_time, "_builder_lacks", lambda: "left out by the test")
+    request = Request(V100, quick=name in QUICK, pattern=FEW[name], folder=tmp_path)
+    return running.run_suite(SUITES[name], request)
+
+
+@pytest.mark.slow
+@every("name", FEW)
+def test_a_suite_predicts_a_gpu_and_says_so(name, tmp_path, monkeypatch):
+    found = run_few(name, tmp_path, monkeypatch)
+    keys = [v.key for v in found.values]
+    assert len(keys) == len(set(keys)), "every value has a key of its own"
+    for v in found.values:
+        assert (v.value is None and v.note) or v.value > 0, v
+        assert v.kind != MEASURED or v.quantity in {"compile time", "processor time"} or "construction" in v.quantity, v
+    text = running.page(SUITES[name], found)
+    assert f"# {SUITES[name].about}" in text and "Device: v100" in text
+    assert "predicted" in text or name == "compile-time"
+
+
+@pytest.mark.slow
+def test_every_figure_is_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    for name in FEW:
+        found = run_few(name, tmp_path, monkeypatch)
+        path = running.draw(SUITES[name], found, tmp_path / f"{name}.png")
+        assert path is not None and path.stat().st_size > 5000, name
+
+
+def test_shares_of_operators_that_are_faster(tmp_path):
+    times = [("M1", 1.0, 2.0), ("M2", 1.0, 1.2), ("C0", 2.0, 1.0)]
+    values = [
+        Value(case, "time", series, seconds, "s", PREDICTED)
+        for case, mine, other in times for series, seconds in (("Roller", mine), ("library", other))
+    ]  # fmt: skip
+    tables = {title: rows for title, _, rows in operator_sets.OPERATORS.report(results(*values))}
+    assert tables["Share at least so many times as fast as the peer"] == [
+        ("matmul", "2", "100 %", "100 %", "50 %", "50 %"),
+        ("conv", "1", "0 %", "0 %", "0 %", "0 %"),
+        ("all", "3", "67 %", "67 %", "33 %", "33 %"),
+    ]
+
+
+def test_compile_times_are_measured_here_beside_published_ones(tmp_path, monkeypatch):
+    found = run_few("compile-time", tmp_path, monkeypatch)
+    by_series = {v.series: v for v in found.values if v.quantity == "compile time" and v.case == "M1"}
+    assert by_series["construction"].kind == MEASURED and 0 < by_series["construction"].value < 60
+    assert by_series["construction"].low <= by_series["construction"].value <= by_series["construction"].high
+    assert by_series["TVM"][3:6] == (1354.063, "s", PUBLISHED)
+    assert by_series[compile_time.LOWERED].note == "left out by the test"
+    (counted,) = only(found.values, COUNTED)
+    assert counted.value == int(counted.value) > 10
+    means = {v.series: v.value for v in found.values if v.case == compile_time.ALL}
+    assert means == compile_time.PUBLISHED_MEANS
+    assert "no kernel ran on another device" in running.page(SUITES["compile-time"], found)
+
+
+def test_a_quick_run_of_compile_time_has_an_operator_of_each_class():
+    found = compile_time.cases(Request(V100, quick=True))
+    assert len({case.kind for case in found}) == len(found) == 6
+    assert len(compile_time.cases(Request(V100))) == 119
+
+
+def test_metaschedule_s_committed_times_are_labelled_with_their_run():
+    (one,) = [v for v in compile_time.published(["M4"]) if v.series == compile_time.METASCHEDULE]
+    assert one.value > 100 and one.kind == MEASURED and "200 trials; metaschedule.json of" in one.note
+
+
+@every("device", ["v100", "h100", "mi250x", "cpu-avx512", "ipu_mk2"])
+def test_resources_change_as_they_are_called(device):
+    spec = load_spec(device)
+    found = resource_change.changed(spec)
+    tile, memory = [layer for layer in spec.memory_layers if layer.tiled][-1], spec.memory_layers[-1]
+    assert found[f"half of {tile.name}"].layer(tile.name).capacity_bytes == tile.capacity_bytes // 2
+    for word, factor in (("half", 0.5), ("twice", 2.0)):
+        layer = found[f"{word} the bandwidth of {memory.name}"].layer(memory.name)
+        assert layer.bandwidth_bytes_per_s == pytest.approx(factor * memory.bandwidth_bytes_per_s)
+    assert found["half the units"].units == spec.units // 2
+    assert ("half the registers" in found) == bool(spec.limits.registers_per_unit)
+
+
+def test_a_program_that_does_not_fit_is_said_and_counts_in_no_gain():
+    values = [
+        Value("A", "unchanged", resource_change.KEPT, 1.0, "s", PREDICTED),
+        Value("B", "unchanged", resource_change.KEPT, 1.0, "s", PREDICTED),
+        Value("A", "half", resource_change.KEPT, 3.0, "s", PREDICTED),
+        Value("B", "half", resource_change.KEPT, None, "s", PREDICTED, note="does not fit: x"),
+        Value("A", "half", resource_change.ANEW, 2.0, "s", PREDICTED),
+        Value("B", "half", resource_change.ANEW, 4.0, "s", PREDICTED),
+    ]
+    held = results(*values)
+    assert resource_change.gains(held) == {"half": {"A": 1.5}}
+    (_, _, rows), (_, _, cells) = resource_change.report(held)
+    assert rows[0][:6] == ("half", "2", "2.828", "1", "1.500", "1.500 (A)")
+    assert [row[2] for row in cells] == ["3000 -> 2000", "does not fit -> 4000"]
+
+
+def test_sokoban_refuses_a_device_whose_programs_it_does_not_enumerate():
+    with pytest.raises(RollerError, match=r"ipu_mk2: expected a device of kind gpu or cpu, .*got kind 'bsp'"):
+        running.run_suite(SUITES["sokoban"], Request(load_spec("ipu_mk2"), quick=True, pattern="EW1"))
+
+
+def test_sokoban_s_values_are_the_comparison(tmp_path, monkeypatch):
+    found = run_few("sokoban", tmp_path, monkeypatch)
+    records = sokoban_suite.compared(found)
+    assert [r.id for r in records] == ["EW1", "EW2"]
+    for r in records:
+        assert 0.99 < r.ratio < 2 and r.sokoban_considered > r.roller_considered > 0 and r.roller_priced > 0
+    assert [v.kind for v in found.values if v.quantity == "processor time"] == [MEASURED] * 4
+
+
+def test_an_ablation_concerns_the_operators_whose_time_changes():
+    values = [
+        Value(case, "time", series, seconds, "s", PREDICTED)
+        for case, series, seconds in (
+            ("M1", "as constructed", 2.0), ("M1", "no padding", 3.0), ("R0", "as constructed", 1.0),
+            ("R0", "no padding", 1.0), ("M1", "no Winograd", 2.0),
+        )
+    ]  # fmt: skip
+    slower = ablations.slow_downs(results(*values))
+    assert slower["no padding"] == {"M1": 1.5, "R0": 1.0} and slower["no Winograd"] == {"M1": 1.0}
+    assert ablations.concerned({**slower["no padding"], "tiny": 1.0005}) == {"M1": 1.5}
+    rows = {row[0]: row for row in next(ablations.report(results(*values)))[2]}
+    assert rows["no padding"][2:] == ("2", "1.2247", "1", "1.500", "1.500 (M1)", "0")
+    assert rows["no Winograd"][2:] == ("1", "1.0000", "0", "-", "1.000 (M1)", "1")
+
+
+def test_every_switch_of_construction_has_an_ablation():
+    from roller.templates.common.options import _SWITCHES, ConstructOptions
+
+    changed = {name for options in ablations.ABLATIONS.values() for name in options}
+    assert set(_SWITCHES) - {"propagate_nan"} <= changed
+    for name, options in ablations.ABLATIONS.items():
+        assert (ConstructOptions(**options) == ConstructOptions()) == (name == ablations.WHOLE), name
+
+
+def test_the_published_worth_of_ten_candidates_is_that_of_the_table():
+    found = {v.case: v for v in ablations.published({"M0", "M1", "nothing"})}
+    assert set(found) == {"M0", "M1"} and {v.kind for v in found.values()} == {PUBLISHED}
+    assert found["M1"].value == pytest.approx(0.45018 / 0.3248)
+
+
+def test_models_of_a_quick_run():
+    pytest.importorskip("onnx")
+    assert models.names(Request(V100, quick=True)) == list(models.QUICK)
+    assert models.names(Request(V100, pattern="bert_*,lstm")) == [
+        "bert_base",
+        "bert_large",
+        "bert_base_decomposed",
+        "lstm",
+    ]
+    with pytest.raises(RollerError, match="models: expected cases"):
+        running.run_suite(SUITES["models"], Request(V100, pattern="nothing"))
+
+
+@pytest.mark.slow
+def test_a_network_is_predicted_for_a_gpu_beside_the_library(tmp_path):
+    pytest.importorskip("onnx")
+    found = running.run_suite(SUITES["models"], Request(V100, True, "light_squeezenet", folder=tmp_path))
+    mine, library = (found.of("time", series)["light_squeezenet"] for series in ("Roller", "library"))
+    assert mine.low < mine.value < mine.high and library.value > 0 and "kernels" in mine.note
+    assert {v.kind for v in found.values} == {PREDICTED}
+    assert models.speed_ups(found)["light_squeezenet"] == pytest.approx(library.value / mine.value)
+    assert "Speed-ups" in running.page(SUITES["models"], found)
+
+
+def test_a_record_of_a_measured_network_becomes_values():
+    pytest.importorskip("onnx")
+    from benchmarks.onnx.measure import Record
+
+    record = Record(
+        "lstm-b1", "lstm", 1, error=1e-6, seconds={"roller": 0.5, "onnxruntime": 1.0},
+        speed={"median": 2.0, "low": 1.9, "high": 2.1}, peak_bytes={"roller": 10, "onnxruntime": 20}, cold_s=3.0,
+        warm_s=0.3, foreign=0.25,
+    )  # fmt: skip
+    held = results(*models.values_of(record))
+    assert models.speed_ups(held) == {"lstm-b1": 2.0}
+    assert held.of("time", "ONNX Runtime")["lstm-b1"].value == 1.0
+    (_, columns, rows), (_, _, means), (_, _, busy) = models.report(held)
+    assert busy == [("lstm-b1", "others kept 0.25 processors busy")]
+    assert rows[0][0] == "lstm-b1" and rows[0][columns.index("speed-up")] == "2.000" and means[0][1] == "2.000"
+    (failed,) = models.values_of(Record("x-b1", "x", 1, reason="no"))
+    assert failed.value is None and failed.note == "no"
