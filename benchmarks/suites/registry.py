@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.suites import irregular, operator_sets, scale_out
+from benchmarks.suites import forecast, irregular, operator_sets, scale_out, skyline, training, whatif
 from benchmarks.suites.suite import Suite
 
 SUITES: Mapping[str, Suite] = {
@@ -15,5 +15,9 @@ SUITES: Mapping[str, Suite] = {
         operator_sets.SMALL,
         irregular.SUITE,
         operator_sets.TENSOR_CORE,
+        forecast.SUITE,
+        whatif.SUITE,
+        skyline.SUITE,
+        training.SUITE,
     )
 }
