@@ -58,8 +58,10 @@ class Case:
 
 def cases(path: Path) -> list[Case]:
     """Return the published times of devices that have a specification."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     found = []
-    for row in csv.DictReader(path.open(encoding="utf-8")):
+    for row in rows:
         model, mode, length, batch = row["model-mode-sequence-batch"].rsplit("-", 3)
         if row["device"] in DEVICES:
             seconds = float(row["total_ms"]) / 1e3

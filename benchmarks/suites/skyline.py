@@ -179,7 +179,10 @@ def draw(results: Results, figure: Any) -> None:
             kind = f", {MEASURED if series == STEP else PREDICTED}" if own else ""
             axes.plot(*zip(*sorted(points), strict=True), marker="o" if own else "", markersize=4,
                       linestyle="none" if own else "-", linewidth=1, label=f"{name}{kind}")  # fmt: skip
-        axes.set(xscale="log", xlabel="batch", ylabel="samples/s" if axes is panels[0] else "")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.tick_params(axis="x", labelsize=8)
+        axes.set(xlabel="batch", ylabel="samples/s" if axes is panels[0] else "")
         axes.set_title(f"{model}, {results.head['device']}", fontsize=9)
         axes.legend(fontsize=7)
 

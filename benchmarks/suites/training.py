@@ -153,7 +153,9 @@ def draw(results: Results, figure: Any) -> None:
         axes.plot(xs, ys, marker="o", markersize=4, linewidth=1, label=model)
         for x, y, batch in points:
             axes.annotate(batch, (x, 100 * y / best), fontsize=6, xytext=(3, -8), textcoords="offset points")
-    axes.set(xscale="log", xlabel="peak memory of the process, GiB", ylabel="throughput, % of the model's best")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="peak memory of the process, GiB", ylabel="throughput, % of the model's best")
     axes.set_ylim(0, 110)
     axes.set_title(f"{results.head['device']}: throughput against memory, {kind}; batches at the marks", fontsize=9)
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))

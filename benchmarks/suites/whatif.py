@@ -210,11 +210,11 @@ def _between(v: Value) -> str:
 
 
 def draw(results: Results, figure: Any) -> None:
-    """Draw predicted over measured steps, or the gains of the what-ifs by model with published ones beside."""
-    axes = figure.subplots()
+    """Draw predicted over measured steps, or what the what-ifs save by model, and P3 over the network's speed."""
     changed = {kind: {v.case: v.value for v in results.values if v.series == "changed" and v.kind == kind}
                for kind in (PREDICTED, MEASURED)}  # fmt: skip
     if changed[MEASURED]:
+        axes = figure.subplots()
         cases = list(changed[MEASURED])
         axes.plot(cases, [(changed[PREDICTED][c] or 0) / (changed[MEASURED][c] or 1) for c in cases], "o")
         axes.axhline(1.0, color="black", linewidth=0.8)
@@ -222,21 +222,47 @@ def draw(results: Results, figure: Any) -> None:
         axes.set_ylabel("predicted over measured step")
         axes.legend(fontsize=8)
     else:
-        cases = list(dict.fromkeys(v.case for v in results.values if v.quantity == "gain"))
-        series = list(dict.fromkeys(v.series for v in results.values if v.quantity == "gain" and v.value is not None))
-        width = 0.8 / max(1, len(series))
-        for n, name in enumerate(series):
-            found = results.of("gain", name)
-            bars = [(at + n * width, 100 * (found[c].value or 0)) for at, c in enumerate(cases) if c in found]
-            kind = next(iter(found.values())).kind
-            axes.bar(*zip(*bars, strict=True), width=width, label=f"{name}, {kind}")
-        axes.set_xticks([at + 0.4 for at in range(len(cases))], cases)
-        axes.set_ylabel("share of the step that is saved, %")
-        axes.legend(fontsize=7)
+        gains = [v for v in results.values if v.quantity == "gain" and v.value is not None]
+        p3 = [v for v in gains if v.series == "P3"]
+        axes, *others = figure.subplots(1, 2 if p3 else 1, squeeze=False, width_ratios=(3, 1) if p3 else None)[0]
+        _draw_gains([v for v in gains if v.series != "P3"], axes)
+        for side in others:
+            _draw_p3(p3, side)
     axes.tick_params(axis="x", rotation=60, labelsize=7)
     for label in axes.get_xticklabels():
         label.set_ha("right")
     axes.set_title(f"{results.head['device']}: what-ifs", fontsize=9)
+
+
+def _draw_gains(gains: Sequence[Value], axes: Any) -> None:
+    """Draw a group of bars for each model and change, with the interval of predictions."""
+    groups: dict[str, list[Value]] = {}
+    for v in gains:
+        groups.setdefault(v.case, []).append(v)
+    colours = {name: f"C{n}" for n, name in enumerate(dict.fromkeys(v.series for v in gains))}
+    for at, own in enumerate(groups.values()):
+        for n, v in enumerate(own):
+            value = v.value or 0.0
+            low, high = (value if end is None else end for end in (v.low, v.high))
+            axes.bar(at + 0.22 * (n - (len(own) - 1) / 2), 100 * value, width=0.2, color=colours[v.series],
+                     yerr=[[100 * (value - low)], [100 * (high - value)]] if v.low is not None else None,
+                     error_kw={"linewidth": 0.7}, label=f"{v.series}, {v.kind}")  # fmt: skip
+    axes.set_xticks(range(len(groups)), list(groups))
+    axes.axhline(0.0, color="black", linewidth=0.8)
+    axes.set_ylabel("share of the step that is saved, %")
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    axes.legend(list(named.values()), list(named), fontsize=7)
+
+
+def _draw_p3(gains: Sequence[Value], axes: Any) -> None:
+    """Draw what priority propagation saves over the network's speed."""
+    for model in dict.fromkeys(v.case.partition(",")[0] for v in gains):
+        points = [(float(v.case.split()[-2]), 100 * (v.value or 0)) for v in gains if v.case.startswith(f"{model},")]
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=4, label=model)
+    axes.set(xlabel="Gb/s", ylim=(0, None))
+    axes.set_title(f"P3 on {P3_SERVERS}, saved, %, predicted", fontsize=9)
+    axes.legend(fontsize=7)
 
 
 CAVEAT = (
