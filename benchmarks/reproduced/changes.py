@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterator
 
-from benchmarks.reproduced.rows import NO_GPU, RESULTS, Row, cell, percent, source_of, value_of
+from benchmarks.reproduced.rows import NO_GPU, RESULTS, Row, cell, cells, percent, source_of, value_of
 from benchmarks.suites import whatif
 
 RUN = f"whatif-{whatif.PUBLISHED_DEVICE}"
@@ -59,21 +59,21 @@ def _gains() -> Iterator[Row]:
 def _several_devices() -> Iterator[Row]:
     for model in ("resnet50", "gnmt", "bert_base"):
         steps = [
-            cell(value_of(RUN, f"{model}, DDP on {whatif.DEVICES}, {gbits} Gb/s", "step, times one device",
-                          whatif.MODEL), lambda v: f"{v:.2f}")
+            value_of(RUN, f"{model}, DDP on {whatif.DEVICES}, {gbits} Gb/s", "step, times one device", whatif.MODEL)
             for gbits in whatif.NETWORKS_GBITS
-        ]  # fmt: skip
+        ]
         speeds = ", ".join(map(str, whatif.NETWORKS_GBITS))
         yield Row(f"DDP on {whatif.DEVICES} devices, {model}: step over one device's at {speeds} Gb/s",
-                  "error mostly at most 10 %", "no: no cluster is here", ", ".join(steps), source_of(RUN))  # fmt: skip
+                  "error mostly at most 10 %", "no: no cluster is here", cells(steps, "{:.2f}".format),
+                  source_of(RUN))  # fmt: skip
     for model in whatif.P3_MODELS:
         gains = [
-            cell(value_of(P3_RUN, f"{model}, P3 on {whatif.P3_SERVERS}, {gbits} Gb/s", "gain", "P3"), percent)
+            value_of(P3_RUN, f"{model}, P3 on {whatif.P3_SERVERS}, {gbits} Gb/s", "gain", "P3")
             for gbits in whatif.P3_GBITS
         ]
         speeds = ", ".join(map(str, whatif.P3_GBITS))
         yield Row(f"P3 on {whatif.P3_SERVERS} P4000, {model}: share saved at {speeds} Gb/s",
-                  "error at most 16.2 %, gains shrink with bandwidth", "no: no cluster is here", ", ".join(gains),
+                  "error at most 16.2 %, gains shrink with bandwidth", "no: no cluster is here", cells(gains, percent),
                   source_of(P3_RUN))  # fmt: skip
     case = f"{whatif.GPT2[0]}, DDP on {whatif.GPT2[2]} by the device's own link"
     found = value_of("whatif-h100", case, "step, times one device", whatif.MODEL)

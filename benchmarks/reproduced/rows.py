@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.common import HERE
@@ -44,19 +45,26 @@ def results(name: str) -> Any:
 
 @cache
 def suite(name: str) -> Results:
-    """Return a committed run of a suite, ``"forecast-v100"``."""
-    return read(RESULTS / "suites" / f"{name}.json")
+    """Return a committed run of a suite, ``"forecast-v100"``; one without values where none is committed."""
+    path = _path(name)
+    return read(path) if path.is_file() else Results({}, ())
+
+
+def _path(name: str) -> Path:
+    return RESULTS / "suites" / f"{name}.json"
 
 
 def source_of(*names: str) -> str:
-    """Return the files of runs as a row names them."""
-    return ", ".join(f"suites/{name}.json" for name in names)
+    """Return the files of runs as a row names them, those that are committed."""
+    return ", ".join(f"suites/{name}.json" for name in names if _path(name).is_file()) or "-"
 
 
 def value_of(run: str, case: str, quantity: str, series: str, kind: str = PREDICTED) -> Value:
     """Return a value of a committed run; one without a value where the run lacks it."""
-    missing = Value(case, quantity, series, None, "", kind, note=f"not in {run}")
-    return next((v for v in suite(run).values if v.key == (case, quantity, series, kind)), missing)
+    found = suite(run).values
+    note = f"not in {run}" if found else f"no run {run} is committed"
+    missing = Value(case, quantity, series, None, "", kind, note=note)
+    return next((v for v in found if v.key == (case, quantity, series, kind)), missing)
 
 
 def cell(value: Value, spell: Callable[[float], str]) -> str:
@@ -64,9 +72,15 @@ def cell(value: Value, spell: Callable[[float], str]) -> str:
     return f"no: {value.note}" if value.value is None else spell(value.value)
 
 
+def cells(found: Sequence[Value], spell: Callable[[float], str]) -> str:
+    """Return several values as a cell, or once why there is none."""
+    return ", ".join(dict.fromkeys(cell(v, spell) for v in found) if all(v.value is None for v in found)
+                     else (cell(v, spell) for v in found))  # fmt: skip
+
+
 def percent(share: float, digits: int = 1) -> str:
     """Return a share of 1 in percent."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # no minus zero
 
 
 def signed_percent(share: float) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks.reproduced.rows import NO_GPU, Row, cell, percent, results, signed_percent, source_of, suite, value_of
 from benchmarks.suites.training import OURS
+from benchmarks.suites.values import Value
 
 RUN = "training-p4000"
 
@@ -17,10 +18,6 @@ def training() -> Iterator[Row]:
 
 def _row(what: str, theirs: str, predicted: str, source: str = source_of(RUN)) -> Row:
     return Row(what, theirs, "", predicted, source)
-
-
-def _of(case: str, quantity: str = "throughput") -> float | None:
-    return value_of(RUN, case, quantity, OURS).value
 
 
 def _training() -> Iterator[Row]:
@@ -62,8 +59,8 @@ def _figures() -> Iterator[Row]:
             grown = f"{fitting[last] / fitting[first]:.2f} times"
             yield _row(f"{model}: throughput from batch {first} to {last}", "a curve: it does not fall", grown)
     for case in ("resnet50, batch 32", "seq2seq, batch 128", "transformer, batch 64"):
-        ours, other = (value_of(run, case, "throughput", OURS).value for run in (RUN, "training-titanxp"))
-        text = f"{other / ours:.2f}" if ours and other else "no: one of them does not fit"
+        ours, other = (value_of(run, case, "throughput", OURS) for run in (RUN, "training-titanxp"))
+        text = _ratio(ours, other, "{:.2f}".format)
         yield _row(f"{case}: throughput of a Titan Xp over a P4000's", "a figure: above 1, below the ratio of peaks",
                   text, source_of(RUN, "training-titanxp"))  # fmt: skip
     shares = {
@@ -91,5 +88,10 @@ CASE = ("resnet50", 32, "p4000")
 
 
 def _gain(model: str, few: int, many: int) -> str:
-    before, after = (_of(f"{model}, batch {batch}") for batch in (few, many))
-    return signed_percent(after / before - 1) if before and after else "no: one of them does not fit"
+    before, after = (value_of(RUN, f"{model}, batch {batch}", "throughput", OURS) for batch in (few, many))
+    return _ratio(before, after, lambda ratio: signed_percent(ratio - 1))
+
+
+def _ratio(before: Value, after: Value, spell: Callable[[float], str]) -> str:
+    lacking = next((v for v in (before, after) if v.value is None), None)
+    return spell((after.value or 0.0) / (before.value or 1.0)) if lacking is None else f"no: {lacking.note}"

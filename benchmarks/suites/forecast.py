@@ -179,6 +179,10 @@ def draw(results: Results, figure: Any) -> None:
     ours, theirs = (results.of("time", series) for series in (ROLLER, NEUSIGHT))
     cases = [case for case in ours if case in theirs] or list(ours)
     compared = bool(theirs)
+    if not cases:
+        axes.set_title(f"{results.head['device']}: no times were asked for", fontsize=9)
+        axes.set_axis_off()
+        return
     for at, case in enumerate(cases):
         v, over = ours[case], theirs[case].value if compared else 1e-3
         low, middle, high = ((x or 0) / (over or 1) for x in (v.low, v.value, v.high))

@@ -248,6 +248,7 @@ def _draw_gains(gains: Sequence[Value], axes: Any) -> None:
                      yerr=[[100 * (value - low)], [100 * (high - value)]] if v.low is not None else None,
                      error_kw={"linewidth": 0.7}, label=f"{v.series}, {v.kind}")  # fmt: skip
     axes.set_xticks(range(len(groups)), list(groups))
+    axes.margins(y=0.4)  # room for the legend
     axes.axhline(0.0, color="black", linewidth=0.8)
     axes.set_ylabel("share of the step that is saved, %")
     handles, labels = axes.get_legend_handles_labels()
