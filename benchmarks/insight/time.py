@@ -1,9 +1,10 @@
 """Predicted times of whole models beside published ones, per device; nothing is fitted to a model.
 
-``python -m benchmarks.insight time FILE``: a table of times (device, ``model-mode-sequence-batch``, milliseconds). The
-models are those of :mod:`benchmarks.insight.models`, by their published configurations; kernels are those of libraries,
-at the clock that lasts. What is published of training is forward and backward, without an optimizer. Limits: a mean
-absolute error of 8 %, none above 20 %.
+``python -m benchmarks.insight time``, and the suite ``forecast``, read a table of times (device,
+``model-mode-sequence-batch``, milliseconds), by default that of ``reference``. The models are those of
+:mod:`benchmarks.insight.models`, by their published configurations; kernels are those of libraries, at the clock that
+lasts. What is published of training is forward and backward, without an optimizer. Limits: a mean absolute error of
+8 %, none above 20 %.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.table import Table
 import roller
 from benchmarks.insight import models
 from roller.insight.cost.operator_price import Pricer
+from roller.insight.trace.trace import Operator
 
 #: Names of devices in the table, and of their specifications.
 DEVICES = {
@@ -33,6 +35,8 @@ MEAN_LIMIT, WORST_LIMIT = 0.08, 0.20
 GUESSED = frozenset({"switchxl4"})
 UNSURE = "guessed configuration"
 RESULTS = Path(__file__).parents[1] / "results" / "insight_time.md"
+#: NeuSight's times of whole models; ``reference/README.md`` says where they come from.
+PUBLISHED = Path(__file__).parents[1] / "reference" / "model_times_fp32.csv"
 
 
 @dataclass(frozen=True)
@@ -54,8 +58,10 @@ class Case:
 
 def cases(path: Path) -> list[Case]:
     """Return the published times of devices that have a specification."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
     found = []
-    for row in csv.DictReader(path.open(encoding="utf-8")):
+    for row in rows:
         model, mode, length, batch = row["model-mode-sequence-batch"].rsplit("-", 3)
         if row["device"] in DEVICES:
             seconds = float(row["total_ms"]) / 1e3
@@ -69,13 +75,16 @@ def predicted(found: list[Case]) -> dict[Case, float]:
     times: dict[Case, float] = {}
     for name in dict.fromkeys(c.name for c in found):
         alike = [c for c in found if c.name == name]
-        first = alike[0]
-        training = first.mode == "train"
-        trace = models.trace(first.model, first.batch, first.length, training=training)
-        operators = [o for o in trace.steady() if o.phase in ("forward", "backward")]
+        operators = operators_of(alike[0])
         for case in alike:
             times[case] = sum(pricers[case.device].price_operator(o).seconds for o in operators)
     return times
+
+
+def operators_of(case: Case) -> list[Operator]:
+    """Return the operators of a case's steady step, without those of an optimizer."""
+    trace = models.trace(case.model, case.batch, case.length, training=case.mode == "train")
+    return [o for o in trace.steady() if o.phase in ("forward", "backward")]
 
 
 def summary(found: list[Case], times: dict[Case, float]) -> list[tuple[str, int, float, float]]:
@@ -115,7 +124,7 @@ def _verdict(name: str, mean: float, worst: float) -> str:
     return "hold" if mean <= MEAN_LIMIT and worst <= WORST_LIMIT else "missed"
 
 
-def main(file: Path, *, device: str = "", strict: bool = False, write: bool = False) -> None:
+def main(file: Path = PUBLISHED, *, device: str = "", strict: bool = False, write: bool = False) -> None:
     """Predict every published time; with ``--strict`` a missed limit is an error."""
     found = [c for c in cases(file) if device in ("", c.device) and c.model in models.SUITE]
     times = predicted(found)

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from benchmarks.suites import (
     ablations,
     compile_time,
+    forecast,
     irregular,
     models,
     operator_sets,
     resource_change,
     scale_out,
+    skyline,
     sokoban,
+    training,
+    whatif,
 )
 from benchmarks.suites.suite import Suite
 
@@ -29,5 +33,9 @@ SUITES: Mapping[str, Suite] = {
         sokoban.SUITE,
         models.SUITE,
         ablations.SUITE,
+        forecast.SUITE,
+        whatif.SUITE,
+        skyline.SUITE,
+        training.SUITE,
     )
 }
