@@ -74,7 +74,7 @@ def _draw(results: Results, figure: Any) -> None:
         ]
         axes.bar(*zip(*bars, strict=True), width=width, label=name)
     axes.set_xticks([at + 0.4 for at in range(len(whole))], list(whole))
-    axes.set(ylabel="predicted time, times as constructed", yscale="log")
+    axes.set(ylabel="predicted time, times as constructed")
     axes.set_title(f"{results.head['device']}: what mechanisms of construction are worth, predicted", fontsize=9)
     axes.legend(fontsize=7)
 
