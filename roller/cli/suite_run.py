@@ -28,7 +28,7 @@ OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A
 def run_command(
     models: ModelsArgument = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Few iterations of the reduced sizes, in ten minutes for all models.")
+        bool, typer.Option("--quick", help="Train by a looser rule of sampling, within ten minutes for all models.")
     ] = False,
     published: Annotated[bool, typer.Option("--published", help="The published sizes, not the reduced ones.")] = False,
     budget_s: Annotated[
@@ -99,9 +99,11 @@ def compare_command(
     models: ModelsArgument = None,
     python: Annotated[
         Path | None,
-        typer.Option("--with", metavar="PYTHON", help="Interpreter of the second process, as of another PyTorch."),
+        typer.Option(
+            "--with", metavar="PYTHON", help="Interpreter of the second process, for example with another PyTorch."
+        ),
     ] = None,
-    budget_s: Annotated[float, typer.Option("--budget-s", min=1.0, help="Seconds for all models.")] = 900.0,
+    budget_s: Annotated[float, typer.Option("--budget-s", min=1.0, help="Seconds for all models.")] = 1800.0,
     repeat: Annotated[
         int,
         typer.Option("--repeat", min=1, max=100, help="Pairs of processes per model: several tell smaller changes."),
@@ -129,19 +131,27 @@ def compare_command(
             asked, python=None if python is None else str(python), budget_s=budget_s, repeat=repeat, seed=seed,
             done=done, failed=lambda name, error: failures.append(f"{name}: {error}"),
         ))  # fmt: skip
-    rows = [pair.rows() for pair in pairs]
-    runs = [
-        SuiteRun(
-            head_of(__version__, seed=seed, budget_s=budget_s, sizes="reduced", failed=failures), [r[n] for r in rows]
-        )
-        for n in (0, 1)
-    ]
+    rows, parts = [pair.rows() for pair in pairs], [pair.environments for pair in pairs if pair.environments]
+    more: dict[str, Any] = {
+        "seed": seed,
+        "budget_s": budget_s,
+        "repeat": repeat,
+        "sizes": "reduced",
+        "failed": failures,
+    }
+    runs = []
+    for n in (0, 1):  # of each process its own environment: another interpreter has other packages
+        own: dict[str, Any] = {"environment": parts[0][n]} if parts else {}
+        runs.append(SuiteRun(head_of(__version__, **more, **own), [both[n] for both in rows]))
     for path, run in zip((out, out_with), runs, strict=True):
         if path is not None:
             write_run(path, run)
     found = difference(*runs)
     _print_difference(found, as_json)
-    for sentence in failures:
+    widths = [row.ratio.half_width for row in found.rows if row.ratio is not None]
+    if widths and not as_json:
+        console().say(f"changes of less than {200 * max(widths):.1f} % may not be found; --repeat finds smaller ones")
+    for sentence in failures if not as_json else ():
         console().say(f"failed: {sentence}")
     if found.regressions or failures:
         raise typer.Exit(1)

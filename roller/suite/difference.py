@@ -24,7 +24,7 @@ from roller.suite.run_file import SuiteRun, flat, keys_of
 
 #: Probability that any row of two runs without a difference is called slower; as much for faster.
 ALPHA = 0.01
-#: Change of a predicted time that is told; predictions have no noise.
+#: Smallest reported change of a predicted time; predictions have no noise.
 PREDICTED = 1e-3
 #: Degrees of freedom with which the variance between processes of all models counts beside that of one. Assumed.
 _MODERATION = 10
@@ -131,7 +131,7 @@ class _Comparer:
     """Compares rows with the noise of all of them."""
 
     def __init__(self, pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]], alpha: float) -> None:
-        self._pairs = [pair for pair in pairs if not _refusals(*pair)]
+        self._pairs = [pair for pair in pairs if not _pair_refusal(*pair)]
         measured = [pair for pair in self._pairs if all(row["kind"] == "measured" for row in pair)]
         # alpha on the side of slower ones, and as much on the other
         self._confidence = 1 - 2 * alpha / max(1, len(measured))
@@ -148,7 +148,7 @@ class _Comparer:
             )
 
     def compared(self, key: Key, old: Mapping[str, Any], new: Mapping[str, Any]) -> RowDifference:
-        reason = _refusals(old, new)
+        reason = _pair_refusal(old, new)
         if reason:
             return RowDifference(*key, None, "not compared", reason)
         if old["kind"] == "predicted":
@@ -159,9 +159,9 @@ class _Comparer:
         return RowDifference(*key, found, _verdict(found, 0.0))
 
     def _ratio(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> MeanInterval:
-        together = paired_ratio(_rounds(old, new), self._confidence)
-        if together is not None:
-            return together
+        paired = paired_ratio(_rounds(old, new), self._confidence)
+        if paired is not None:
+            return paired
         groups = [_process_means(row) for row in (old, new)]
         if not self._degrees:
             return ratio_interval(old["samples_s"][0], new["samples_s"][0], self._confidence)
@@ -193,7 +193,7 @@ def _rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[f
     return [list(zip(*both, strict=True)) for both in groups]
 
 
-def _refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+def _pair_refusal(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     if not _in_turns(old, new):
         return _refusal(old) or _refusal(new)
     least = min((len(rounds) for rounds in _rounds(old, new)), default=0)

@@ -11,9 +11,10 @@ from typing import NamedTuple, TypeAlias
 _BATCHES = 10
 #: Rounds that the ratio of two times taken in turns needs.
 LEAST_ROUNDS = 10
-#: Standard deviation of the logarithm of the ratio of two processes that run the same code. Measured on one machine of
-#: two processors, 16 models, their ratios scattered by 0.9 %.
-PROCESS_NOISE = 0.01
+#: Standard deviation of the logarithm of the ratio of two processes that run the same code, until a run shows another:
+#: on one machine of two processors the ratios of 16 models scattered by 0.9 % (``benchmarks/results/pairs.md``). It
+#: counts as much as 16 ratios do.
+PROCESS_NOISE, _NOISE_DEGREES = 0.01, 15
 #: Seconds of an iteration in one process and in the other, of blocks that followed each other.
 Rounds: TypeAlias = Sequence[tuple[float, float]]
 
@@ -156,9 +157,11 @@ def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInte
     if not groups or any(len(rounds) < LEAST_ROUNDS for rounds in groups):
         return None
     means = [batch_means([math.log(after / before) for before, after in rounds]) for rounds in groups]
-    count = len(groups)
-    centre = statistics.fmean(statistics.fmean(own) for own in means)
-    errors = sum(statistics.variance(own) / len(own) for own in means)
-    width = math.sqrt(errors / count**2 + PROCESS_NOISE**2 / count)
-    width *= student_quantile(confidence, sum(len(own) - 1 for own in means))
+    centres = [statistics.fmean(own) for own in means]
+    centre, count = statistics.fmean(centres), len(groups)
+    within = statistics.fmean(statistics.variance(own) / len(own) for own in means)
+    # The variance between pairs of processes: the expected one counts as much as the models that it was measured on.
+    degrees = count - 1 + _NOISE_DEGREES
+    squares = sum((own - centre) ** 2 for own in centres) + _NOISE_DEGREES * (PROCESS_NOISE**2 + within)
+    width = student_quantile(confidence, degrees) * math.sqrt(squares / degrees / count)
     return MeanInterval(math.exp(centre), math.exp(centre - width), math.exp(centre + width))

@@ -32,16 +32,10 @@ from roller.suite.kernel_use import (
 from roller.suite.mean_interval import MeanInterval, mean_interval
 from roller.suite.memory_kinds import memory_by_kind, most_by_kind
 from roller.suite.sampling import Sample, SamplingRule
+from roller.suite.worker import REPEATABLE
 
 #: What a hardware counter would say; none is read.
 UNKNOWN = "unknown"
-#: What makes runs repeatable, read by the GNU C library and OpenMP. Memory that is freed stays with the process: fresh
-#: pages of the system made a step of many small tensors up to 1.5 times as long, and as much longer in one process than
-#: in another. Threads stay on their processors.
-STEADY = {
-    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),
-    "OMP_PROC_BIND": "true",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -191,7 +185,7 @@ class SuiteProcess(ProjectTracer):
         return {**super()._request(options), **self._more}
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in STEADY.items() if name not in os.environ}
+        return {name: value for name, value in REPEATABLE.items() if name not in os.environ}
 
 
 def measure_model(
@@ -231,19 +225,19 @@ def measure_model(
     workload = model.workload(reduced=reduced)
     size = workload.batch if batch is None else batch
     with SuiteProcess(model.name, reduced=reduced, rule=rule, seed=seed, python=python) as process:
-        trace, told = process.measure(TraceOptions(size, None, None, False), float(budget_s))
-    return measurement_of(model, reduced, size, trace, told)
+        trace, reply = process.measure(TraceOptions(size, None, None, False), float(budget_s))
+    return measurement_of(model, reduced, size, trace, reply)
 
 
-def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, told: Mapping[str, Any]) -> Measurement:
+def measurement_of(model: SuiteModel, reduced: bool, batch: int, trace: Trace, reply: Mapping[str, Any]) -> Measurement:
     """Return what a process of the suite answered as a measurement."""
-    sample, workload = Sample.from_dict(told["sample"]), model.workload(reduced=reduced)
-    seconds = tuple(median for median, _, _ in told["operators"])
-    notes = tuple(note for note in told["notes"] if note != sample.note)
+    sample, workload = Sample.from_dict(reply["sample"]), model.workload(reduced=reduced)
+    seconds = tuple(median for median, _, _ in reply["operators"])
+    notes = tuple(note for note in reply["notes"] if note != sample.note)
     spec = load_spec(THIS_MACHINE)
     return Measurement(
-        model.name, batch, model.unit, workload.units_per_sample, told["machine"], (sample,), trace, seconds,
-        told["process_peak_bytes"], spec, notes,
+        model.name, batch, model.unit, workload.units_per_sample, reply["machine"], (sample,), trace, seconds,
+        reply["process_peak_bytes"], spec, notes,
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Trains a model in two processes in turns: how much slower one is, known better than the time of either.
+"""Trains a model in two alternating processes, and estimates the ratio of their iteration times.
 
-A shared machine is not the same from one minute to the next, and what a process was given when it started (places of
-its memory, of its threads) differs, too. Blocks of iterations that alternate meet the same machine, so the ratio of
-neighbouring blocks has far less noise than two times have.
+The speed of a shared machine drifts, and processes of the same code differ by where their memory and threads were
+placed. Alternating blocks of iterations see the same machine, so the ratio of neighbouring blocks has far less noise
+than two separate times.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -25,17 +25,18 @@ from roller.insight.trace.progress import Cancelled
 from roller.suite.entry import SuiteModel
 from roller.suite.mean_interval import LEAST_ROUNDS, MeanInterval, mean_interval, paired_ratio
 from roller.suite.measuring import Measurement, SuiteProcess, measurement_of
-from roller.suite.turns import Block, TurnGiver
+from roller.suite.sampling import Sample, SamplingRule
+from roller.suite.turns import Block, TurnCoordinator
 
 #: Rounds that warm up, and the half-width of the ratio at which no more are taken.
-WARM_UP, PRECISE = 4, 0.005
+WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
 #: Seconds of a block, and seconds before it in which threads that still spin come to rest.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A model that pairs of processes trained, each pair in turns.
+    """Alternating measurements of one model in pairs of processes.
 
     Parameters
     ----------
@@ -45,13 +46,16 @@ class Pair:
         Of each pair of processes: seconds of an iteration in both, of rounds in which no other work took the
         processors.
     disturbed
-        Rounds in which it did.
+        Number of rounds discarded because other work used the processors.
+    environments
+        Of both processes: versions, and what makes them repeatable.
     """
 
     before: Measurement
     after: Measurement
     rounds_s: tuple[tuple[tuple[float, float], ...], ...]
     disturbed: int
+    environments: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def ratio(self) -> MeanInterval | None:
@@ -79,7 +83,7 @@ def take_rounds(
     run
         From a number of calls to a block, of both.
     budget_s
-        Seconds to spend, exceeded until there are enough rounds if all are undisturbed.
+        Seconds to spend. At least ``WARM_UP + LEAST_ROUNDS`` rounds run; disturbed rounds among them do not count.
     now, pause
         The clock.
     """
@@ -100,7 +104,7 @@ def take_rounds(
             disturbed += 1
         if (
             len(rounds) >= LEAST_ROUNDS
-            and mean_interval([after / before for before, after in rounds]).half_width <= PRECISE
+            and mean_interval([after / before for before, after in rounds]).half_width <= TARGET_HALF_WIDTH
         ):
             break
     return rounds, disturbed
@@ -122,7 +126,8 @@ def measure_pair(
     model, reduced, batch, seed
         As for :func:`~roller.suite.measuring.measure_model`.
     budget_s
-        Seconds, the start of both processes included; at least enough rounds for a ratio are taken.
+        Seconds, including the start of both processes but not the three steps after the turns in which operators are
+        timed. At least ``WARM_UP + LEAST_ROUNDS`` rounds run; disturbed rounds among them do not count.
     pythons
         Interpreters with PyTorch of both; this release of roller runs in each.
 
@@ -137,17 +142,34 @@ def measure_pair(
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roller-turns-")))
         pool = stack.enter_context(ThreadPoolExecutor(2))
-        tasks, givers = list[Future[Any]](), list[TurnGiver]()
+        tasks, coordinators = list[Future[Any]](), list[TurnCoordinator]()
         for n, python in enumerate(pythons):
             folder = root / str(n)
             folder.mkdir()
             process = SuiteProcess(model.name, reduced=reduced, seed=seed, python=python, turns=folder)
-            givers.append(TurnGiver(folder, partial(_is_running, tasks, n)))
-            stack.callback(givers[-1].close)
+            coordinators.append(TurnCoordinator(folder, partial(_is_running, tasks, n)))
+            stack.callback(coordinators[-1].close)
             tasks.append(pool.submit(process.measure, options, float(budget_s)))
-        rounds, disturbed = _rounds(tasks, givers, lambda: budget_s - (time.monotonic() - start_s))
-        both = [measurement_of(model, reduced, options.batch or 1, *task.result()) for task in tasks]
-    return Pair(both[0], both[1], (tuple(rounds),), disturbed)
+        rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (time.monotonic() - start_s))
+        replies = [task.result() for task in tasks]
+    both = []
+    for n, (trace, reply) in enumerate(replies):
+        sample = sample_of([times[n] for times in rounds], disturbed).to_dict()
+        both.append(measurement_of(model, reduced, options.batch or 1, trace, {**reply, "sample": sample}))
+    return Pair(both[0], both[1], (tuple(rounds),), disturbed, tuple(reply["environment"] for _, reply in replies))
+
+
+def sample_of(iteration_s: Sequence[float], disturbed: int) -> Sample:
+    """Return the rounds of one process as a sample; its mean is reported by the limit of every measurement."""
+    found = mean_interval(iteration_s) if len(iteration_s) > 1 else None
+    limit, note = SamplingRule().limit, ""
+    if found is None or len(iteration_s) < LEAST_ROUNDS or found.half_width > limit:
+        width = "no interval" if found is None else f"{100 * found.half_width:.1f} %"
+        note = (
+            f"pairs: expected {LEAST_ROUNDS} undisturbed rounds and a mean known to {100 * limit:g} %, got "
+            f"{len(iteration_s)} and {width}. Raise the budget."
+        )
+    return Sample(WARM_UP, tuple(iteration_s), disturbed, found, None, note)
 
 
 def _is_running(tasks: Sequence[Future[Any]], n: int) -> bool:
@@ -155,13 +177,13 @@ def _is_running(tasks: Sequence[Future[Any]], n: int) -> bool:
 
 
 def _rounds(
-    tasks: Sequence[Future[Any]], givers: Sequence[TurnGiver], left_s: Callable[[], float]
+    tasks: Sequence[Future[Any]], coordinators: Sequence[TurnCoordinator], left_s: Callable[[], float]
 ) -> tuple[list[tuple[float, float]], int]:
-    left = list(zip(givers, tasks, strict=True))
+    left = list(zip(coordinators, tasks, strict=True))
     try:
-        for giver in givers:
-            giver.wait()
-        found = take_rounds([giver.run for giver in givers], budget_s=left_s())
+        for coordinator in coordinators:
+            coordinator.wait()
+        found = take_rounds([coordinator.run for coordinator in coordinators], budget_s=left_s())
     except Exception:
         for task in tasks:
             if task.done():
@@ -169,8 +191,8 @@ def _rounds(
         raise
     finally:
         while left:  # one after the other: what each measures after its turns is not disturbed by the other
-            giver, task = left.pop(0)
-            giver.end()
+            coordinator, task = left.pop(0)
+            coordinator.end()
             task.exception()
     return found
 
@@ -185,7 +207,7 @@ def measure_pairs(
     failed: Callable[[str, RollerError], None],
     done: Callable[[str], None] = lambda name: None,
     now: Callable[[], float] = time.monotonic,
-    one: Callable[..., Pair] = measure_pair,
+    measure_one: Callable[..., Pair] = measure_pair,
 ) -> Iterator[Pair]:
     """Yield a pair of every model, within a budget of seconds for all of them.
 
@@ -201,7 +223,7 @@ def measure_pairs(
         Pairs of processes per model.
     now
         The clock.
-    one
+    measure_one
         Measures one, as :func:`measure_pair`.
     """
     end_s = now() + budget_s
@@ -209,7 +231,7 @@ def measure_pairs(
     for left, model in zip(range(len(models), 0, -1), models, strict=True):
         share_s = max(1.0, (end_s - now()) / left / repeat)
         try:
-            runs = [one(model, budget_s=share_s, seed=seed, pythons=pythons) for _ in range(repeat)]
+            runs = [measure_one(model, budget_s=share_s, seed=seed, pythons=pythons) for _ in range(repeat)]
         except Cancelled:
             raise
         except RollerError as error:

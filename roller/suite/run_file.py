@@ -53,8 +53,13 @@ def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[s
         Further plain data: seed, rule, budget.
     """
     moment = (now or datetime.now(timezone.utc)).isoformat(timespec="seconds")
+    return {"date": moment, "environment": environment_of(release), **more}
+
+
+def environment_of(release: str) -> dict[str, Any]:
+    """Return the parts of this process' environment that decide times; ``release`` is the version of roller."""
     found = environment(release)
-    return {"date": moment, **more, "environment": {name: found[name] for name in _PARTS}}
+    return {name: found[name] for name in _PARTS}
 
 
 def write_run(path: Path, run: SuiteRun) -> None:

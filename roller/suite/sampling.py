@@ -56,7 +56,8 @@ class SamplingRule:
             )
 
 
-#: For a machine on which an iteration takes seconds: smaller windows, fewer iterations, and the same limit of the mean.
+#: For a short budget: smaller windows, a looser end of the warm-up and at least 6 iterations; the same precision of the
+#: mean.
 QUICK = SamplingRule(window=3, tolerance=0.05, least=6, most=1000)
 
 

@@ -13,13 +13,11 @@ from roller.insight.trace.step_clock import is_undisturbed
 from roller.runtime.channel import receive, send
 from roller.runtime.clock import Clock, system_clock
 from roller.runtime.windows import spell
-from roller.suite.mean_interval import mean_interval
-from roller.suite.sampling import Sample
 
 #: Seconds between two looks at whether the other process is still there.
-_LOOK_S = 0.2
+_POLL_S = 0.2
 #: Seconds in which a message that has begun is whole.
-_WHOLE_S = 60.0
+_MESSAGE_TIMEOUT_S = 60.0
 
 
 class Block(NamedTuple):
@@ -37,19 +35,19 @@ class Block(NamedTuple):
     is_quiet: bool
 
 
-class TurnGiver:
-    """The end of the process that says whose turn it is; pipes with names in a folder lead to the other.
+class TurnCoordinator:
+    """Coordinator's end of two named pipes: it asks a worker to run a block, and receives its time.
 
     Parameters
     ----------
     folder
         Empty, of this process alone.
-    lives
+    is_alive
         Whether the other process is still there.
     """
 
-    def __init__(self, folder: Path, lives: Callable[[], bool]) -> None:
-        self._lives = lives
+    def __init__(self, folder: Path, is_alive: Callable[[], bool]) -> None:
+        self._is_alive = is_alive
         for name in ("turn", "done"):
             os.mkfifo(folder / name, 0o600)
         # Both are open for both directions here, so that no end waits for the other one to open its own.
@@ -81,41 +79,37 @@ class TurnGiver:
         os.close(self._done)
 
     def _answer(self) -> dict[str, Any]:
-        while not select.select([self._done], [], [], _LOOK_S)[0]:
-            if not self._lives():
+        while not select.select([self._done], [], [], _POLL_S)[0]:
+            if not self._is_alive():
                 raise ModelError("suite: expected a process that trains, got its end. Train it alone.")
-        return receive(self._done, _WHOLE_S)[0]
+        return receive(self._done, _MESSAGE_TIMEOUT_S)[0]
 
 
 def take_turns(
     step: Callable[[], object], folder: Path, *, steps_per_call: int = 1, clock: Clock | None = None
-) -> Sample:
-    """Run blocks of a step as the other end asks, and return them as a sample.
+) -> None:
+    """Run blocks of a step as the other end asks.
 
     Parameters
     ----------
     step
         Runs ``steps_per_call`` iterations.
     folder
-        That of the :class:`TurnGiver`.
+        That of the :class:`TurnCoordinator`.
     clock
         That of this machine by default.
     """
     chosen = clock or system_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
-    blocks: list[Block] = []
     try:
         send(done, {})
         while calls := int(receive(turn)[0]["calls"]):
-            blocks.append(_block(step, calls, steps_per_call, chosen))
-            send(done, blocks[-1]._asdict())
+            send(done, _block(step, calls, steps_per_call, chosen)._asdict())
     finally:
         os.close(turn)
         os.close(done)
         if clock is None:
             chosen.release()
-    kept = tuple(block.iteration_s for block in blocks if block.is_quiet)
-    return Sample(0, kept, len(blocks) - len(kept), mean_interval(kept) if len(kept) > 1 else None, None)
 
 
 def _block(step: Callable[[], object], calls: int, steps_per_call: int, clock: Clock) -> Block:

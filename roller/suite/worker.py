@@ -14,9 +14,17 @@ from typing import Any
 from roller.insight.project_worker import answer_requests, options_of
 from roller.insight.trace.step_clock import StepTiming
 from roller.insight.trace.trace import Trace
+from roller.suite.run_file import environment_of
 from roller.suite.sampling import Sample, SamplingRule, sample_iterations
 from roller.suite.turns import take_turns
 
+#: What makes runs repeatable, read by the GNU C library and OpenMP: freed memory stays with the process, since fresh
+#: pages of the system make steps of many small tensors longer, in one process more than in another; and threads stay on
+#: their processors.
+REPEATABLE = {
+    "MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 24),
+    "OMP_PROC_BIND": "true",
+}  # fmt: skip
 #: Of Linux: asks for the personality of a process, and the bit of addresses that are not random.
 _ASK, _FIXED = 0xFFFFFFFF, 0x0040000
 #: Steps whose operators are timed one by one, after the sample.
@@ -45,7 +53,8 @@ def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace
         step: Callable[[], object], *, steps_per_call: int, budget_s: float, between: Callable[[], object]
     ) -> StepTiming:
         if request["turns"]:
-            samples.append(take_turns(step, Path(request["turns"]), steps_per_call=steps_per_call))
+            take_turns(step, Path(request["turns"]), steps_per_call=steps_per_call)
+            samples.append(Sample(0, (), 0, None, None, "the other end has the rounds"))
         else:
             samples.append(sample_iterations(step, rule, steps_per_call=steps_per_call, budget_s=budget_s))
         for _ in range(TIMED_STEPS):
@@ -54,7 +63,28 @@ def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace
 
     torch.manual_seed(request["seed"])
     found = measure_module(providers_of(name, workload), name, options_of(request), request["budget_s"], sampled)
-    return {"measured": {**measurement_header(found), "sample": samples[-1].to_dict()}}, found.trace
+    return {
+        "measured": {**measurement_header(found), "sample": samples[-1].to_dict(), "environment": _environment()}
+    }, found.trace
+
+
+def _environment() -> dict[str, Any]:
+    from roller import __version__
+
+    settings = {name: os.environ.get(name) for name in REPEATABLE}
+    return {**environment_of(__version__), "repeatable": {**settings, "fixed addresses": has_fixed_addresses()}}
+
+
+def has_fixed_addresses() -> bool:
+    """Whether the addresses of this process are not random; ``False`` where the system does not tell."""
+    personality = _personality()
+    return personality is not None and bool(personality(_ASK) & _FIXED)
+
+
+def _personality() -> Callable[[int], int] | None:
+    import ctypes
+
+    return getattr(ctypes.CDLL(None), "personality", None) if sys.platform == "linux" else None
 
 
 def fix_addresses() -> None:
@@ -62,14 +92,11 @@ def fix_addresses() -> None:
 
     Which memory shares a cache's sets would otherwise differ from one process to the next, and times with it.
     """
-    import ctypes
-
-    personality = getattr(ctypes.CDLL(None), "personality", None)
+    personality = _personality()
     if personality is not None and not personality(_ASK) & _FIXED and personality(_FIXED) != -1:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 if __name__ == "__main__":
-    if sys.platform == "linux":
-        fix_addresses()
+    fix_addresses()
     main(sys.argv[1])

@@ -1,6 +1,6 @@
 """Two processes that train in turns: which rounds count, what their ratio is, and what ends a process that waits."""
 
-import dataclasses
+import os
 import random
 import threading
 
@@ -11,12 +11,14 @@ from roller.cli.main import app
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, RollerError
 from roller.runtime.clock import Load, Spell
+from roller.suite import worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio
-from roller.suite.pairs import PAUSE_S, WARM_UP, Pair, measure_pairs, take_rounds
+from roller.suite.measuring import SuiteProcess
+from roller.suite.pairs import PAUSE_S, WARM_UP, Pair, measure_pairs, sample_of, take_rounds
 from roller.suite.registry import MODELS, models_of
 from roller.suite.run_file import SuiteRun, read_run, write_run
-from roller.suite.turns import Block, TurnGiver, take_turns
+from roller.suite.turns import Block, TurnCoordinator, take_turns
 from tests.suite.test_measuring import measurement
 
 
@@ -74,13 +76,13 @@ def test_more_pairs_of_processes_tell_smaller_changes_and_more_rounds_alone_do_n
     assert paired_ratio([group(20), group(LEAST_ROUNDS - 1)]) is None and paired_ratio([]) is None
 
 
-def run_pair(seed, slower=1.0, groups=6, rounds=20):
+def run_pair(seed, slower=1.0, groups=3, noise=0.01, rounds=20):
     """Return both runs of all models: rounds are off by 2 %, and processes of the same code by 1 %."""
     generator, rows = random.Random(seed), ([], [])
     for model in MODELS:
         times = ([], [])
         for _ in range(groups):
-            apart = 1 + PROCESS_NOISE * generator.gauss(0, 1)
+            apart = 1 + noise * generator.gauss(0, 1)
             factor = apart * (slower if model == "bert_base" else 1.0)
             drift = [1 + 0.2 * generator.random() for _ in range(rounds)]
             times[0].append([0.01 * d * (1 + 0.02 * generator.gauss(0, 1)) for d in drift])
@@ -130,7 +132,7 @@ def test_models_share_a_budget_and_pairs_of_processes_join():
         return Pair(measurement(), measurement(), ((((0.1, 0.1),) * 12),), 1)
 
     found = list(measure_pairs(
-        models_of(["a3c", "ncf"]), python="other", budget_s=80.0, repeat=2, now=lambda: time[0], one=one,
+        models_of(["a3c", "ncf"]), python="other", budget_s=80.0, repeat=2, now=lambda: time[0], measure_one=one,
         failed=lambda name, error: failures.append(name),
     ))  # fmt: skip
     assert given == [("a3c", 20.0, "other")] * 2 + [("ncf", 30.0, "other")] and failures == ["ncf"]
@@ -164,26 +166,26 @@ class StepClock:
 
 
 def test_blocks_are_run_as_they_are_asked_for_and_become_a_sample(tmp_path):
-    clock, found = StepClock(), []
-    giver = TurnGiver(tmp_path, lambda: True)
+    clock = StepClock()
+    coordinator = TurnCoordinator(tmp_path, lambda: other.is_alive())
     other = threading.Thread(
-        target=lambda: found.append(take_turns(clock.step, tmp_path, steps_per_call=2, clock=clock))
+        target=take_turns, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2, "clock": clock}, daemon=True
     )
     other.start()
-    giver.wait()
-    assert [giver.run(calls) for calls in (1, 2, 4)] == [Block(0.25, True), Block(0.25, False), Block(0.25, True)]
-    giver.end()
+    coordinator.wait()
+    assert [coordinator.run(calls) for calls in (1, 2, 4)] == [Block(0.25, True), Block(0.25, False), Block(0.25, True)]
+    coordinator.end()
     other.join(30)
-    giver.close()
-    assert clock.calls == 7 and found[0].samples_s == (0.25, 0.25) and found[0].disturbed == 1
+    coordinator.close()
+    assert clock.calls == 7
 
 
 def test_a_process_that_ended_is_an_error_and_no_wait_for_ever(tmp_path):
     lives = iter((True, False))
-    giver = TurnGiver(tmp_path, lambda: next(lives))
+    coordinator = TurnCoordinator(tmp_path, lambda: next(lives))
     with pytest.raises(ModelError, match="got its end"):
-        giver.wait()
-    giver.close()
+        coordinator.wait()
+    coordinator.close()
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path):
@@ -193,15 +195,55 @@ def test_an_interpreter_that_is_none_is_refused(tmp_path):
     assert isinstance(done.exception, RollerError) and "no_model" in str(done.exception)
 
 
-def test_a_pair_is_plain_data():
-    pair = Pair(measurement(), measurement(), ((((0.1, 0.1),) * 12),), 0)
-    assert dataclasses.asdict(pair)["disturbed"] == 0 and pair.ratio.mean == pytest.approx(1.0)
+def test_rounds_are_a_sample_that_says_when_its_mean_is_not_known():
+    known, few, wide = (sample_of(times, 2) for times in ([0.1, 0.101] * 8, [0.1] * 9, [0.1, 0.2] * 5 + [0.9]))
+    assert known.is_stable and known.interval.mean == pytest.approx(0.1005) and known.disturbed == 2
+    assert not few.is_stable and not wide.is_stable and "got 9 and" in few.note and not sample_of([], 0).is_stable
+
+
+def test_pairs_that_scatter_more_than_expected_widen_the_interval():
+    groups = [[(1.0, ratio + 1e-4 * (n % 2)) for n in range(12)] for ratio in (0.9, 1.3, 1.0)]
+    found = paired_ratio(groups)
+    assert found.lower < 1 < found.upper
+
+
+def test_false_alarms_are_as_rare_as_they_are_said_to_be_also_where_the_noise_is_another():
+    for noise, most in ((0.005, 0), (0.01, 1), (0.015, 3)):
+        alarms = sum(bool(difference(*run_pair(1000 + seed, noise=noise)).regressions) for seed in range(40))
+        assert alarms <= most, noise
+
+
+def test_variables_of_the_user_win(monkeypatch):
+    monkeypatch.setenv("OMP_PROC_BIND", "false")
+    monkeypatch.delenv("MALLOC_MMAP_MAX_", raising=False)
+    found = SuiteProcess("a3c", reduced=True, seed=0, python="python")._environment()
+    assert found["MALLOC_MMAP_MAX_"] == "0" and "OMP_PROC_BIND" not in found
+
+
+def test_a_process_starts_again_once_for_fixed_addresses(monkeypatch):
+    state, starts = [0], []
+
+    def personality(wanted):
+        if wanted != 0xFFFFFFFF:
+            state[0] = wanted
+        return state[0]
+
+    monkeypatch.setattr(worker, "_personality", lambda: personality)
+    monkeypatch.setattr(os, "execv", lambda path, words: starts.append(words))
+    worker.fix_addresses()
+    worker.fix_addresses()
+    assert len(starts) == 1 and worker.has_fixed_addresses()
+    monkeypatch.setattr(worker, "_personality", lambda: None)
+    worker.fix_addresses()
+    assert len(starts) == 1 and not worker.has_fixed_addresses()
 
 
 @pytest.mark.slow
 def test_two_processes_train_in_turns():
     pytest.importorskip("torch")
-    (pair,) = measure_pairs(models_of(["a3c"]), budget_s=1.0, failed=lambda name, error: pytest.fail(str(error)))
+    (pair,) = measure_pairs(
+        models_of(["a3c"]), repeat=1, budget_s=1.0, failed=lambda name, error: pytest.fail(str(error))
+    )
     first, second = pair.rows()
     rounds = len(first["pair"]["rounds_s"][0]) + pair.disturbed
     assert rounds >= LEAST_ROUNDS and first["pair"]["id"] == second["pair"]["id"]
