@@ -123,7 +123,7 @@ def compare_command(
 
     asked = models_of(models or ())
     check_outputs((), {"--out": out, "--out-with": out_with})
-    if python is not None and not os.access(python, os.X_OK):
+    if python is not None and not (python.is_file() and os.access(python, os.X_OK)):
         raise UsageError("--with: expected an interpreter, got a file that cannot be run. Name its python.")
     failures: list[str] = []
     with counted_steps("suite", len(asked)) as done, listening(done.within):
@@ -153,7 +153,7 @@ def compare_command(
         console().say(f"changes of less than {200 * max(widths):.1f} % may not be found; --repeat finds smaller ones")
     for sentence in failures if not as_json else ():
         console().say(f"failed: {sentence}")
-    if found.regressions or failures:
+    if found.regressions or failures or not widths:
         raise typer.Exit(1)
 
 
@@ -179,6 +179,9 @@ def _print_difference(found: RunDifference, as_json: bool) -> None:
         return
     screen = console()
     screen.print(_difference_table(found))
+    for row in found.rows:
+        if row.reason:
+            screen.say(f"{row.model}: not compared: {row.reason}")
     for sentence in sentences(found):
         screen.say(sentence)
 

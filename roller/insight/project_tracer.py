@@ -81,6 +81,12 @@ class ProjectTracer:
         with self._lock:
             self._stop()
 
+    def kill(self) -> None:
+        """Kill the process, if any, without waiting: a request of another thread then fails."""
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def _stop(self) -> None:
         process, self._process = self._process, None
         if process is None:
@@ -182,12 +188,19 @@ class ProjectTracer:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
             root = str(Path(__file__).resolve().parents[2])
             paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-            self._process = subprocess.Popen(
-                [self._python, "-m", self.worker, str(self.entry)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
-                start_new_session=True, bufsize=0, cwd=self._folder,
-            )  # fmt: skip
+            try:
+                self._process = subprocess.Popen(
+                    [self._python, "-m", self.worker, str(self.entry)],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
+                    start_new_session=True, bufsize=0, cwd=self._folder,
+                )  # fmt: skip
+            except OSError as error:
+                self._stderr.close()
+                raise ModelError(
+                    f"{shown(self._python)}: expected an interpreter with roller and PyTorch, got {error.strerror}. "
+                    f"Name its python."
+                ) from error
             self._files = {}
         return self._process
 

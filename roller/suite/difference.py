@@ -183,7 +183,9 @@ def _process_means(row: Mapping[str, Any]) -> list[float]:
 def _in_turns(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
     """Whether rows were measured in turns with each other."""
     first, second = (row.get("pair") or {} for row in (old, new))
-    return bool(first) and first.get("id") == second.get("id")
+    if not first or first.get("id") != second.get("id"):
+        return False
+    return [len(own) for own in first["rounds_s"]] == [len(own) for own in second["rounds_s"]]
 
 
 def _rounds(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[list[tuple[float, float]]]:

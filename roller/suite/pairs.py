@@ -143,14 +143,20 @@ def measure_pair(
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roller-turns-")))
         pool = stack.enter_context(ThreadPoolExecutor(2))
         tasks, coordinators = list[Future[Any]](), list[TurnCoordinator]()
+        processes = list[SuiteProcess]()
         for n, python in enumerate(pythons):
             folder = root / str(n)
             folder.mkdir()
-            process = SuiteProcess(model.name, reduced=reduced, seed=seed, python=python, turns=folder)
+            processes.append(SuiteProcess(model.name, reduced=reduced, seed=seed, python=python, turns=folder))
             coordinators.append(TurnCoordinator(folder, partial(_is_running, tasks, n)))
             stack.callback(coordinators[-1].close)
-            tasks.append(pool.submit(process.measure, options, float(budget_s)))
-        rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (time.monotonic() - start_s))
+            tasks.append(pool.submit(processes[-1].measure, options, float(budget_s)))
+        try:
+            rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (time.monotonic() - start_s))
+        except BaseException:  # an interruption, too: nobody waits for what the processes would still do
+            for process in processes:
+                process.kill()
+            raise
         replies = [task.result() for task in tasks]
     both = []
     for n, (trace, reply) in enumerate(replies):
@@ -179,21 +185,18 @@ def _is_running(tasks: Sequence[Future[Any]], n: int) -> bool:
 def _rounds(
     tasks: Sequence[Future[Any]], coordinators: Sequence[TurnCoordinator], left_s: Callable[[], float]
 ) -> tuple[list[tuple[float, float]], int]:
-    left = list(zip(coordinators, tasks, strict=True))
     try:
         for coordinator in coordinators:
             coordinator.wait()
         found = take_rounds([coordinator.run for coordinator in coordinators], budget_s=left_s())
-    except Exception:
+    except RollerError:
         for task in tasks:
             if task.done():
                 task.result()  # why its process ended says more than that it did
         raise
-    finally:
-        while left:  # one after the other: what each measures after its turns is not disturbed by the other
-            coordinator, task = left.pop(0)
-            coordinator.end()
-            task.exception()
+    for coordinator, task in zip(coordinators, tasks, strict=True):
+        coordinator.end()
+        task.exception()  # one after the other: what each measures after its turns is not disturbed by the other
     return found
 
 

@@ -16,6 +16,8 @@ from roller.report.environment import environment
 FORMAT, VERSION = "roller suite run", 1
 #: Parts of an environment that decide times.
 _PARTS = ("roller", "python", "system", "packages", "processor", "devices", "variables")
+#: Between these are the seconds of an iteration.
+_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
 #: What every row has.
 _KEYS = frozenset({"model", "device", "batch", "kind", "throughput_per_s"})
 
@@ -84,12 +86,23 @@ def read_run(path: Path) -> SuiteRun:
     data = read_json(path, "a run of the suite")
     known = isinstance(data, Mapping) and data.get("format") == FORMAT
     rows: Any = data.get("rows") if known else None
-    if not known or data.get("version") != VERSION or not _are_rows(rows) or not isinstance(data.get("run"), Mapping):
+    if (
+        not known
+        or data.get("version") != VERSION
+        or not isinstance(rows, list)
+        or not isinstance(data.get("run"), Mapping)
+    ):
         got = f"version {data.get('version')}" if known and data.get("version") != VERSION else "another file"
         raise RollerError(
             f"{path}: expected a run of the suite of version {VERSION}, got {got}. Write one with `roller suite run "
             f"--out FILE` or `roller suite predict --out FILE`."
         )
+    keys = [] if any(map(_row_problem, rows)) else keys_of(rows)
+    problem = next(filter(None, map(_row_problem, rows)), "")
+    if len(set(keys)) < len(keys):
+        problem = "two rows of one model, batch and kind"
+    if problem:
+        raise RollerError(f"{path}: expected rows of a run of the suite, got {shown(problem)}. Write the run again.")
     return SuiteRun(data["run"], tuple(rows))
 
 
@@ -109,8 +122,25 @@ def read_json(path: Path, what: str) -> Any:
         ) from error
 
 
-def _are_rows(rows: Any) -> bool:
-    return isinstance(rows, Sequence) and all(isinstance(row, Mapping) and row.keys() >= _KEYS for row in rows)
+def _row_problem(row: Any) -> str:
+    """Return what is wrong with a row; empty if nothing is."""
+    if not isinstance(row, Mapping) or not row.keys() >= _KEYS:
+        return "a row without what every row has"
+    if not all(isinstance(row[name], str) for name in ("model", "device", "kind")) or not isinstance(row["batch"], int):
+        return "a row whose model, device, kind or batch is none"
+    times = [row.get("iteration_s")]
+    samples, pair = row.get("samples_s"), row.get("pair") or {}
+    groups: list[Any] = [samples or [], pair.get("rounds_s", ()) if isinstance(pair, Mapping) else None]
+    if not all(isinstance(own, list) and all(isinstance(one, list) for one in own) for own in groups):
+        return f"times of {row['model']} that are no lists"
+    times += [time for own in groups for one in own for time in one]
+    if not all(time is None or _is_time(time) for time in times):
+        return f"times of {row['model']} that are no positive numbers of seconds"
+    return ""
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and _SHORTEST_S < value < _LONGEST_S
 
 
 def flat(data: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +19,8 @@ from roller.runtime.windows import spell
 _POLL_S = 0.2
 #: Seconds in which a message that has begun is whole.
 _MESSAGE_TIMEOUT_S = 60.0
+#: Seconds in which a process starts, or runs a block.
+_BLOCK_TIMEOUT_S = 600.0
 
 
 class Block(NamedTuple):
@@ -79,9 +82,15 @@ class TurnCoordinator:
         os.close(self._done)
 
     def _answer(self) -> dict[str, Any]:
+        end_s = time.monotonic() + _BLOCK_TIMEOUT_S
         while not select.select([self._done], [], [], _POLL_S)[0]:
             if not self._is_alive():
                 raise ModelError("suite: expected a process that trains, got its end. Train it alone.")
+            if time.monotonic() > end_s:
+                raise ModelError(
+                    f"suite: expected an answer within {_BLOCK_TIMEOUT_S:g} s, got none: the process is stopped, or "
+                    f"its step does not end. Train it alone."
+                )
         return receive(self._done, _MESSAGE_TIMEOUT_S)[0]
 
 

@@ -1,6 +1,7 @@
 """Two runs of the suite: a planted slow-down is found, noise is not, and what cannot be compared is said."""
 
 import json
+import math
 import random
 
 import pytest
@@ -98,7 +99,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     "text, got",
     [("[]", "another file"), ('{"format": "roller suite run", "version": 2}', "version 2"),
-     ('{"format": "roller suite run", "version": 1, "run": {}, "rows": [{"model": "a3c"}]}', "another file")],
+     ('{"format": "roller suite run", "version": 1, "run": {}, "rows": {}}', "another file")],
 )  # fmt: skip
 def test_another_file_is_refused(tmp_path, text, got):
     path = tmp_path / "run.json"
@@ -125,3 +126,34 @@ def test_the_command_exits_with_1_for_a_regression_alone(tmp_path):
     assert line.split()[0] == "bert_base" and "+" in line
     rows = json.loads(diff(paths[0], paths[2], "--json").stdout)["rows"]
     assert [row["model"] for row in rows if row["verdict"] == "slower"] == ["bert_base"]
+
+
+BAD_ROWS = {
+    "nothing": {}, "a name that is none": {"model": ["a3c"]}, "a batch that is none": {"batch": [8]},
+    "negative": {"samples_s": [[-1.0, 1.0]]}, "zero": {"samples_s": [[0.0, 1.0]]}, "nan": {"samples_s": [[math.nan]]},
+    "infinite": {"samples_s": [[math.inf]]}, "text": {"samples_s": [["1"]]}, "a number": {"samples_s": [1.0]},
+    "a predicted time": {"iteration_s": -1.0}, "tiny": {"iteration_s": 1e-320}, "no rounds": {"pair": {"id": "x"}},
+    "rounds that are numbers": {"pair": {"id": "x", "rounds_s": [1.0]}}, "a pair that is none": {"pair": [1]},
+    "rounds of zero": {"pair": {"id": "x", "rounds_s": [[0.0]]}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD_ROWS)
+def test_a_row_that_no_run_writes_is_refused(tmp_path, name):
+    row = {} if name == "nothing" else {**measured("a3c", [[1.0, 1.0]]), **BAD_ROWS[name]}
+    write_run(tmp_path / "run.json", SuiteRun({}, [row]))
+    with pytest.raises(RollerError, match="expected rows of a run of the suite, got"):
+        read_run(tmp_path / "run.json")
+
+
+def test_two_rows_of_one_model_are_refused(tmp_path):
+    write_run(tmp_path / "run.json", SuiteRun({}, [measured("a3c", [[1.0, 1.0]])] * 2))
+    with pytest.raises(RollerError, match="two rows of one model"):
+        read_run(tmp_path / "run.json")
+
+
+def test_why_a_row_is_not_compared_is_printed(tmp_path):
+    for name, stable in (("a", True), ("b", False)):
+        write_run(tmp_path / name, SuiteRun({}, [measured("a3c", [[1.0, 1.0]], is_stable=stable)]))
+    done = CliRunner().invoke(app, ["suite", "diff", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert "a3c: not compared: it was unstable" in done.output
