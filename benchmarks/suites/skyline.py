@@ -71,13 +71,14 @@ def measure(request: Request) -> Iterator[Value]:
             except RollerError as error:
                 yield Value(f"{model}, batch {batch}", "time", STEP, None, "s", MEASURED, note=str(error))
                 continue
-            took_s, peak = found.iteration_s, found.process_peak_bytes
+            took_s, peak, case = found.iteration_s, found.process_peak_bytes, f"{model}, batch {batch}"
+            if not found.is_stable:
+                reason = " ".join(found.notes) or "unstable"
+                yield Value(case, "time", STEP, None, "s", MEASURED, note=reason)
+                continue
             points.append(BatchPoint(batch, took_s, batch / took_s, peak, peak, fits=True))
-            note = "" if found.is_stable else "unstable: other work took the processor"
-            yield Value(
-                f"{model}, batch {batch}", "time", STEP, took_s, "s", MEASURED, found.lower_s, found.upper_s, note
-            )
-            yield Value(f"{model}, batch {batch}", "memory", STEP, peak, "B", MEASURED)
+            yield Value(case, "time", STEP, took_s, "s", MEASURED, found.lower_s, found.upper_s)
+            yield Value(case, "memory", STEP, peak, "B", MEASURED)
         chosen = [p for p in points if p.batch in HERE_LINE]
         if len(chosen) == len(HERE_LINE):
             yield from _lines(model, f"line from {HERE_LINE[0]}", fit_line(chosen), points, HERE_LINE[0], MEASURED)

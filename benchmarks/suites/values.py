@@ -34,7 +34,8 @@ class Value(NamedTuple):
     kind
         One of :data:`KINDS`.
     low, high
-        Ends of its interval, where it has one.
+        Ends of its interval, where it has one: 95 % confidence interval of a measured value; band of the expected error
+        of a predicted one.
     note
         A sentence for the reader.
     """

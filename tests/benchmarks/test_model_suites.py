@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,6 +80,29 @@ def test_the_line_and_its_errors_at_the_nearest_batches():
     assert [v.value for v in published] == list(skyline.PUBLISHED_ERRORS.values())
 
 
+def test_an_unstable_step_enters_no_line(monkeypatch):
+    measured_step = pytest.importorskip("roller.insight.measured_step")
+
+    def step(_, batch, budget_s):
+        return SimpleNamespace(
+            iteration_s=float(batch), lower_s=0.9 * batch, upper_s=1.1 * batch, process_peak_bytes=7 * batch,
+            is_stable=batch != 8, notes=("Steps drift.",),
+        )  # fmt: skip
+
+    monkeypatch.setattr(measured_step, "measure_step", step)
+    values = list(skyline.measure(request("cpu-avx512")))
+    (unstable,) = [v for v in values if v.value is None and v.quantity == "time"]
+    assert unstable.case == "gnmt, batch 8" and unstable.note == "Steps drift."
+    assert next(v.note for v in values if v.quantity == "throughput, mean error" and v.case == "gnmt") == "At 1."
+
+
+def test_a_gain_that_is_rounding_is_zero_and_says_why(monkeypatch):
+    answer = SimpleNamespace(baseline_us=1.0, lower_us=0.9, upper_us=1.1, gain=-4.7e-15)
+    monkeypatch.setattr(whatif, "what_if", lambda graph, *changes: answer)
+    one = whatif._gain("gnmt, fused Adam", whatif.FACTORS, None, (), "batch 64")
+    assert one.value == 0.0 and one.note == f"batch 64. {whatif.NO_GAIN}"
+
+
 def test_published_what_ifs_stand_beside_the_device_that_they_are_of():
     assert set(whatif.UPDATES) == {"bert_base", "bert_large"}
     values = [Value("bert_large, AMP", "gain", whatif.MODEL, 0.2, "", PREDICTED, 0.1, 0.3),
@@ -142,7 +166,7 @@ def test_every_committed_kind_of_value_can_be_drawn(name, tmp_path):
 
 def test_a_pattern_that_matches_nothing_of_a_suite_is_refused():
     pytest.importorskip("torch")
-    with pytest.raises(RollerError, match="expected cases, got none that matches 'nothing'"):
+    with pytest.raises(RollerError, match="expected cases, got none that match 'nothing'"):
         run_suite(training.SUITE, request("h100", "nothing"))
 
 
