@@ -75,9 +75,10 @@ def _several_devices() -> Iterator[Row]:
         yield Row(f"P3 on {whatif.P3_SERVERS} P4000, {model}: share saved at {speeds} Gb/s",
                   "error at most 16.2 %, gains shrink with bandwidth", "no: no cluster is here", cells(gains, percent),
                   source_of(P3_RUN))  # fmt: skip
-    case = f"{whatif.GPT2[0]}, DDP on {whatif.GPT2[2]} by the device's own link"
-    found = value_of("whatif-h100", case, "step, times one device", whatif.MODEL)
-    yield Row("GPT-2 large on four H100, step over one device's (NeuSight)", f"{whatif.GPT2[3]:.3f}",
+    name, _, devices = whatif.GPT2
+    found = value_of("whatif-h100", f"{name}, DDP on {devices} by the device's own link", "step, times one device",
+                     whatif.MODEL)  # fmt: skip
+    yield Row("GPT-2 large on four H100, step over one device's (NeuSight)", f"{whatif.published_ddp(devices):.3f}",
               "no: no cluster is here", cell(found, lambda v: f"{v:.3f}"), source_of("whatif-h100"))  # fmt: skip
     yield Row("NCCL over its formula, and what synchronising before each reduction brings", "34 %, 22.8 %",
               "no: no cluster is here", "no: a factor (DDP's interference), not a prediction", "-")  # fmt: skip
