@@ -27,6 +27,7 @@ from benchmarks.reproduced.rows import (
 )
 from benchmarks.suites import compile_time
 from benchmarks.suites.operator_sets import LIBRARY, ROLLER, speed_ups
+from benchmarks.suites.values import PREDICTED
 
 #: Operator -> class, and its published mean speed against the library.
 CLASSES: Mapping[str, tuple[str, str]] = {
@@ -141,7 +142,7 @@ def _sets() -> Iterator[Row]:
                   f"{geometric_mean(gains):.2f} (geometric mean of {len(gains)})", source_of(name),
                   pairs(name, both, "axes not fused", "as constructed"), GEOMETRIC)  # fmt: skip
     name = "scale-out-v100"
-    found = suite(name).of("time", "Roller")
+    found = suite(name).of("time", ROLLER, PREDICTED)
     for first, last, words in (("SM_512", "SM_16384", "a product"), ("SC_128", "SC_8192", "a convolution")):
         grown = int(last[3:]) / int(first[3:])
         rate = grown * (found[first].value or 0) / (found[last].value or 1)

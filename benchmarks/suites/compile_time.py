@@ -189,11 +189,8 @@ def _compiled(case: Case, series: str, top_k: int) -> Value:
 
 
 def _series(results: Results) -> dict[tuple[str, str], dict[str, float]]:
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for v in results.values:
-        if v.quantity == "compile time" and v.value is not None and v.case != ALL:
-            found.setdefault((v.series, v.kind), {})[v.case] = v.value
-    return found
+    own = [v for v in results.values if v.case != ALL]
+    return Results(results.head, own).times("compile time")
 
 
 def report(results: Results) -> Iterator[Section]:

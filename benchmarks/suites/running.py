@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common import HERE, markdown, screen, table
-from benchmarks.suites.suite import Request, Section, Suite
+from benchmarks.suites.suite import Request, Suite
 from benchmarks.suites.values import PREDICTED, Change, Results, Value, changes, read, write
 from roller import __version__
 from roller.errors import RollerError
@@ -163,8 +163,3 @@ def draw(suite: Suite, results: Results, path: Path) -> Path | None:
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path
-
-
-def sections(*parts: Section) -> Iterator[Section]:
-    """Yield the sections that have rows."""
-    yield from (part for part in parts if part[2])

@@ -6,7 +6,6 @@ processor both the three batches and the others are measured.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ def predict(request: Request) -> Iterator[Value]:
 
     asked = {QUICK[0]: QUICK[1:]} if request.quick else STARTS
     for model, starts in asked.items():
-        if not _is_asked(model, request):
+        if not request.matches(model):
             continue
         for start in starts:
             curve = profile(EXAMPLES / f"{model}.py", request.spec, batch=start).batch_curve()
@@ -62,7 +61,7 @@ def measure(request: Request) -> Iterator[Value]:
     from roller.insight.measured_step import measure_step
 
     for model in (QUICK[0],) if request.quick else STARTS:
-        if not _is_asked(model, request):
+        if not request.matches(model):
             continue
         points = list[BatchPoint]()
         for batch in sorted((*HERE_LINE, *(HERE_QUICK if request.quick else HERE_OTHERS))):
@@ -83,10 +82,6 @@ def measure(request: Request) -> Iterator[Value]:
         if len(chosen) == len(HERE_LINE):
             yield from _lines(model, f"line from {HERE_LINE[0]}", fit_line(chosen), points, HERE_LINE[0], MEASURED)
     yield from _published()
-
-
-def _is_asked(model: str, request: Request) -> bool:
-    return any(fnmatch.fnmatchcase(model, part.strip()) for part in request.pattern.split(","))
 
 
 def _points(model: str, series: str, points: Sequence[BatchPoint], kind: str) -> Iterator[Value]:

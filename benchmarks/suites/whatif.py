@@ -6,7 +6,6 @@ published what-ifs are predicted for the published models, in our traces of them
 
 from __future__ import annotations
 
-import fnmatch
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -65,19 +64,15 @@ def predict(request: Request) -> Iterator[Value]:
     from benchmarks.insight import networks
 
     for model in QUICK if request.quick else networks.NETWORKS:
-        if not _is_asked(model, request):
+        if not request.matches(model):
             continue
         step = networks.trace(model, request.spec)
         yield from _of_model(model, step.graph(request.spec), int(step.options["batch"]), request)
-    if request.spec.name == GPT2[1] and not request.quick and _is_asked(GPT2[0], request):
+    if request.spec.name == GPT2[1] and not request.quick and request.matches(GPT2[0]):
         yield from _gpt2(request.spec)
     for case, (quantity, error) in ERRORS.items():
         yield Value(case, quantity, DAYDREAM, error, "", PUBLISHED)
         yield Value(case, quantity, "Roller", None, "", PREDICTED, note="an error needs a measurement")
-
-
-def _is_asked(name: str, request: Request) -> bool:
-    return any(fnmatch.fnmatchcase(name, part.strip()) for part in request.pattern.split(","))
 
 
 def _of_model(model: str, graph: StepGraph, batch: int, request: Request) -> Iterator[Value]:
@@ -178,7 +173,7 @@ def measure(request: Request) -> Iterator[Value]:
     errors: dict[str, list[float]] = {}
     asked = ("fused Adam", "SGD", "freeze half") if request.quick else tuple(whatif_cpu.LIMITS)
     models = [case.name for case in whatif_cpu.CASES if not request.quick or case.name == "perceptron"]
-    for row in whatif_cpu.compared(1.0 if request.quick else 4.0, asked, [m for m in models if _is_asked(m, request)]):
+    for row in whatif_cpu.compared(1.0 if request.quick else 4.0, asked, [m for m in models if request.matches(m)]):
         case = f"{row.model}, {row.change}"
         yield Value(case, "time", "before", row.before_s, "s", MEASURED)
         yield Value(case, "time", "changed", row.after_s, "s", MEASURED)
