@@ -40,7 +40,7 @@ def page() -> str:
         "`python -m benchmarks run SUITE --device NAME`."
     ]
     for title, rows in PAPERS.items():
-        parts += [f"## {title}", markdown(_COLUMNS, rows())]
+        parts += [f"## {title}", markdown(_COLUMNS, (row[: len(_COLUMNS)] for row in rows()))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -83,8 +83,8 @@ def _reason(one: Mapping[str, Any]) -> str:
 
 def _observation_cells(one: Mapping[str, Any]) -> tuple[str, ...]:
     counted = f"{one['agreeing']} of {one['decisive']}" if one["decisive"] else "-"
-    told, more = one["against"][:3], len(one["against"]) - 3
-    against = f"Against it: {'; '.join(told)}{f'; and {more} more' if more > 0 else ''}." if told else ""
+    shown, more = one["against"][:3], len(one["against"]) - 3
+    against = f"Against it: {'; '.join(shown)}{f'; and {more} more' if more > 0 else ''}." if shown else ""
     return one["claim"], one["verdict"], counted, f"{_reason(one)} {against}".strip() or "-"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import typer
 
+from benchmarks.common import reference
 from benchmarks.insight.models import trace
 from roller.insight.whatif.predict import what_if
 from roller.insight.whatif.whatifs import DDP
 
 #: Milliseconds of a step of GPT-2-large on H100s, sequence 1024, one sample a device, by the number of devices.
-#: NeuSight (ASPLOS 2025), labels of its repository, as ``whatif_and_suite.md`` gives them.
-PUBLISHED_MS = {1: 184.0, 4: 194.9}
+#: NeuSight (ASPLOS 2025), labels of its repository.
+PUBLISHED_MS = {int(row["devices"]): float(row["step_ms"]) for row in reference("model_ddp_h100")}
 LIMIT = 0.04
 
 

@@ -8,17 +8,33 @@ from collections.abc import Iterator, Mapping
 from benchmarks.common import operators as table
 from benchmarks.common import reference
 from benchmarks.gpu.statistic import geometric_mean
-from benchmarks.reproduced.rows import NO_FIGURE, NO_GPU, Row, percent, results, share_of, source_of, suite
-from benchmarks.suites.operator_sets import speed_ups
+from benchmarks.reproduced.rows import (
+    GEOMETRIC,
+    NO_FIGURE,
+    NO_GPU,
+    RATES,
+    RATIO,
+    RATIO_ENDS,
+    Row,
+    ends,
+    pairs,
+    percent,
+    results,
+    share_of,
+    source_of,
+    suite,
+    used,
+)
+from benchmarks.suites import compile_time
+from benchmarks.suites.operator_sets import LIBRARY, ROLLER, speed_ups
+from benchmarks.suites.values import PREDICTED
 
 #: Operator -> class, and its published mean speed against the library.
 CLASSES: Mapping[str, tuple[str, str]] = {
     "matmul": ("matrix products", "0.76"), "conv2d": ("convolutions", "0.94"),
-    "depthwise_conv2d": ("depthwise convolutions", "1.25"), "pool2d": ("pooling", "1.57"),
+    "depthwise_conv2d": ("depthwise convolutions", "1.25"), "pooling": ("pooling", "1.57"),
     "elementwise": ("element-wise", "1.00"), "reduce": ("reductions", "1.08"),
 }  # fmt: skip
-#: First letter of an id -> operator of a class.
-LETTERS = dict(zip("MCDPER", CLASSES, strict=True))
 
 
 def roller() -> Iterator[Row]:
@@ -54,7 +70,7 @@ def _headline() -> Iterator[Row]:
         "speed against the library, geometric mean", f"1.06 ({geometric_mean(theirs):.2f} of the {rows} in the rerun)",
         note.format(f"{geometric_mean(here):.2f}"), f"{geometric_mean(speeds):.2f} of {rows}", own,
     )  # fmt: skip
-    kind_of = {row["id"]: LETTERS[row["id"][0]] for row in table()}
+    kind_of = {row["id"]: row["op"] for row in table()}
     for kind, (words, figure) in CLASSES.items():
         mine = [library[i] / ours[i] for i in both if kind_of[i] == kind]
         measured = [row["ratio"] for row in own_set if kind_of[row["id"]] == kind]
@@ -79,50 +95,59 @@ def _compile_times() -> Iterator[Row]:
     machine = results("cpu")["run"]["processor"]
     rows = [row for row in results("cpu")["operators"] if row["set"] == "roller119" and row["compile_s"]]
     first, ten = (statistics.median(row[key] for row in rows) for key in ("compile_s", "top_k_s"))
-    yield Row("seconds to compile an operator, the first program alone", "0.43", f"{first:.2f} (median, on {machine})",
+    means = compile_time.PUBLISHED_MEANS
+    theirs = [f"{means[f'Roller, {name}']:g}" for name in (compile_time.ONE, compile_time.TEN)]
+    yield Row("seconds to compile an operator, the first program alone", theirs[0],
+              f"{first:.2f} (median, on {machine})", "no: compiling is measured", "cpu.json")  # fmt: skip
+    yield Row("the same, ten programs timed", theirs[1], f"{ten:.2f} (median, on {machine})",
               "no: compiling is measured", "cpu.json")  # fmt: skip
-    yield Row("the same, ten programs timed", "13.3", f"{ten:.2f} (median, on {machine})", "no: compiling is measured",
-              "cpu.json")  # fmt: skip
-    tuned = [row["tuning"]["seconds"] for row in results("metaschedule")["operators"]]
+    tuning = results("metaschedule")
+    tuned = [row["tuning"]["seconds"] for row in tuning["operators"]]
     yield Row(
-        "hours to tune an operator", "0.65 (TVM), 0.66 (Ansor)",
+        "hours to tune an operator", ", ".join(f"{means[name] / 3600:g} ({name})" for name in ("TVM", "Ansor")),
         f"{statistics.fmean(tuned) / 3600:.2f} (MetaSchedule, mean of {len(tuned)} operators, "
-        f"{results('metaschedule')['run']['trials']} trials)", "no: tuning is measured", "metaschedule.json",
+        f"{tuning['run']['trials']} trials, on {tuning['run']['processor']})", "no: tuning is measured",
+        "metaschedule.json",
     )  # fmt: skip
 
 
 def _sets() -> Iterator[Row]:
     """Yield rows of the further sets, whose library is predicted, too."""
     name = "tensor-core-v100"
-    cores = [speed for case, (speed, _) in speed_ups(suite(name)).items() if case.startswith("TC_M")]
+    cores = {case: speed for case, (speed, _) in speed_ups(suite(name)).items() if case.startswith("TC_M")}
     yield Row(
         "products on tensor cores against cuBLAS", "0.65 to 0.73", NO_GPU,
-        f"{min(cores):.2f} to {max(cores):.2f}, cuBLAS predicted, too", source_of(name),
+        f"{ends(list(cores.values()), '{:.2f}'.format)}, cuBLAS predicted, too", source_of(name),
+        pairs(name, cores, LIBRARY, ROLLER), RATIO_ENDS,
     )  # fmt: skip
     name = "operators-v100"
-    speeds = [speed for speed, _ in speed_ups(suite(name)).values()]
+    speeds = {case: speed for case, (speed, _) in speed_ups(suite(name)).items()}
     yield Row(
         f"all {len(speeds)} operators against the library, which is predicted, too", "1.06", NO_GPU,
-        f"{geometric_mean(speeds):.2f} (geometric mean)", source_of(name),
+        f"{geometric_mean(speeds.values()):.2f} (geometric mean)", source_of(name),
+        pairs(name, speeds, LIBRARY, ROLLER), GEOMETRIC,
     )  # fmt: skip
     for name, words in (("small-v100", "small operators"), ("irregular-v100", "irregular operators: fused axes")):
         times = suite(name)
         if name.startswith("small"):
-            shown = ", ".join(f"{case} {speed:.2f}" for case, (speed, _) in speed_ups(times).items())
+            speeds = {case: speed for case, (speed, _) in speed_ups(times).items()}
+            shown = ", ".join(f"{case} {speed:.2f}" for case, speed in speeds.items())
             yield Row(f"{words}, against the library", NO_FIGURE, NO_GPU, f"{shown}, the library predicted, too",
-                      source_of(name))  # fmt: skip
+                      source_of(name), pairs(name, speeds, LIBRARY, ROLLER), RATIO)  # fmt: skip
             continue
         whole, plain = (times.of("time", series) for series in ("as constructed", "axes not fused"))
-        gains = [(plain[case].value or 0) / (one.value or 1) for case, one in whole.items() if case in plain]
+        both = [case for case in whole if case in plain]
+        gains = [(plain[case].value or 0) / (whole[case].value or 1) for case in both]
         yield Row(f"{words}, time without over time with them", NO_FIGURE, NO_GPU,
-                  f"{geometric_mean(gains):.2f} (geometric mean of {len(gains)})", source_of(name))  # fmt: skip
+                  f"{geometric_mean(gains):.2f} (geometric mean of {len(gains)})", source_of(name),
+                  pairs(name, both, "axes not fused", "as constructed"), GEOMETRIC)  # fmt: skip
     name = "scale-out-v100"
-    found = suite(name).of("time", "Roller")
+    found = suite(name).of("time", ROLLER, PREDICTED)
     for first, last, words in (("SM_512", "SM_16384", "a product"), ("SC_128", "SC_8192", "a convolution")):
         grown = int(last[3:]) / int(first[3:])
         rate = grown * (found[first].value or 0) / (found[last].value or 1)
         yield Row(f"rate of {words} as its batch grows {grown:g} times", "curves: it grows, then it is even", NO_GPU,
-                  f"{rate:.2f} times", source_of(name))  # fmt: skip
+                  f"{rate:.2f} times", source_of(name), used(name, found[first], found[last]), RATES)  # fmt: skip
     yield Row("compile time of growing operators; programs when units of a device are taken away", "curves",
               "no: no run is committed; the suites compile-time and resource-change give it", "no: as before",
               "-")  # fmt: skip

@@ -12,8 +12,9 @@ from typing import Any
 import roller
 from benchmarks.common import reference
 from benchmarks.cpu.cases import Case
+from benchmarks.gpu.statistic import geometric_mean
 from benchmarks.suites import irregular
-from benchmarks.suites.operator_sets import all_cases, asked_for, cases_of_sets, mean, priced
+from benchmarks.suites.operator_sets import all_cases, asked_for, cases_of_sets, priced
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import PUBLISHED, Results, Value
 
@@ -111,8 +112,8 @@ def _means(every: Mapping[str, float], some: Mapping[str, float]) -> tuple[str, 
     if not every:
         return "-", "0", "-", "-"
     worst = max(every, key=lambda case: every[case])
-    of_these = f"{mean(list(some.values())):.3f}" if some else "-"
-    return f"{mean(list(every.values())):.4f}", str(len(some)), of_these, f"{every[worst]:.3f} ({worst})"
+    of_these = f"{geometric_mean(list(some.values())):.3f}" if some else "-"
+    return f"{geometric_mean(list(every.values())):.4f}", str(len(some)), of_these, f"{every[worst]:.3f} ({worst})"
 
 
 def draw(results: Results, figure: Any) -> None:
@@ -124,7 +125,7 @@ def draw(results: Results, figure: Any) -> None:
         values = list(slower.values())
         axes.plot(values, [row] * len(values), "|", color="C0", markersize=9, alpha=0.6)
         if values:
-            axes.plot([mean(values)], [row], "D", color="C3", markersize=5)
+            axes.plot([geometric_mean(values)], [row], "D", color="C3", markersize=5)
         axes.annotate(f"{len(values)}", (1.0, row), xycoords=("axes fraction", "data"), xytext=(4, -3),
                       textcoords="offset points", fontsize=7)  # fmt: skip
     axes.set_yticks(range(len(found)), list(found), fontsize=8)
@@ -141,6 +142,6 @@ def draw(results: Results, figure: Any) -> None:
 SUITE = Suite(
     "ablations", "The mechanisms of construction, off one by one (OSDI 2022)",
     "nothing: predicted for this processor too", find, find, report, draw,
-    "What the model does not price, an ablation cannot show. The published tables here have no times under a switch; "
-    "of ablations they have the first of ten candidates alone.",
+    "An ablation cannot show what the model does not price. The published tables have no times with a switch off, only "
+    "those of the first of ten candidates.",
 )  # fmt: skip

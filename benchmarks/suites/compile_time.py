@@ -16,8 +16,9 @@ from typing import Any
 import roller
 from benchmarks.common import HERE, reference
 from benchmarks.cpu.cases import Case, one_per_class
+from benchmarks.gpu.statistic import geometric_mean
 from benchmarks.sokoban.compare import considered
-from benchmarks.suites.operator_sets import all_cases, asked_for, mean
+from benchmarks.suites.operator_sets import all_cases, asked_for
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import COUNTED, MEASURED, PUBLISHED, Results, Value
 from roller.errors import RollerError
@@ -82,11 +83,9 @@ def constructed(expr: roller.TensorExpr, spec: DeviceSpec, top_k: int = CANDIDAT
     return Constructed(programs, tuple(wall), tuple(processor))
 
 
-def spread(case: str, quantity: str, series: str, seconds: Sequence[float]) -> Value:
-    """Return the median of measured seconds, with the least and the most as its interval."""
-    return Value(
-        case, quantity, series, statistics.median(seconds), "s", MEASURED, min(seconds), max(seconds)
-    )  # fmt: skip
+def median(case: str, quantity: str, series: str, seconds: Sequence[float]) -> Value:
+    """Return the median of measured seconds; three repetitions give no interval."""
+    return Value(case, quantity, series, statistics.median(seconds), "s", MEASURED)
 
 
 def construction(case: Case, spec: DeviceSpec) -> Iterator[Value]:
@@ -97,8 +96,8 @@ def construction(case: Case, spec: DeviceSpec) -> Iterator[Value]:
     except RollerError as error:
         yield Value(case.id, "compile time", CONSTRUCTED, None, "s", MEASURED, note=str(error))
         return
-    yield spread(case.id, "compile time", CONSTRUCTED, found.wall_s)
-    yield spread(case.id, "processor time", CONSTRUCTED, found.processor_s)
+    yield median(case.id, "compile time", CONSTRUCTED, found.wall_s)
+    yield median(case.id, "processor time", CONSTRUCTED, found.processor_s)
     if spec.kind in (GPU.name, CPU.name):
         count = considered(expr, spec, roller.ConstructOptions(top_k=CANDIDATES))
         yield Value(case.id, "programs considered", CONSTRUCTED, count, "", COUNTED)
@@ -190,11 +189,8 @@ def _compiled(case: Case, series: str, top_k: int) -> Value:
 
 
 def _series(results: Results) -> dict[tuple[str, str], dict[str, float]]:
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for v in results.values:
-        if v.quantity == "compile time" and v.value is not None and v.case != ALL:
-            found.setdefault((v.series, v.kind), {})[v.case] = v.value
-    return found
+    own = [v for v in results.values if v.case != ALL]
+    return Results(results.head, own).times("compile time")
 
 
 def report(results: Results) -> Iterator[Section]:
@@ -213,7 +209,7 @@ def report(results: Results) -> Iterator[Section]:
         rows.append((case, f"{1e3 * seconds:.2f}", f"{1e3 * (processor[case].value or 0):.2f}", counted, *cells))
     yield f"Compilation on this machine for {device}; no kernel ran on another device", columns, rows
     totals = [
-        (f"{name}, {kind}", str(len(s)), f"{mean(list(s.values())):.4g}", f"{sum(s.values()) / len(s):.4g}",
+        (f"{name}, {kind}", str(len(s)), f"{geometric_mean(s.values()):.4g}", f"{sum(s.values()) / len(s):.4g}",
          f"{max(s.values()):.4g} ({max(s, key=lambda case: s[case])})")
         for (name, kind), s in series.items()
     ]  # fmt: skip

@@ -6,12 +6,12 @@ errors and no times. A device that the table lacks is predicted for the same mod
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from benchmarks.suites.operator_sets import milliseconds
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import PREDICTED, PUBLISHED, Results, Value
 from roller.errors import NoCandidateError, RollerError
@@ -75,8 +75,7 @@ def _times(request: Request) -> Iterator[Value]:
 
 
 def _is_asked(name: str, request: Request, quick: Sequence[str]) -> bool:
-    patterns = (part.strip() for part in request.pattern.split(","))
-    return any(fnmatch.fnmatchcase(name, p) for p in patterns) and (not request.quick or name in quick)
+    return request.matches(name) and (not request.quick or name in quick)
 
 
 def ratios(values: Sequence[Value]) -> dict[str, float]:
@@ -139,7 +138,8 @@ def sections(results: Results) -> Iterator[Section]:
         ours, theirs = found[case, ROLLER], found[case, NEUSIGHT]
         both = ours.value is not None and theirs.value is not None
         rows.append((
-            case, _ms(ours.value), f"{_ms(ours.low)} to {_ms(ours.high)}", _ms(theirs.value),
+            case, milliseconds(ours.value), f"{milliseconds(ours.low)} to {milliseconds(ours.high)}",
+            milliseconds(theirs.value),
             f"{ours.value / theirs.value:.3f}" if both else "-", ours.note or theirs.note or "-",
         ))  # fmt: skip
     if rows:
@@ -167,10 +167,6 @@ def sections(results: Results) -> Iterator[Section]:
             ("case", "", "samples/s"),
             [(v.case, v.series, v.note if v.value is None else f"{v.value:.3f}") for v in rates],
         )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
 def draw(results: Results, figure: Any) -> None:

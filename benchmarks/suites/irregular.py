@@ -8,7 +8,7 @@ from typing import Any
 
 import roller
 from benchmarks.cpu.cases import Case
-from benchmarks.suites.operator_sets import asked_for, draw, measured, named_cases, priced, report
+from benchmarks.suites.operator_sets import NEEDS, asked_for, draw, measured, named_cases, priced, report
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import PREDICTED, Results, Value
 from benchmarks.tables import read_table
@@ -80,6 +80,6 @@ def _draw(results: Results, figure: Any) -> None:
 
 
 SUITE = Suite(
-    "irregular", "Irregular shapes: fused axes and padding (OSDI 2022)", "the extra bench; this processor alone",
+    "irregular", "Irregular shapes: fused axes and padding (OSDI 2022)", NEEDS,
     predict, partial(measured, _cases), sections, _draw,
 )  # fmt: skip

@@ -6,12 +6,12 @@ program of each kernel. Measured is what ``benchmarks.onnx`` measures.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suites.operator_sets import CAVEAT, LIBRARY, ROLLER, mean, share
+from benchmarks.gpu.statistic import geometric_mean
+from benchmarks.suites.operator_sets import CAVEAT, LIBRARY, NEEDS, ROLLER, share
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import MEASURED, PREDICTED, Results, Value
 from roller.errors import RollerError
@@ -36,9 +36,7 @@ def names(request: Request) -> list[str]:
         raise RollerError(
             f"models: expected the package onnx, which writes the networks, got '{error}'. pip install 'roller[onnx]'"
         ) from error
-    patterns = [pattern.strip() for pattern in request.pattern.split(",")]
-    known = QUICK if request.quick else MODELS
-    return [name for name in known if any(fnmatch.fnmatchcase(name, p) for p in patterns)]
+    return [name for name in (QUICK if request.quick else MODELS) if request.matches(name)]
 
 
 def predict(request: Request) -> Iterator[Value]:
@@ -109,24 +107,16 @@ def _called(runtime: str) -> str:
 
 def speed_ups(results: Results) -> dict[str, float]:
     """Return how many times as fast Roller is: measured against ONNX Runtime, or predicted against the library."""
-    told = results.of("speed-up")
-    if told:
-        return {case: v.value or 0.0 for case, v in told.items()}
-    mine, library = results.of("time", ROLLER), results.of("time", LIBRARY)
+    raced = results.of("speed-up")
+    if raced:
+        return {case: v.value or 0.0 for case, v in raced.items()}
+    mine, library = (results.of("time", series, PREDICTED) for series in (ROLLER, LIBRARY))
     return {case: (library[case].value or 0.0) / (mine[case].value or 1.0) for case in mine if case in library}
-
-
-def _times(results: Results) -> dict[tuple[str, str], dict[str, Value]]:
-    found: dict[tuple[str, str], dict[str, Value]] = {}
-    for v in results.values:
-        if v.quantity == "time" and v.value is not None:
-            found.setdefault((v.series, v.kind), {})[v.case] = v
-    return found
 
 
 def report(results: Results) -> Iterator[Section]:
     """Yield the times of each model, and the geometric mean of the speed-ups."""
-    times, speeds = _times(results), speed_ups(results)
+    times, speeds = results.grouped(), speed_ups(results)
     compiled, memory = results.of("compile time", "cold"), results.of("peak memory", ROLLER)
     columns = ["model", *(f"{series}, {kind}, ms" for series, kind in times), "speed-up"]
     if compiled:
@@ -144,7 +134,7 @@ def report(results: Results) -> Iterator[Section]:
         ends = f"{min(values):.3f} to {max(values):.3f}"
         yield (
             "Speed-ups", ("models", "geometric mean", "from", "at least as fast"),
-            [(str(len(values)), f"{mean(values):.3f}", ends, share(values))],
+            [(str(len(values)), f"{geometric_mean(values):.3f}", ends, share(values))],
         )  # fmt: skip
     busy = [(v.case, v.note) for v in results.values if v.quantity == "speed-up" and v.note]
     if busy:
@@ -167,7 +157,7 @@ def _scaled(one: Value | None, factor: float) -> str:
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the times of all models as bars on a log axis, with intervals of predictions."""
-    times = _times(results)
+    times = results.grouped()
     order: Sequence[str] = list(dict.fromkeys(case for found in times.values() for case in found))
     axes = figure.subplots()
     width = 0.8 / max(1, len(times))
@@ -187,6 +177,6 @@ def draw(results: Results, figure: Any) -> None:
 
 
 SUITE = Suite(
-    "models", "Whole networks (ONNX)", "the extra bench; this processor alone, an hour (--quick: minutes)",
+    "models", "Whole networks (ONNX)", f"{NEEDS}, an hour (--quick: minutes)",
     predict, measure, report, draw, CAVEAT,
 )  # fmt: skip

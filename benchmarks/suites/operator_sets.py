@@ -6,7 +6,6 @@ device. Measured are the best peers on this processor, in turns (``benchmarks.cp
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,17 +14,19 @@ from typing import Any
 import roller
 from benchmarks.common import Row, operators
 from benchmarks.cpu.cases import BATCHES, CLASSES, Case, one_per_class
+from benchmarks.gpu.statistic import geometric_mean
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import MEASURED, PREDICTED, Results, Value
 from benchmarks.tables import read_table
 from roller.errors import RollerError
 
 ROLLER, LIBRARY = "Roller", "library"
+#: What measuring needs.
+NEEDS = "the `bench` extra; an otherwise idle processor"
 #: What a prediction beside a library's means.
 CAVEAT = (
-    "The library's kernel is predicted by the same model: the best of the programs that precompiled kernels are like, "
-    "replayed from a graph. Construction may choose these, too, so that a gain says something, and that there is no "
-    "loss does not."
+    "The library's time is predicted by the same model, as the best program of the kind that precompiled libraries "
+    "contain, replayed from a graph. Construction may choose the same program, so only gains are informative."
 )
 #: Speed-ups of the table of shares, as the papers have it.
 FASTER = ("1x", "1.1x", "1.5x", "2x")
@@ -52,8 +53,7 @@ def named_cases(*ids: str) -> list[Case]:
 
 def asked_for(cases: Sequence[Case], request: Request) -> list[Case]:
     """Return the cases that match the pattern."""
-    patterns = [pattern.strip() for pattern in request.pattern.split(",")]
-    return [case for case in cases if any(fnmatch.fnmatchcase(case.id, p) for p in patterns)]
+    return [case for case in cases if request.matches(case.id)]
 
 
 def predicted(find: Callable[[], list[Case]], request: Request) -> Iterator[Value]:
@@ -124,13 +124,13 @@ def values_of(record: Any) -> Iterator[Value]:
 def report(find: Callable[[], list[Case]], results: Results) -> Iterator[Section]:
     """Yield tables of times and speed-ups by operator, and their geometric means by class."""
     kinds = {case.id: case.kind if case.row["op"] in CLASSES else case.row["op"] for case in find()}
-    times = _times(results)
+    times = results.times()
     speeds = speed_ups(results)
     names = list(times)
     columns = ("operator", "class", *(f"{series}, {kind}, ms" for series, kind in names), "speed-up", "over")
     rows = []
     for case in dict.fromkeys(v.case for v in results.values):
-        cells = [_ms(times[name].get(case)) for name in names]
+        cells = [milliseconds(times[name].get(case)) for name in names]
         speed, over = speeds.get(case, (None, "-"))
         rows.append((case, kinds.get(case, "-"), *cells, "-" if speed is None else f"{speed:.3f}", over))
     yield "Operators", columns, rows
@@ -138,13 +138,13 @@ def report(find: Callable[[], list[Case]], results: Results) -> Iterator[Section
     for case, (speed, _) in speeds.items():
         by_kind.setdefault(kinds.get(case, "-"), []).append(speed)
     means = [
-        (kind, str(len(s)), f"{mean(s):.3f}", f"{min(s):.3f} to {max(s):.3f}", share(s)) for kind, s in by_kind.items()
+        (kind, str(len(s)), f"{geometric_mean(s):.3f}", f"{min(s):.3f} to {max(s):.3f}", share(s))
+        for kind, s in by_kind.items()
     ]
     every = [speed for speed, _ in speeds.values()]
     if len(by_kind) > 1:
-        means.append(
-            ("all", str(len(every)), f"{mean(every):.3f}", f"{min(every):.3f} to {max(every):.3f}", share(every))
-        )
+        between = f"{min(every):.3f} to {max(every):.3f}"
+        means.append(("all", str(len(every)), f"{geometric_mean(every):.3f}", between, share(every)))
     if means:
         yield "Speed-ups", ("class", "operators", "geometric mean", "from", "at least as fast"), means
     if every:
@@ -154,25 +154,12 @@ def report(find: Callable[[], list[Case]], results: Results) -> Iterator[Section
         yield "Without a value", ("operator", "series", "why"), lacking
 
 
-def _times(results: Results) -> dict[tuple[str, str], dict[str, float]]:
-    found: dict[tuple[str, str], dict[str, float]] = {}
-    for v in results.values:
-        if v.quantity == "time" and v.value is not None:
-            found.setdefault((v.series, v.kind), {})[v.case] = v.value
-    return found
-
-
 def speed_ups(results: Results) -> dict[str, tuple[float, str]]:
     """Return how many times as fast Roller's kernel is as the best peer, or as the library by prediction."""
-    told = {v.case: (v.value, v.series) for v in results.values if v.quantity == "speed-up" and v.value is not None}
-    times = _times(results)
+    raced = {v.case: (v.value, v.series) for v in results.values if v.quantity == "speed-up" and v.value is not None}
+    times = results.times()
     mine, library = (times.get((series, PREDICTED), {}) for series in (ROLLER, LIBRARY))
-    return told or {case: (library[case] / mine[case], "library, predicted") for case in mine if case in library}
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the geometric mean."""
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return raced or {case: (library[case] / mine[case], "library, predicted") for case in mine if case in library}
 
 
 def share(values: Sequence[float], least: float = 1.0) -> str:
@@ -197,14 +184,15 @@ def faster_rows(by_kind: Mapping[str, Sequence[float]]) -> list[tuple[str, ...]]
     ]  # fmt: skip
 
 
-def _ms(seconds: float | None) -> str:
+def milliseconds(seconds: float | None) -> str:
+    """Return seconds as milliseconds of a table."""
     return "-" if seconds is None else f"{1e3 * seconds:.4g}"
 
 
 def draw(results: Results, figure: Any) -> None:
     """Draw the times of all operators, sorted by Roller's, on a log axis, as the evaluation's figure does."""
     axes = figure.subplots()
-    times = _times(results)
+    times = results.times()
     kind = MEASURED if (ROLLER, MEASURED) in times else PREDICTED
     mine = times.get((ROLLER, kind), {})
     order = sorted(mine, key=lambda case: mine[case])
@@ -223,7 +211,7 @@ def draw(results: Results, figure: Any) -> None:
 def suite_of(name: str, about: str, find: Callable[[], list[Case]], picture: Callable[..., None] = draw) -> Suite:
     """Return the suite of some operators."""
     return Suite(
-        name, about, "the extra bench; this processor alone", partial(predicted, find), partial(measured, find),
+        name, about, NEEDS, partial(predicted, find), partial(measured, find),
         partial(report, find), picture, CAVEAT,
     )  # fmt: skip
 

@@ -12,14 +12,15 @@ from typing import Any
 
 import roller
 from benchmarks.cpu.cases import Case
-from benchmarks.suites.compile_time import constructed, spread
-from benchmarks.suites.operator_sets import asked_for, cases_of_sets, mean
+from benchmarks.gpu.statistic import geometric_mean
+from benchmarks.suites.compile_time import constructed, median
+from benchmarks.suites.operator_sets import asked_for, cases_of_sets
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import PREDICTED, Results, Value
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 
-KEPT, ANEW = "program of the unchanged device", "constructed again"
+KEPT, RECONSTRUCTED = "program of the unchanged device", "constructed again"
 UNCHANGED, NO_FIT = "unchanged", "does not fit"
 #: Operators of a quick run: each third.
 _QUICK_STEP = 3
@@ -91,24 +92,24 @@ def _anew(case: Case, change: str, expr: roller.TensorExpr, spec: DeviceSpec) ->
     try:
         found = constructed(expr, spec, 1)
     except RollerError as error:
-        yield Value(case.id, change, ANEW, None, "s", PREDICTED, note=str(error))
+        yield Value(case.id, change, RECONSTRUCTED, None, "s", PREDICTED, note=str(error))
         return
-    yield Value(case.id, change, ANEW, found.programs[0].estimate.seconds, "s", PREDICTED)
-    yield spread(case.id, f"construction, {change}", ANEW, found.wall_s)
+    yield Value(case.id, change, RECONSTRUCTED, found.programs[0].estimate.seconds, "s", PREDICTED)
+    yield median(case.id, f"construction, {change}", RECONSTRUCTED, found.wall_s)
 
 
 def gains(results: Results) -> dict[str, dict[str, float]]:
     """Return by change how many times as fast the program constructed again is, of operators whose old one fits."""
     found = {}
     for change in changes_of(results):
-        kept, anew = results.of(change, KEPT), results.of(change, ANEW)
+        kept, anew = results.of(change, KEPT), results.of(change, RECONSTRUCTED)
         found[change] = {case: (kept[case].value or 0) / (anew[case].value or 1) for case in kept if case in anew}
     return found
 
 
 def changes_of(results: Results) -> list[str]:
     """Return the changes of a run, in their order."""
-    return list(dict.fromkeys(v.quantity for v in results.values if v.series == ANEW and v.kind == PREDICTED))
+    return list(dict.fromkeys(v.quantity for v in results.values if v.series == RECONSTRUCTED and v.kind == PREDICTED))
 
 
 def report(results: Results) -> Iterator[Section]:
@@ -117,13 +118,13 @@ def report(results: Results) -> Iterator[Section]:
     rows = []
     for change, gain in found.items():
         lacking = [v for v in results.values if (v.quantity, v.series) == (change, KEPT) and v.value is None]
-        anew = results.of(change, ANEW)
+        anew = results.of(change, RECONSTRUCTED)
         slower = [(v.value or 0) / (unchanged[case].value or 1) for case, v in anew.items() if case in unchanged]
         seconds = [v.value or 0 for v in results.of(f"construction, {change}").values()]
         best = max(gain, key=lambda case: gain[case]) if gain else ""
         rows.append((
-            change, str(len(anew)), f"{mean(slower):.3f}" if slower else "-", str(len(lacking)),
-            f"{mean(list(gain.values())):.3f}" if gain else "-", f"{gain[best]:.3f} ({best})" if gain else "-",
+            change, str(len(anew)), f"{geometric_mean(slower):.3f}" if slower else "-", str(len(lacking)),
+            f"{geometric_mean(gain.values()):.3f}" if gain else "-", f"{gain[best]:.3f} ({best})" if gain else "-",
             f"{1e3 * statistics.median(seconds):.1f}" if seconds else "-",
         ))  # fmt: skip
     columns = (
@@ -140,7 +141,7 @@ def report(results: Results) -> Iterator[Section]:
 
 
 def _both(results: Results, case: str, change: str) -> str:
-    both = [results.of(change, series).get(case) for series in (KEPT, ANEW)]
+    both = [results.of(change, series).get(case) for series in (KEPT, RECONSTRUCTED)]
     old, new = (NO_FIT if v is None else f"{1e3 * (v.value or 0):.4g}" for v in both)
     return f"{old} -> {new}"
 
@@ -157,7 +158,7 @@ def draw(results: Results, figure: Any) -> None:
         # From 1 on, so that a program that gains nothing has no bar.
         heights = [gain - 1 for _, gain in shown]
         axes.bar([at for at, _ in shown], heights, 0.8 / len(names), 1.0, color=f"C{n}", label=change)
-        anew = results.of(change, ANEW)
+        anew = results.of(change, RECONSTRUCTED)
         unfit = [places[case] for case in order if case in anew and case not in found[change]]
         axes.plot(unfit, [most * 1.03] * len(unfit), "x", color=f"C{n}", markersize=5)
     axes.axhline(1.0, color="black", linewidth=0.5)

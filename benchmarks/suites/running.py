@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common import HERE, markdown, screen, table
-from benchmarks.suites.suite import Request, Section, Suite
+from benchmarks.suites.suite import Request, Suite
 from benchmarks.suites.values import PREDICTED, Change, Results, Value, changes, read, write
 from roller import __version__
 from roller.errors import RollerError
@@ -16,6 +18,10 @@ from roller.suite.run_file import head_of
 
 #: Changes that are printed.
 _MOST_CHANGES = 20
+#: Characters of a pattern that a file's name has, before its hash.
+_MOST_SLUG = 32
+#: Entries of the head in which two runs agree that are compared.
+SAME_RUN = ("suite", "device", "filter", "quick", "seed")
 
 
 def run_suite(suite: Suite, request: Request) -> Results:
@@ -35,7 +41,7 @@ def run_suite(suite: Suite, request: Request) -> Results:
     find = suite.measure if here and suite.measure is not None else suite.predict
     values = tuple(find(request))
     if not values:
-        raise RollerError(f"{suite.name}: expected cases, got none that matches '{request.pattern}'. See --filter.")
+        raise RollerError(f"{suite.name}: expected cases, got none that match '{request.pattern}'. See --filter.")
     head = head_of(
         __version__, suite=suite.name, device=request.spec.name, quick=request.quick, filter=request.pattern,
         seed=request.seed, revision=revision(),
@@ -53,9 +59,16 @@ def revision() -> str:
 
 
 def stem_of(suite: Suite, request: Request) -> Path:
-    """Return the path of a run's files without their endings."""
+    """Return the path of a run's files without their endings; a filtered run has files of its own."""
     device = Path(request.spec.name).stem
-    return request.folder / f"{suite.name}-{device}{'-quick' if request.quick else ''}"
+    return request.folder / f"{suite.name}-{device}{'-quick' if request.quick else ''}{_slug(request.pattern)}"
+
+
+def _slug(pattern: str) -> str:
+    if pattern == "*":
+        return ""
+    words = re.sub(r"[^A-Za-z0-9_-]+", "-", pattern).strip("-")[:_MOST_SLUG]
+    return "-".join(("", *([words] if words else []), hashlib.sha256(pattern.encode()).hexdigest()[:8]))
 
 
 def page(suite: Suite, results: Results, picture: str = "") -> str:
@@ -113,9 +126,14 @@ def compared(path: Path, results: Results) -> Iterator[str]:
         yield "No earlier run to compare with."
         return
     last = read(path)
-    found = changes(last, results)
-    same = len(results.values) - sum(change.after is not None for change in found)
-    yield f"Since {last.head['date']} ({last.head['revision']}): {len(found)} values changed, {same} did not."
+    other = [name for name in SAME_RUN if last.head.get(name) != results.head.get(name)]
+    if other:
+        yield f"The earlier run is not comparable: its {', '.join(other)} {'differ' if other[1:] else 'differs'}."
+        return
+    found, keys = changes(last, results), {v.key for v in results.values}
+    same = len(keys) - sum(change.key in keys for change in found)
+    count = f"{len(found)} value{'' if len(found) == 1 else 's'}"
+    yield f"Since {last.head['date']} ({last.head['revision']}): {count} changed, {same} did not."
     for change in found[:_MOST_CHANGES]:
         yield f"  {_spelled(change)}"
     if len(found) > _MOST_CHANGES:
@@ -145,8 +163,3 @@ def draw(suite: Suite, results: Results, path: Path) -> Path | None:
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path
-
-
-def sections(*parts: Section) -> Iterator[Section]:
-    """Yield the sections that have rows."""
-    yield from (part for part in parts if part[2])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from benchmarks.cpu.cases import Case
-from benchmarks.suites.operator_sets import CAVEAT, cases_of_sets, measured, predicted
+from benchmarks.suites.operator_sets import CAVEAT, NEEDS, cases_of_sets, measured, predicted
 from benchmarks.suites.suite import Section, Suite
 from benchmarks.suites.values import Results
 
-SETS = {"scale_matmul": "M", "scale_conv": "N", "scale_relu": "shape"}
+SETS = ("scale_matmul", "scale_conv", "scale_relu")
+#: Operator -> what grows.
+SIZES = {"matmul": "M", "conv2d": "N", "elementwise": "shape"}
 
 
 def _cases() -> list[Case]:
@@ -19,26 +21,27 @@ def _cases() -> list[Case]:
 
 
 def _size(case: Case) -> int:
-    value = case.row[SETS[case.set]]
+    value = case.row[SIZES[case.row["op"]]]
     return int(value[0] if isinstance(value, list) else value)
 
 
 def _rate(case: Case, seconds: float) -> float:
     """Return operations a second in units of 10^9; of an element-wise operator, bytes."""
     work = float(case.row["flops"])
-    return (8 * work if case.row["op"] == "elementwise" else work) / seconds / 1e9
+    return (8 * work if _moves_bytes([case]) else work) / seconds / 1e9
+
+
+def _moves_bytes(cases: Sequence[Case]) -> bool:
+    return any(case.row["op"] == "elementwise" for case in cases)
 
 
 def report(results: Results) -> Iterator[Section]:
     """Yield a table of rates of each set, one row a size."""
-    times: dict[tuple[str, str], dict[str, float]] = {}
-    for v in results.values:
-        if v.quantity == "time" and v.value is not None:
-            times.setdefault((v.series, v.kind), {})[v.case] = v.value
+    times = results.times()
     names = list(times)
     for name in SETS:
         cases = [case for case in _cases() if case.set == name and any(case.id in found for found in times.values())]
-        unit = "GB/s" if name == "scale_relu" else "GFLOP/s"
+        unit = "GB/s" if _moves_bytes(cases) else "GFLOP/s"
         rows = [
             (str(_size(c)), *(f"{_rate(c, times[n][c.id]):.5g}" if c.id in times[n] else "-" for n in names))
             for c in cases
@@ -52,19 +55,19 @@ def draw(results: Results, figure: Any) -> None:
     panels = figure.subplots(1, len(SETS))
     for name, axes in zip(SETS, panels, strict=True):
         cases = {case.id: case for case in _cases() if case.set == name}
-        lines: dict[tuple[str, str], list[tuple[int, float]]] = {}
-        for v in results.values:
-            if v.quantity == "time" and v.value is not None and v.case in cases:
-                lines.setdefault((v.series, v.kind), []).append((_size(cases[v.case]), _rate(cases[v.case], v.value)))
-        for (series, kind), points in lines.items():
+        bytes_move = _moves_bytes(list(cases.values()))
+        for (series, kind), found in results.times().items():
+            points = [(_size(cases[c]), _rate(cases[c], seconds)) for c, seconds in found.items() if c in cases]
+            if not points:
+                continue
             axes.plot(*zip(*sorted(points), strict=True), marker=".", label=f"{series}, {kind}")
-        axes.set(xscale="log", yscale="log", xlabel="elements" if name == "scale_relu" else "batch")
-        axes.set_title(f"{name}, {'GB/s' if name == 'scale_relu' else 'GFLOP/s'}", fontsize=9)
-        if lines:
+        axes.set(xscale="log", yscale="log", xlabel="elements" if bytes_move else "batch")
+        axes.set_title(f"{name}, {'GB/s' if bytes_move else 'GFLOP/s'}", fontsize=9)
+        if axes.has_data():
             axes.legend(fontsize=7)
 
 
 SUITE = Suite(
-    "scale-out", "Operators as their batch grows (OSDI 2022)", "the extra bench; this processor alone",
+    "scale-out", "Operators as their batch grows (OSDI 2022)", NEEDS,
     partial(predicted, _cases), partial(measured, _cases), report, draw, CAVEAT,
 )  # fmt: skip

@@ -6,7 +6,6 @@ processor both the three batches and the others are measured.
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,7 +40,7 @@ def predict(request: Request) -> Iterator[Value]:
 
     asked = {QUICK[0]: QUICK[1:]} if request.quick else STARTS
     for model, starts in asked.items():
-        if not _is_asked(model, request):
+        if not request.matches(model):
             continue
         for start in starts:
             curve = profile(EXAMPLES / f"{model}.py", request.spec, batch=start).batch_curve()
@@ -62,7 +61,7 @@ def measure(request: Request) -> Iterator[Value]:
     from roller.insight.measured_step import measure_step
 
     for model in (QUICK[0],) if request.quick else STARTS:
-        if not _is_asked(model, request):
+        if not request.matches(model):
             continue
         points = list[BatchPoint]()
         for batch in sorted((*HERE_LINE, *(HERE_QUICK if request.quick else HERE_OTHERS))):
@@ -71,21 +70,18 @@ def measure(request: Request) -> Iterator[Value]:
             except RollerError as error:
                 yield Value(f"{model}, batch {batch}", "time", STEP, None, "s", MEASURED, note=str(error))
                 continue
-            took_s, peak = found.iteration_s, found.process_peak_bytes
+            took_s, peak, case = found.iteration_s, found.process_peak_bytes, f"{model}, batch {batch}"
+            if not found.is_stable:
+                reason = " ".join(found.notes) or "unstable"
+                yield Value(case, "time", STEP, None, "s", MEASURED, note=reason)
+                continue
             points.append(BatchPoint(batch, took_s, batch / took_s, peak, peak, fits=True))
-            note = "" if found.is_stable else "unstable: other work took the processor"
-            yield Value(
-                f"{model}, batch {batch}", "time", STEP, took_s, "s", MEASURED, found.lower_s, found.upper_s, note
-            )
-            yield Value(f"{model}, batch {batch}", "memory", STEP, peak, "B", MEASURED)
+            yield Value(case, "time", STEP, took_s, "s", MEASURED, found.lower_s, found.upper_s)
+            yield Value(case, "memory", STEP, peak, "B", MEASURED)
         chosen = [p for p in points if p.batch in HERE_LINE]
         if len(chosen) == len(HERE_LINE):
             yield from _lines(model, f"line from {HERE_LINE[0]}", fit_line(chosen), points, HERE_LINE[0], MEASURED)
     yield from _published()
-
-
-def _is_asked(model: str, request: Request) -> bool:
-    return any(fnmatch.fnmatchcase(model, part.strip()) for part in request.pattern.split(","))
 
 
 def _points(model: str, series: str, points: Sequence[BatchPoint], kind: str) -> Iterator[Value]:

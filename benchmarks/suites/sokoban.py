@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.cpu.cases import Case
+from benchmarks.gpu.statistic import geometric_mean
 from benchmarks.sokoban import report as tables
 from benchmarks.sokoban.compare import Compared, compare, expression
 from benchmarks.sokoban.construct import check_kind
-from benchmarks.suites.operator_sets import ROLLER, all_cases, asked_for, cases_of_sets, mean
+from benchmarks.suites.operator_sets import ROLLER, all_cases, asked_for, cases_of_sets
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import COUNTED, MEASURED, PREDICTED, Results, Value
 from roller.runtime.build_pool import build_all
@@ -108,7 +109,9 @@ def draw(results: Results, figure: Any) -> None:
     left.axhline(1.0, color="black", linewidth=0.5)
     left.set(xlabel="operators, sorted", ylabel="construction's time over Sokoban's, predicted")
     if records:
-        left.set_title(f"{results.head['device']}: geometric mean {mean([r.ratio for r in records]):.3f}", fontsize=9)
+        left.set_title(
+            f"{results.head['device']}: geometric mean {geometric_mean([r.ratio for r in records]):.3f}", fontsize=9
+        )
     for series, seconds in (
         (ROLLER, [r.roller_cpu_s for r in records]), (SOKOBAN, [r.sokoban_cpu_s for r in records]),
     ):  # fmt: skip

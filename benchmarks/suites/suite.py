@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,18 @@ class Request:
     seed: int = 0
     folder: Path = Path("build/benchmarks")
 
+    def matches(self, name: str) -> bool:
+        """Return whether one of the patterns matches a case or model.
+
+        Examples
+        --------
+        >>> from roller.hardware import load_spec
+        >>> request = Request(load_spec("v100"), pattern="M*, C1?")
+        >>> [request.matches(name) for name in ("M0", "C12", "C1")]
+        [True, True, False]
+        """
+        return any(fnmatch.fnmatchcase(name, part.strip()) for part in self.pattern.split(","))
+
 
 #: A part of the report: title, columns, rows.
 Section = tuple[str, Sequence[str], Sequence[Sequence[str]]]
@@ -62,7 +75,7 @@ class Suite:
     draw
         Draws on a figure of matplotlib; ``None`` where a table says more.
     caveat
-        How to read the predictions, where that is not plain.
+        How to read the predictions, if it is not obvious.
     """
 
     name: str

@@ -7,7 +7,6 @@ minutes more: ``python -m benchmarks.training`` has them.
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,22 +30,18 @@ BUDGET_S, QUICK_BUDGET_S = 540.0, 30.0
 OURS = "Roller"
 
 
-def _is_asked(name: str, request: Request) -> bool:
-    return any(fnmatch.fnmatchcase(name, part.strip()) for part in request.pattern.split(","))
-
-
 def predict(request: Request) -> Iterator[Value]:
     """Yield predictions of published cases, of sweeps of the batch and of several devices; published figures beside."""
     from benchmarks.training import CASES, NETWORKS
     from roller.suite.prediction import predict as predictions
 
     for name, batches in CASES.items():
-        if not _is_asked(name, request) or (request.quick and name not in QUICK):
+        if not request.matches(name) or (request.quick and name not in QUICK):
             continue
         chosen = batches if request.quick or None in batches else tuple(sorted({*batches, *MODELS[name].batches}))
         for one in predictions(models_of([name]), [request.spec], chosen):
             yield from _values_of(one.to_dict(), PREDICTED, request.spec.name)
-    if not request.quick and _is_asked(NETWORKS, request):
+    if not request.quick and request.matches(NETWORKS):
         yield from _clusters(request)
 
 
@@ -70,7 +65,7 @@ def measure(request: Request) -> Iterator[Value]:
     from roller.suite.measuring import measure as measurements
     from roller.suite.sampling import QUICK as RULE
 
-    asked = [name for name in (QUICK_HERE if request.quick else MODELS) if _is_asked(name, request)]
+    asked = [name for name in (QUICK_HERE if request.quick else MODELS) if request.matches(name)]
     failures = list[Value]()
     budget_s = QUICK_BUDGET_S if request.quick else BUDGET_S
     found = measurements(
@@ -161,7 +156,9 @@ def draw(results: Results, figure: Any) -> None:
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5))
 
 
-CAVEAT = "Published figures rest on the frameworks of 2017 and 2018; predicted ones are of PyTorch's libraries today."
+CAVEAT = (
+    "Published figures were measured with frameworks of 2017 and 2018; predictions assume current PyTorch libraries."
+)
 SUITE = Suite(
     "training", "Training of the benchmark's models (TBD, 2018)", "PyTorch, this processor alone, minutes", predict,
     measure, sections, draw, CAVEAT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +34,8 @@ class Value(NamedTuple):
     kind
         One of :data:`KINDS`.
     low, high
-        Ends of its interval, where it has one.
+        Ends of its interval, where it has one: 95 % confidence interval of a measured value; band of the expected error
+        of a predicted one.
     note
         A sentence for the reader.
     """
@@ -75,12 +76,27 @@ class Results:
         values = [one._asdict() for one in self.values]
         return {"format": FORMAT, "version": VERSION, "run": dict(self.head), "values": values}
 
-    def of(self, quantity: str, series: str | None = None) -> dict[str, Value]:
-        """Return the values of a quantity (and a series) by case, those without a value left out."""
+    def of(self, quantity: str, series: str | None = None, kind: str | None = None) -> dict[str, Value]:
+        """Return the values of a quantity (and a series and a kind) by case, those without a value left out."""
         return {
             v.case: v for v in self.values
-            if v.quantity == quantity and series in (None, v.series) and v.value is not None
+            if v.quantity == quantity and series in (None, v.series) and kind in (None, v.kind) and v.value is not None
         }  # fmt: skip
+
+    def grouped(self, quantity: str = "time") -> dict[tuple[str, str], dict[str, Value]]:
+        """Return the values of a quantity by series and kind, then by case, those without a value left out."""
+        found: dict[tuple[str, str], dict[str, Value]] = {}
+        for v in self.values:
+            if v.quantity == quantity and v.value is not None:
+                found.setdefault((v.series, v.kind), {})[v.case] = v
+        return found
+
+    def times(self, quantity: str = "time") -> dict[tuple[str, str], dict[str, float]]:
+        """Return what :meth:`grouped` returns as numbers, in seconds."""
+        return {
+            name: {case: v.value for case, v in values.items() if v.value is not None}
+            for name, values in self.grouped(quantity).items()
+        }
 
 
 def write(path: Path, results: Results) -> None:
@@ -156,8 +172,3 @@ def _differ(before: Value | None, after: Value | None) -> bool:
         return max(before.low or 0.0, after.low or 0.0) > min(before.high or 0.0, after.high or 0.0)
     limit = MEASURED_NOISE if before.kind == MEASURED else EXACT
     return abs(after.value - before.value) > limit * abs(before.value)
-
-
-def only(values: Iterable[Value], kind: str) -> list[Value]:
-    """Return the values of a kind."""
-    return [value for value in values if value.kind == kind]

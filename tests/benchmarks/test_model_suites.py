@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.reproduced.rows import RESULTS
 from benchmarks.suites import forecast, skyline, training, whatif
 from benchmarks.suites.registry import SUITES
 from benchmarks.suites.running import page, run_suite
 from benchmarks.suites.suite import Request
-from benchmarks.suites.values import COUNTED, MEASURED, PREDICTED, PUBLISHED, Results, Value
+from benchmarks.suites.values import COUNTED, MEASURED, PREDICTED, PUBLISHED, Results, Value, read
 from roller.errors import RollerError
 from roller.hardware import load_spec
 from roller.insight.step_profile.batch_curve import BatchPoint, fit_line
@@ -23,12 +25,6 @@ HEAD = {
 
 def request(device="v100", pattern="*"):
     return Request(load_spec(device), quick=True, pattern=pattern)
-
-
-def test_the_suites_of_models_are_registered_and_say_what_they_predict():
-    for name in ("forecast", "whatif", "skyline", "training"):
-        assert SUITES[name].name == name and SUITES[name].caveat and SUITES[name].draw is not None
-    assert SUITES["forecast"].measure is None
 
 
 def times(case, ours, theirs, note=""):
@@ -79,8 +75,41 @@ def test_the_line_and_its_errors_at_the_nearest_batches():
     assert [v.value for v in published] == list(skyline.PUBLISHED_ERRORS.values())
 
 
-def test_published_what_ifs_stand_beside_the_device_that_they_are_of():
-    assert set(whatif.UPDATES) == {"bert_base", "bert_large"}
+def test_an_unstable_step_enters_no_line(monkeypatch):
+    measured_step = pytest.importorskip("roller.insight.measured_step")
+
+    def step(_, batch, budget_s):
+        return SimpleNamespace(
+            iteration_s=float(batch), lower_s=0.9 * batch, upper_s=1.1 * batch, process_peak_bytes=7 * batch,
+            is_stable=batch != 8, notes=("Steps drift.",),
+        )  # fmt: skip
+
+    monkeypatch.setattr(measured_step, "measure_step", step)
+    values = list(skyline.measure(request("cpu-avx512")))
+    (unstable,) = [v for v in values if v.value is None and v.quantity == "time"]
+    assert unstable.case == "gnmt, batch 8" and unstable.note == "Steps drift."
+    assert next(v.note for v in values if v.quantity == "throughput, mean error" and v.case == "gnmt") == "At 1."
+
+
+def test_a_gain_that_is_rounding_is_zero_and_says_why(monkeypatch):
+    answer = SimpleNamespace(baseline_us=1.0, lower_us=0.9, upper_us=1.1, gain=-4.7e-15)
+    monkeypatch.setattr(whatif, "what_if", lambda graph, *changes: answer)
+    one = whatif._gain("gnmt, fused Adam", whatif.FACTORS, None, (), "batch 64")
+    assert one.value == 0.0 and one.note == f"batch 64. {whatif.NO_GAIN}"
+
+
+def test_published_what_ifs_are_given_for_their_own_device_alone(monkeypatch):
+    answer = SimpleNamespace(baseline_us=1.0, lower_us=0.9, upper_us=1.1, gain=0.2)
+    monkeypatch.setattr(whatif, "what_if", lambda graph, *changes: answer)
+    monkeypatch.setattr(whatif, "graph_optimizer", lambda model: "sgd")
+    published = {
+        device: [v.value for v in whatif._of_model("densenet121", None, 32, request(device)) if v.kind == PUBLISHED]
+        for device in ("rtx2080ti", "v100")
+    }
+    assert published == {"rtx2080ti": [0.127, 0.07], "v100": []}
+
+
+def test_gains_are_a_table_of_ours_and_published_ones():
     values = [Value("bert_large, AMP", "gain", whatif.MODEL, 0.2, "", PREDICTED, 0.1, 0.3),
               Value("bert_large, AMP", "gain", whatif.DAYDREAM, 0.172, "", PUBLISHED)]  # fmt: skip
     ((title, _, rows),) = whatif.sections(Results(HEAD, values))
@@ -119,30 +148,23 @@ def test_training_that_does_not_fit_has_no_figures():
     assert value.value is None and value.note == "it does not fit"
 
 
-@pytest.mark.parametrize("name", ["forecast", "whatif", "skyline", "training"])
-def test_every_committed_kind_of_value_can_be_drawn(name, tmp_path):
+@pytest.mark.parametrize("name", ["forecast-rtx3090", "whatif-rtx2080ti", "skyline-rtx2080ti", "training-p4000"])
+def test_a_committed_run_is_drawn(name, tmp_path):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    values = {
-        "forecast": times("a", 1.1, 1.0),
-        "whatif": [Value("m, AMP", "gain", whatif.MODEL, 0.2, "", PREDICTED)],
-        "skyline": [Value(f"m, batch {n}", "time", s, n / 9, "s", PREDICTED)
-                    for n in (1, 2, 4) for s in (skyline.FORECAST, "line from 1")],
-        "training": [Value(f"m, batch {n}", q, training.OURS, n * 1e9, "", PREDICTED)
-                     for n in (1, 2) for q in ("throughput", "memory")],
-    }[name]  # fmt: skip
+    results = read(RESULTS / "suites" / f"{name}.json")
     figure = pyplot.figure()
-    SUITES[name].draw(Results(HEAD, values), figure)
+    SUITES[name.partition("-")[0]].draw(results, figure)
     figure.savefig(tmp_path / "figure.png")
-    assert figure.axes and figure.axes[0].has_data()
+    assert figure.axes and all(axes.has_data() for axes in figure.axes)
     pyplot.close(figure)
 
 
 def test_a_pattern_that_matches_nothing_of_a_suite_is_refused():
     pytest.importorskip("torch")
-    with pytest.raises(RollerError, match="expected cases, got none that matches 'nothing'"):
+    with pytest.raises(RollerError, match="expected cases, got none that match 'nothing'"):
         run_suite(training.SUITE, request("h100", "nothing"))
 
 

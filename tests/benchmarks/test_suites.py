@@ -1,6 +1,7 @@
 """The suites of published evaluations: their values and files, what is compared with a last run, and each on a GPU."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -23,7 +24,6 @@ from benchmarks.suites.values import (
     Results,
     Value,
     changes,
-    only,
     read,
     write,
 )
@@ -32,7 +32,10 @@ from roller.hardware import load_spec
 from tests.offenders import every
 
 V100 = load_spec("v100")
-HEAD = {"suite": "fake", "device": "v100", "quick": False, "seed": 0, "date": "2026-11-29T12:00:00", "revision": "a1"}
+HEAD = {
+    "suite": "fake", "device": "v100", "quick": False, "filter": "*", "seed": 0, "date": "2026-11-29T12:00:00",
+    "revision": "a1",
+}  # fmt: skip
 #: Suite -> operators of a run that takes a fraction of a second.
 FEW = {
     "operators": "M1,E0", "small": "M1", "scale-out": "SM_512,SR_1048576", "irregular": "C9", "tensor-core": "TC_M4",
@@ -88,7 +91,12 @@ def test_values_are_found_by_quantity_series_and_kind():
     held = results(time_of(1.0), time_of(None, case="M2"), Value("M1", "time", "library", 2.0, "s", PUBLISHED))
     assert held.of("time", "Roller") == {"M1": held.values[0]}
     assert held.of("time")["M1"].series == "library", "the last of a case"
-    assert only(held.values, PUBLISHED) == [held.values[2]]
+    assert held.of("time", kind=PREDICTED) == {"M1": held.values[0]}
+    assert held.grouped() == {
+        ("Roller", PREDICTED): {"M1": held.values[0]},
+        ("library", PUBLISHED): {"M1": held.values[2]},
+    }
+    assert held.times()["library", PUBLISHED] == {"M1": 2.0}
 
 
 # Comparison with the last run.
@@ -166,8 +174,33 @@ def test_a_run_is_written_and_compared_with_the_last(tmp_path, capsys):
     suite = fake(time_of(1.0), time_of(6.0, case="M2"))
     running.finish(suite, request, running.run_suite(suite, request))
     second = " ".join(capsys.readouterr().out.split())
-    assert "1 values changed, 1 did not" in second
+    assert "1 value changed, 1 did not" in second
     assert "M2, time, Roller, predicted: 3 -> 6 (2.000 times)" in second
+
+
+def test_a_filtered_run_has_files_of_its_own(tmp_path):
+    paths = {running.stem_of(fake(), Request(V100, pattern=p, folder=tmp_path)) for p in ("*", "M*", "M/../*", "M1,C*")}
+    assert len(paths) == 4 and {path.parent for path in paths} == {tmp_path}
+    assert tmp_path / "fake-v100" in paths
+    names = [path.name for path in paths]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-]+", name) for name in names), names
+    assert len(running.stem_of(fake(), Request(V100, pattern="x," * 500)).name) < 60
+
+
+@every("entry", running.SAME_RUN)
+def test_a_run_of_another_kind_is_not_compared(entry, tmp_path):
+    path = tmp_path / "a.json"
+    write(path, results(time_of(1.0), **{entry: "another"}))
+    (line,) = running.compared(path, results(time_of(2.0)))
+    assert line == f"The earlier run is not comparable: its {entry} differs."
+
+
+def test_what_changed_is_counted_by_values_of_the_new_run(tmp_path):
+    path = tmp_path / "a.json"
+    write(path, results(time_of(1.0), time_of(2.0, case="M2"), time_of(3.0, case="gone")))
+    lines = list(running.compared(path, results(time_of(None), time_of(2.0, case="M2"))))
+    assert lines[0].endswith("2 values changed, 1 did not.")
+    assert lines[1:] == ["  M1, time, Roller, predicted: 1 -> none", "  gone, time, Roller, predicted: 3 -> none"]
 
 
 def test_a_processor_here_is_measured_and_any_other_predicted():
@@ -177,7 +210,7 @@ def test_a_processor_here_is_measured_and_any_other_predicted():
 
 
 def test_a_run_without_cases_or_measurements_is_refused():
-    with pytest.raises(RollerError, match=r"fake: expected cases, got none that matches 'Z\*'"):
+    with pytest.raises(RollerError, match=r"fake: expected cases, got none that match 'Z\*'"):
         running.run_suite(fake(), Request(V100, pattern="Z*"))
     with pytest.raises(RollerError, match="expected a device to predict, got this machine's processor"):
         running.run_suite(fake(time_of(1.0)), Request(load_spec("cpu")))
@@ -186,7 +219,8 @@ def test_a_run_without_cases_or_measurements_is_refused():
 def test_suites_are_listed_and_an_unknown_one_is_refused():
     done = CliRunner().invoke(app, ["list"], terminal_width=200)
     assert done.exit_code == 0 and all(name in done.output for name in SUITES)
-    assert all(name == suite.name and suite.about for name, suite in SUITES.items())
+    described = (running.HERE / "README.md").read_text(encoding="utf-8").partition("## Suites")[2]
+    assert [name for name in SUITES if f"`{name}`" not in described] == []
     done = CliRunner().invoke(app, ["run", "operatrs"])
     assert done.exit_code != 0 and "expected a suite, got 'operatrs'" in f"{done.output}{done.exception}"
     assert "operators" in str(done.exception)
@@ -219,11 +253,18 @@ def test_a_suite_predicts_a_gpu_and_says_so(name, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_every_figure_is_drawn(tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     for name in FEW:
         found = run_few(name, tmp_path, monkeypatch)
+        figure = pyplot.figure()
+        SUITES[name].draw(found, figure)
+        assert figure.axes and all(axes.has_data() for axes in figure.axes), name
+        pyplot.close(figure)
         path = running.draw(SUITES[name], found, tmp_path / f"{name}.png")
-        assert path is not None and path.stat().st_size > 5000, name
+        assert path is not None and path.read_bytes().startswith(b"\x89PNG"), name
 
 
 def test_shares_of_operators_that_are_faster(tmp_path):
@@ -244,10 +285,10 @@ def test_compile_times_are_measured_here_beside_published_ones(tmp_path, monkeyp
     found = run_few("compile-time", tmp_path, monkeypatch)
     by_series = {v.series: v for v in found.values if v.quantity == "compile time" and v.case == "M1"}
     assert by_series["construction"].kind == MEASURED and 0 < by_series["construction"].value < 60
-    assert by_series["construction"].low <= by_series["construction"].value <= by_series["construction"].high
+    assert by_series["construction"].low is None, "three repetitions give no interval"
     assert by_series["TVM"][3:6] == (1354.063, "s", PUBLISHED)
     assert by_series[compile_time.LOWERED].note == "left out by the test"
-    (counted,) = only(found.values, COUNTED)
+    (counted,) = [v for v in found.values if v.kind == COUNTED]
     assert counted.value == int(counted.value) > 10
     means = {v.series: v.value for v in found.values if v.case == compile_time.ALL}
     assert means == compile_time.PUBLISHED_MEANS
@@ -284,8 +325,8 @@ def test_a_program_that_does_not_fit_is_said_and_counts_in_no_gain():
         Value("B", "unchanged", resource_change.KEPT, 1.0, "s", PREDICTED),
         Value("A", "half", resource_change.KEPT, 3.0, "s", PREDICTED),
         Value("B", "half", resource_change.KEPT, None, "s", PREDICTED, note="does not fit: x"),
-        Value("A", "half", resource_change.ANEW, 2.0, "s", PREDICTED),
-        Value("B", "half", resource_change.ANEW, 4.0, "s", PREDICTED),
+        Value("A", "half", resource_change.RECONSTRUCTED, 2.0, "s", PREDICTED),
+        Value("B", "half", resource_change.RECONSTRUCTED, 4.0, "s", PREDICTED),
     ]
     held = results(*values)
     assert resource_change.gains(held) == {"half": {"A": 1.5}}

@@ -1,6 +1,7 @@
 """The training benchmark's results, and the page of what is published beside ours: every figure is that of a file."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT))
 
 from benchmarks import reproduction, training  # noqa: E402
+from benchmarks.reproduced import training as reproduced  # noqa: E402
 from benchmarks.reproduced.changes import errors_of_what_ifs  # noqa: E402
+from benchmarks.reproduced.operators import roller  # noqa: E402
+from benchmarks.reproduced.rows import RESULTS  # noqa: E402
+from benchmarks.suites.values import read  # noqa: E402
 
 DATA = json.loads(training.RESULTS.read_text(encoding="utf-8"))
 
@@ -46,6 +51,21 @@ def test_only_models_of_the_first_edition_speak_against_an_observation():
 def test_the_errors_of_what_ifs_are_read_from_their_table():
     errors = errors_of_what_ifs()
     assert len(errors) >= 10 and errors["fused Adam"] == 2.0
+
+
+def test_figures_of_the_page_are_those_of_the_results():
+    rows = {row.what: row for row in reproduced.training()}
+    assert all(row.measured == "no: no GPU is here" for row in rows.values())
+    values = read(RESULTS / "suites" / "training-p4000.json").values
+    run = {(v.case, v.quantity): v.value for v in values if v.series == "Roller"}
+    case = {(r["model"], r["batch"], r["device"]): r for r in DATA["rows"]}
+    speed = run["faster_rcnn, batch 1", "throughput"]
+    assert rows["Faster R-CNN, images/s on a P4000"].predicted == f"{speed:.2f}"
+    assert speed == pytest.approx(case["faster_rcnn", 1, "p4000"]["throughput_per_s"], rel=0.01)
+    few, many = (run[f"seq2seq, batch {batch}", "throughput"] for batch in (64, 128))
+    assert rows["Seq2Seq, batch 64 to 128"].predicted == f"{100 * (many / few - 1):+.1f} %"
+    speeds = {row.what: row.predicted for row in roller()}
+    assert re.fullmatch(r"\d\.\d\d of \d+ rows", speeds["speed against the library, geometric mean"])
 
 
 @pytest.mark.slow

@@ -16,60 +16,50 @@ ROWS = [(title, row) for title, rows in PAPERS.items() for row in rows()]
 RUNS = sorted((RESULTS / "suites").glob("*.json"))
 #: Words without a figure that a cell may have.
 WORDS = ("cannot be said here", "out of memory")
-#: Scales in which a value is shown: itself, percent.
-SCALES = (1.0, 100.0)
 NUMBER = re.compile(r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?![\w]|\.\d)")
+#: Computations of rows over pairs of values.
+OVER_PAIRS = ("ratio", "relative change", "ends of ratios", "geometric mean of ratios", "ratio of rates")
 
 
 def geometric_mean(values):
     return math.exp(statistics.fmean(map(math.log, values)))
 
 
-def derived(run):
-    """Yield what rows compute from a run's values, by other code than theirs: ratios, means, counts."""
-    values = [v for v in run.values if v.value is not None]
-    times = {(v.case, v.series): v.value for v in values if v.quantity == "time"}
-    for one, other in (("library", "Roller"), ("axes not fused", "as constructed")):
-        speeds = {case: t / times[case, other] for (case, series), t in times.items()
-                  if series == one and (case, other) in times}  # fmt: skip
-        yield from (*speeds.values(), len(speeds))
-        if speeds:
-            yield geometric_mean(list(speeds.values()))
-    sets = {}
-    for (case, series), took in times.items():
-        if series == "Roller" and (found := re.fullmatch(r"(S[MCR])_(\d+)", case)):
-            sets.setdefault(found[1], {})[int(found[2])] = took
-    for own in sets.values():
-        first, last = min(own), max(own)
-        yield last / first * own[first] / own[last]
-    for quantity in dict.fromkeys(v.quantity for v in values if "error" in v.quantity):
-        own = [v.value for v in values if v.quantity == quantity and v.series.startswith("line")]
-        if own:
-            yield from (statistics.fmean(own), max(own), len(own))
+def values_used(row):
+    """Return the values that a row uses, ``None`` for one that its run lacks or that has none."""
+    found = []
+    for name, key in row.used:
+        path = RESULTS / "suites" / f"{name}.json"
+        held = {v.key: v.value for v in read(path).values} if path.is_file() else {}
+        found.append(held.get(key))
+    return found
 
 
-def ratios_of_cases(first, second):
-    """Yield ratios of throughputs: of a case on two devices or in two ways, and of a model's batches."""
-    speeds = [[v for v in run.values if v.quantity == "throughput" and v.value] for run in (first, second)]
-    for one in speeds[0]:
-        for other in speeds[1]:
-            if one.case.partition(",")[0] == other.case.partition(",")[0]:
-                yield from (other.value / one.value, other.value / one.value - 1)
+def computed(row, values):
+    """Return the numbers that a row's cell begins with, by other code than its own, and how many values they are of."""
+    if row.by not in OVER_PAIRS:
+        pick = {"mean": statistics.fmean, "largest": max}
+        return (values, 0) if row.by == "each" else (
+            (ends_of(row, values), 0) if row.by == "ends" else ([pick[row.by](values)], len(values))
+        )  # fmt: skip
+    ratios = [over / under for over, under in zip(values[::2], values[1::2], strict=True)]
+    if row.by == "geometric mean of ratios":
+        return [geometric_mean(ratios)], len(ratios)
+    if row.by == "ratio of rates":
+        first, last = (int(re.search(r"\d+$", key[0])[0]) for _, key in row.used)
+        return [last / first * ratios[0]], 0
+    if row.by == "ends of ratios":
+        return ends_of(row, ratios), 0
+    return ([r - 1 for r in ratios] if row.by == "relative change" else ratios), 0
 
 
-def candidates(source):
-    runs = [read(RESULTS / name) for name in source.split(", ")]
-    for run in runs:
-        yield from (v.value for v in run.values if v.value is not None)
-        yield from derived(run)
-        for v in run.values:  # numbers that name a case: batches, networks
-            yield from (float(n) for n in NUMBER.findall(f"{v.case} {v.series} {v.note}"))
-    yield from ratios_of_cases(runs[0], runs[-1])
+def ends_of(row, values):
+    return [min(values), max(values)] if " to " in row.predicted else [min(values)]
 
 
-def is_of(text, values):
+def is_shown_as(text, value, percent):
     digits = len(text.partition(".")[2])
-    return any(f"{scale * value:.{digits}f}" == text.lstrip("+") for value in values for scale in SCALES)
+    return float(text) == float(f"{(100 if percent else 1) * value:.{digits}f}")
 
 
 def test_the_page_is_that_of_the_committed_files():
@@ -92,13 +82,52 @@ def test_every_row_has_both_kinds_of_figures_or_the_reason_why_not():
         assert row.source == "-" or all((RESULTS / name).is_file() for name in row.source.split(", ")), row
 
 
-def test_every_figure_of_a_suite_is_a_value_of_its_file():
+def test_every_figure_of_a_suite_is_computed_from_the_values_that_its_row_names():
     of_suites = [row for _, row in ROWS if "suites/" in row.source]
     assert len(of_suites) >= 40
     for row in of_suites:
-        found = list(candidates(row.source))
-        strange = [n for n in NUMBER.findall(row.predicted) if not is_of(n, found)]
-        assert not strange, (row.what, row.predicted, strange)
+        assert row.used, row
+        assert {f"suites/{name}.json" for name, _ in row.used} >= set(row.source.split(", ")), row
+        values, numbers = values_used(row), list(NUMBER.finditer(row.predicted))
+        if None in values and (row.by != "each" or set(values) == {None}):
+            assert row.predicted.startswith("no: ") or row.predicted in WORDS, row
+            continue
+        expected, count = computed(row, [v for v in values if v is not None])
+        for number, value in zip(numbers, expected, strict=False):
+            percent = row.predicted[number.end() :].startswith(" %")
+            assert is_shown_as(number[0], value, percent), (row, value)
+        rest = [int(number[0]) for number in numbers[len(expected) :]]
+        assert rest in ([], [count], compared_cases(row)), row
+        assert len(numbers) >= len(expected), row
+
+
+def compared_cases(row):
+    """Return how many times of whole models a forecast is compared with."""
+    return [len(errors_of(row.used[0][0]))]
+
+
+def errors_of(name):
+    """Return the relative errors of predicted times of whole models, from the times of a committed run."""
+    path = RESULTS / "suites" / f"{name}.json"
+    values = [v for v in read(path).values if v.quantity == "time" and v.value is not None] if path.is_file() else []
+    published = {v.case: v.value for v in values if v.kind == "published"}
+    ours = [v for v in values if v.kind == "predicted" and not v.note]
+    return [abs(v.value / published[v.case] - 1) for v in ours if v.case in published]
+
+
+@pytest.mark.parametrize("name", [p.stem for p in RUNS if p.stem.startswith("forecast")])
+def test_errors_of_a_committed_forecast_are_those_of_its_times(name):
+    errors, case = errors_of(name), "time, fp32: language models"
+    mean, most = (value_of(name, case, quantity, "Roller").value for quantity in ("mean error", "largest error"))
+    expected = (pytest.approx(statistics.fmean(errors)), pytest.approx(max(errors))) if errors else (None, None)
+    assert (mean, most) == expected
+
+
+def test_a_figure_of_another_value_is_noticed():
+    row = next(row for _, row in ROWS if row.what == "Faster R-CNN, images/s on a P4000")
+    (value,) = values_used(row)
+    assert is_shown_as(row.predicted, value, False)
+    assert not is_shown_as(row.predicted, value * 1.01, False) and not is_shown_as(row.predicted, value, True)
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
@@ -106,6 +135,8 @@ def test_a_committed_run_says_what_it_is_of(path):
     run = read(path)
     device = run.head["device"]
     assert path.stem == f"{run.head['suite']}-{device}" and not run.head["quick"]
+    assert run.head["filter"] == "*"
+    assert re.fullmatch(r"[0-9a-f]{12}", run.head["revision"]), "made from a commit, without changes"
     assert {v.kind for v in run.values} <= set(KINDS)
     assert all(v.note for v in run.values if v.value is None)
     assert path.stat().st_size < 300_000
