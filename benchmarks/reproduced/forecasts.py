@@ -24,7 +24,7 @@ def boom() -> Iterator[Row]:
         mean, most = (value_of(run, case, quantity, "Roller") for quantity in ("mean error", "largest error"))
         errors = f"{cell(mean, percent)} (mean), {cell(most, percent)} (largest), {mean.note}"
         yield Row(
-            f"error of the time of whole models on a {device}, against NeuSight's published times",
+            f"error of the time of whole models on {device}, against NeuSight's published times",
             "7.8 % (mean, other models)", NO_GPU, errors if mean.value is not None else cell(mean, percent),
             source_of(run),
         )  # fmt: skip
@@ -33,7 +33,7 @@ def boom() -> Iterator[Row]:
         run = f"forecast-{device}"
         plain, small = (value_of(run, EXAMPLE, "throughput", name) for name in (forecast.PLAIN, forecast.CHECKPOINTED))
         fits = plain.note if plain.value is None else f"fits, {plain.value:.2f} samples/s"
-        yield Row(f"a GPT-like model on a {device}, as it is (ours: {EXAMPLE}, fp16 AMP)", "out of memory", NO_GPU,
+        yield Row(f"a GPT-like model on {device}, as it is (ours: {EXAMPLE}, fp16 AMP)", "out of memory", NO_GPU,
                   fits, source_of(run))  # fmt: skip
         lacking = next((v for v in (base, small) if v.value is None), None)
         relative = f"{(small.value or 0) / (base.value or 1):.2f}" if lacking is None else f"no: {lacking.note}"
@@ -53,8 +53,8 @@ def lines() -> Iterator[Row]:
                and v.value is not None]  # fmt: skip
         pick = statistics.fmean if name == "mean error" else max
         text = f"{percent(pick(own), 2)}, of {len(own)} lines" if own else f"no: no run {LINES} is committed"
-        yield Row(f"{quantity} by the line, {name} (RTX 2070; ours: RTX 2080 Ti, forecast beside)",
-                  percent(error, 2), NO_GPU, text, source_of(LINES))  # fmt: skip
+        words = "RTX 2070; ours: RTX 2080 Ti, forecast beside, at the six nearest powers of two"
+        yield Row(f"{quantity} by the line, {name} ({words})", percent(error, 2), NO_GPU, text, source_of(LINES))
     for model in skyline.STARTS:
         largest = value_of(LINES, model, "largest batch", skyline.FORECAST)
         yield Row(f"largest batch of {model}", "no figure", NO_GPU, cell(largest, lambda v: f"{v:.0f}"),

