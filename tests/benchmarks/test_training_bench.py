@@ -55,7 +55,7 @@ def test_suites_are_named_and_run_by_their_names(tmp_path):
     assert code == 0 and all(name in text for name in SUITES)
     for words in ((), ("run",), ("run", "nothing"), ("list", "more")):
         assert run(*words)[0] != 0
-    assert "expected one of operators, " in run("run", "nothing")[1]
+    assert "expected a suite, got 'nothing'" in run("run", "nothing")[1]
     out = tmp_path / "page.md"
     assert run("report", "--out", str(out))[0] == 0 and out.read_text() == reproduction.page()
     out.write_text("old")
