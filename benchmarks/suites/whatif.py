@@ -210,7 +210,7 @@ def sections(results: Results) -> Iterator[Section]:
 
 def _spelled(quantity: str, value: float) -> str:
     if quantity in ("gain", "mean error", "largest error", "share of the update"):
-        return f"{100 * value:.1f} %"
+        return f"{round(100 * value, 1) + 0.0:.1f} %"  # no minus zero
     return f"{value:.4g}"
 
 
