@@ -16,9 +16,9 @@ import typer
 from benchmarks import reproduction
 from benchmarks.common import screen, table
 from benchmarks.suites.registry import SUITES
-from benchmarks.suites.running import finish, run_suite
+from benchmarks.suites.running import check_folder, finish, run_suite
 from benchmarks.suites.suite import Request
-from roller.errors import RollerError, did_you_mean
+from roller.errors import RollerError, did_you_mean, shown
 from roller.hardware import load_spec
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -46,10 +46,12 @@ def run_command(
     """Run a suite on this processor, or predict it for other devices."""
     if name not in SUITES:
         hint = did_you_mean(name, SUITES) or f"; there are {', '.join(SUITES)}."
-        sys.exit(f"benchmarks: run: expected a suite, got '{name}'{hint}")
+        sys.exit(f"benchmarks: run: expected a suite, got {shown(name)}{hint}")
     try:
-        for part in device.split(","):
-            request = Request(load_spec(part.strip()), quick, pattern, seed, out)
+        specs = [load_spec(part.strip()) for part in device.split(",")]  # all, before the first one runs
+        check_folder(out)
+        for spec in specs:
+            request = Request(spec, quick, pattern, seed, out)
             finish(SUITES[name], request, run_suite(SUITES[name], request))
     except RollerError as error:
         sys.exit(f"benchmarks: {error}")

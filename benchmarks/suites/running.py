@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import re
 import subprocess
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.common import HERE, markdown, screen, table
 from benchmarks.suites.suite import Request, Suite
-from benchmarks.suites.values import PREDICTED, Change, Results, Value, changes, read, write
+from benchmarks.suites.values import PREDICTED, PUBLISHED, Change, Results, Value, changes, read, write
 from roller import __version__
-from roller.errors import RollerError
+from roller.errors import RollerError, printable
+from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.hardware.detect import is_this_machine
 from roller.suite.run_file import head_of
 
@@ -40,7 +42,7 @@ def run_suite(suite: Suite, request: Request) -> Results:
         )
     find = suite.measure if here and suite.measure is not None else suite.predict
     values = tuple(find(request))
-    if not values:
+    if all(value.kind == PUBLISHED for value in values):
         raise RollerError(f"{suite.name}: expected cases, got none that match '{request.pattern}'. See --filter.")
     head = head_of(
         __version__, suite=suite.name, device=request.spec.name, quick=request.quick, filter=request.pattern,
@@ -60,8 +62,16 @@ def revision() -> str:
 
 def stem_of(suite: Suite, request: Request) -> Path:
     """Return the path of a run's files without their endings; a filtered run has files of its own."""
-    device = Path(request.spec.name).stem
+    device = _device_slug(request.spec)
     return request.folder / f"{suite.name}-{device}{'-quick' if request.quick else ''}{_slug(request.pattern)}"
+
+
+def _device_slug(spec: DeviceSpec) -> str:
+    """Return the name of a device for a file; a specification of one's own has its digest, since names may repeat."""
+    if is_this_machine(spec) or (spec.name in list_specs() and spec == load_spec(spec.name)):
+        return spec.name
+    words = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(spec.name).name)[:_MOST_SLUG]
+    return f"{words}-{hashlib.sha256(repr(spec).encode()).hexdigest()[:8]}"
 
 
 def _slug(pattern: str) -> str:
@@ -103,26 +113,53 @@ def kinds_of(values: Sequence[Value]) -> str:
     return f"Values are {', '.join(kinds[:-1])}{' and ' if len(kinds) > 1 else ''}{kinds[-1]}, as the columns say"
 
 
+def check_folder(folder: Path) -> None:
+    """Make the folder of results, before the work that goes into them.
+
+    Raises
+    ------
+    RollerError
+        It cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RollerError(
+            f"--out: expected a folder that can be written, got {error.strerror}. Name another."
+        ) from error
+
+
 def finish(suite: Suite, request: Request, results: Results) -> None:
-    """Print the tables, compare with the last run of the same kind, and write JSON, Markdown and the picture."""
+    """Print the tables, write JSON, Markdown and the picture, and compare with the last run of the same kind."""
     out, stem = screen(), stem_of(suite, request)
-    stem.parent.mkdir(parents=True, exist_ok=True)
+    check_folder(request.folder)
+    path = stem.with_name(f"{stem.name}.json")
+    lines = _compared_or_not(path, results)
+    write(path, results)
     for title, columns, rows in suite.report(results):
         out.print(table(f"{title} ({results.head['device']})", columns, rows))
-    out.print(f"{kinds_of(results.values)}. {_caveat(suite, results)}".strip())
-    path = stem.with_name(f"{stem.name}.json")
-    for line in compared(path, results):
-        out.print(line, markup=False)
-    write(path, results)
+    out.say(f"{kinds_of(results.values)}. {_caveat(suite, results)}".strip())
+    for line in lines:
+        out.print(printable(line), markup=False, soft_wrap=True)
     picture = draw(suite, results, stem.with_name(f"{stem.name}.png"))
     stem.with_name(f"{stem.name}.md").write_text(page(suite, results, picture.name if picture else ""), "utf-8")
     names = [".json", ".md", *([".png"] if picture else [])]
     out.print(f"{stem}{', '.join(names)}", markup=False)
 
 
+def _compared_or_not(path: Path, results: Results) -> list[str]:
+    """Return what changed since the last run, or why that cannot be said: no new run is lost for an old file."""
+    try:
+        return list(compared(path, results))
+    except RollerError as error:
+        return [f"The earlier run cannot be read: {error}"]
+
+
 def compared(path: Path, results: Results) -> Iterator[str]:
     """Yield what changed since the last run, whose file this is."""
-    if not path.is_file():
+    if not path.exists():
         yield "No earlier run to compare with."
         return
     last = read(path)

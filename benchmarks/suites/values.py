@@ -120,12 +120,21 @@ def read(path: Path) -> Results:
     try:
         if data["format"] != FORMAT or data["version"] != VERSION:
             raise ValueError
-        return Results(dict(data["run"]), tuple(Value(**value) for value in data["values"]))
+        values = tuple(Value(**value) for value in data["values"])
+        if not all(map(_is_value, values)):
+            raise ValueError
+        return Results({"date": "unknown", "revision": "unknown", **data["run"]}, values)
     except (KeyError, TypeError, ValueError) as error:
         raise RollerError(
             f"{path}: expected the results of a suite, version {VERSION}, got another file. Write one with `python -m "
             f"benchmarks run SUITE --out FOLDER`."
         ) from error
+
+
+def _is_value(one: Value) -> bool:
+    words = (one.case, one.quantity, one.series, one.unit, one.kind, one.note)
+    numbers = [number for number in (one.value, one.low, one.high) if number is not None]
+    return all(isinstance(word, str) for word in words) and all(isinstance(n, (int, float)) for n in numbers)
 
 
 class Change(NamedTuple):

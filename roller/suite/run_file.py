@@ -129,8 +129,9 @@ def _row_problem(row: Any) -> str:
     if not all(isinstance(row[name], str) for name in ("model", "device", "kind")) or not isinstance(row["batch"], int):
         return "a row whose model, device, kind or batch is none"
     times = [row.get("iteration_s")]
-    samples, pair = row.get("samples_s"), row.get("pair") or {}
-    groups: list[Any] = [samples or [], pair.get("rounds_s", ()) if isinstance(pair, Mapping) else None]
+    pair = row.get("pair")
+    rounds = [] if pair is None else pair.get("rounds_s") if isinstance(pair, Mapping) else None
+    groups: list[Any] = [row.get("samples_s") or [], rounds]
     if not all(isinstance(own, list) and all(isinstance(one, list) for one in own) for own in groups):
         return f"times of {row['model']} that are no lists"
     times += [time for own in groups for one in own for time in one]

@@ -38,8 +38,8 @@ HEAD = {
 }  # fmt: skip
 #: Suite -> operators of a run that takes a fraction of a second.
 FEW = {
-    "operators": "M1,E0", "small": "M1", "scale-out": "SM_512,SR_1048576", "irregular": "C9", "tensor-core": "TC_M4",
-    "compile-time": "M1", "resource-change": "MM3", "sokoban": "EW1,EW2", "ablations": "R0",
+    "operators": "M1,E0", "small": "M1", "scale-out": "SM_512,SC_128,SR_1048576", "irregular": "C9",
+    "tensor-core": "TC_M4", "compile-time": "M1", "resource-change": "MM3", "sokoban": "EW1,EW2", "ablations": "R0",
 }  # fmt: skip
 #: Suites of which ``--quick`` names other cases than the 119.
 QUICK = {"sokoban"}
