@@ -38,7 +38,9 @@ def run_command(
         str,
         typer.Option("--device", "-d", help="Names or YAML files of devices to predict; cpu measures this machine."),
     ] = "cpu",
-    quick: Annotated[bool, typer.Option("--quick", help="Few cases, in minutes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Few cases, in minutes; operators are all predicted all the same.")
+    ] = False,
     pattern: Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns of cases: 'M*,C1?'.")] = "*",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of inputs.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder of results and figures.")] = Path("build/benchmarks"),

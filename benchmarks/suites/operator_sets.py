@@ -202,7 +202,7 @@ def draw(results: Results, figure: Any) -> None:
         style = "-" if series == ROLLER and of_kind == kind else "none"
         axes.plot(*zip(*shown, strict=True), linestyle=style, marker=".", label=f"{series}, {of_kind}")
     axes.set(yscale="log", ylabel="milliseconds", xlabel="operators, sorted by the time of Roller's kernel")
-    axes.set_title(f"{results.head['device']}: times of operators", fontsize=9)
+    axes.set_title(f"{results.head['device']}: times of operators, {kind}", fontsize=9)
     if len(order) <= 60:
         axes.set_xticks(range(len(order)), order, rotation=90, fontsize=6)
     axes.legend(fontsize=8)

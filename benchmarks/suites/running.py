@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import subprocess
 import tempfile
@@ -171,10 +172,17 @@ def compared(path: Path, results: Results) -> Iterator[str]:
     same = len(keys) - sum(change.key in keys for change in found)
     count = f"{len(found)} value{'' if len(found) == 1 else 's'}"
     yield f"Since {last.head['date']} ({last.head['revision']}): {count} changed, {same} did not."
+    found.sort(key=_size, reverse=True)
     for change in found[:_MOST_CHANGES]:
         yield f"  {_spelled(change)}"
     if len(found) > _MOST_CHANGES:
         yield f"  and {len(found) - _MOST_CHANGES} more"
+
+
+def _size(change: Change) -> float:
+    """Return how large a change is, for sorting; of a value that only one run has, infinity."""
+    ratio = change.ratio
+    return abs(math.log(ratio)) if ratio is not None and ratio > 0 else math.inf
 
 
 def _spelled(change: Change) -> str:

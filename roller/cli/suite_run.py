@@ -80,11 +80,8 @@ def _print_run(rows: Sequence[Mapping[str, Any]], failures: Sequence[str]) -> No
     screen = console()
     for machine in dict.fromkeys(row["device"] for row in rows):
         screen.say(f"measured: {machine}")
-    screen.print(throughput_table(rows))
-    screen.say("memory at the peak of the tensors, in MiB; context: the rest of the process")
-    screen.print(memory_table(rows))
-    screen.say("operators that take longest among those that use the peak less than the step")
-    screen.print(kernels_table(rows))
+    if rows:
+        _print_tables(rows)
     unstable = [row["model"] for row in rows if not row["is_stable"]]
     if unstable:
         screen.say(f"unstable, so without a time: {', '.join(unstable)}")
@@ -93,6 +90,15 @@ def _print_run(rows: Sequence[Mapping[str, Any]], failures: Sequence[str]) -> No
             screen.say(f"{row['model']}: {note}")
     for sentence in failures:
         screen.say(f"failed: {sentence}")
+
+
+def _print_tables(rows: Sequence[Mapping[str, Any]]) -> None:
+    screen = console()
+    screen.print(throughput_table(rows))
+    screen.say("memory at the peak of the tensors, in MiB; context: the rest of the process")
+    screen.print(memory_table(rows))
+    screen.say("operators that take longest among those that use the peak less than the step")
+    screen.print(kernels_table(rows))
 
 
 def compare_command(
@@ -187,7 +193,7 @@ def _print_difference(found: RunDifference, as_json: bool) -> None:
 
 
 def _difference_table(found: RunDifference) -> Table:
-    table = Table("model", "device", "batch", "time", "between", "", "", box=None)
+    table = Table("model", "device", "batch", "time, second over first", "between", "verdict", "kind", box=None)
     for row in found.rows:
         cells: list[Any] = ["-", "-"]
         if row.ratio is not None:
