@@ -69,10 +69,11 @@ def _measured(name: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trace
 
 
 def _environment() -> dict[str, Any]:
-    from roller import __version__
-
     settings = {name: os.environ.get(name) for name in REPEATABLE}
-    return {**environment_of(__version__), "repeatable": {**settings, "fixed addresses": has_fixed_addresses()}}
+    return {
+        **environment_of(sys.modules["roller"].__version__),
+        "repeatable": {**settings, "fixed addresses": has_fixed_addresses()},
+    }
 
 
 def has_fixed_addresses() -> bool:
