@@ -22,6 +22,7 @@ from roller.cli.training import (
     CallsOption,
     CheckpointOption,
     DevicesOption,
+    TorchReleaseOption,
     amps_of,
     batches_of,
     checkpoints_of,
@@ -55,6 +56,7 @@ class Asked:
     shapes: dict[str, tuple[int, ...]]
     calls: int | None
     script: ScriptRun
+    torch_release: str = ""
 
 
 def forecast_command(
@@ -66,6 +68,7 @@ def forecast_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
+    torch_release: TorchReleaseOption = "",
     shapes: ShapeOption = None,
     top: TopOption = 0,
     yes: YesOption = False,
@@ -80,7 +83,7 @@ def forecast_command(
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience),
+        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience), torch_release,
     )  # fmt: skip
     from roller.insight.trace.progress import listening
     from roller.insight.trace.providers import is_script
@@ -108,7 +111,7 @@ def forecast_command(
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-    first = step_of(file, asked.calls, asked.script)
+    first = step_of(file, asked.calls, asked.script, torch_release=asked.torch_release)
     for batch in asked.batches:
         for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
             for spec, count in asked.devices:
@@ -121,6 +124,8 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
 def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
     from roller.insight.onnx_models import forecast_onnx
 
+    if asked.torch_release:
+        raise UsageError(f"{file.name}: expected no --torch-release for a model, which is no step. Drop it.")
     if asked.calls is not None:
         raise UsageError(f"{file.name}: expected no --calls for a model, which is no step. Drop it.")
     if any(count > 1 for _, count in asked.devices) or asked.amps != ["fp32"] or asked.checkpoints != [False]:
