@@ -38,7 +38,7 @@ FileArgument = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", help="Whose kernels: library (PyTorch's; default of entry files) or roller (of models)."),
+    typer.Option("--policy", help="Whose kernels: library (of PyTorch; entry files), compiled, or roller (models)."),
 ]
 TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
 
