@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,6 +30,8 @@ from roller.suite.turns import Block, TurnCoordinator
 
 #: Rounds that warm up, and the half-width of the ratio at which no more are taken.
 WARM_UP, TARGET_HALF_WIDTH = 4, 0.005
+#: Seconds between two looks at processes that end.
+_POLL_S = 0.05
 #: Seconds of a block, and seconds before it in which threads that still spin come to rest.
 BLOCK_S, PAUSE_S = 0.2, 0.02
 
@@ -154,8 +156,9 @@ def measure_pair(
         try:
             rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (time.monotonic() - start_s))
         except BaseException:  # an interruption, too: nobody waits for what the processes would still do
-            for process in processes:
-                process.kill()
+            while wait(tasks, _POLL_S).not_done:  # one that starts just now is killed when it is there
+                for process in processes:
+                    process.kill()
             raise
         replies = [task.result() for task in tasks]
     both = []

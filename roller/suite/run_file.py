@@ -128,14 +128,15 @@ def _row_problem(row: Any) -> str:
         return "a row without what every row has"
     if not all(isinstance(row[name], str) for name in ("model", "device", "kind")) or not isinstance(row["batch"], int):
         return "a row whose model, device, kind or batch is none"
-    times = [row.get("iteration_s")]
     pair = row.get("pair")
     rounds = [] if pair is None else pair.get("rounds_s") if isinstance(pair, Mapping) else None
     groups: list[Any] = [row.get("samples_s") or [], rounds]
     if not all(isinstance(own, list) and all(isinstance(one, list) for one in own) for own in groups):
         return f"times of {row['model']} that are no lists"
-    times += [time for own in groups for one in own for time in one]
-    if not all(time is None or _is_time(time) for time in times):
+    times = [time for own in groups for one in own for time in one]
+    if row.get("iteration_s") is not None:
+        times.append(row["iteration_s"])
+    if not all(map(_is_time, times)):
         return f"times of {row['model']} that are no positive numbers of seconds"
     return ""
 

@@ -79,7 +79,8 @@ def _environment() -> dict[str, Any]:
 def has_fixed_addresses() -> bool:
     """Whether the addresses of this process are not random; ``False`` where the system does not tell."""
     personality = _personality()
-    return personality is not None and bool(personality(_ASK) & _FIXED)
+    found = -1 if personality is None else personality(_ASK)
+    return found >= 0 and bool(found & _FIXED)
 
 
 def _personality() -> Callable[[int], int] | None:
@@ -94,7 +95,10 @@ def fix_addresses() -> None:
     Which memory shares a cache's sets would otherwise differ from one process to the next, and times with it.
     """
     personality = _personality()
-    if personality is not None and not personality(_ASK) & _FIXED and personality(_FIXED) != -1:
+    if personality is None:
+        return
+    before = personality(_ASK)
+    if before >= 0 and not before & _FIXED and personality(before | _FIXED) >= 0:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -131,7 +131,8 @@ def test_the_command_exits_with_1_for_a_regression_alone(tmp_path):
 BAD_ROWS = {
     "nothing": {}, "a name that is none": {"model": ["a3c"]}, "a batch that is none": {"batch": [8]},
     "negative": {"samples_s": [[-1.0, 1.0]]}, "zero": {"samples_s": [[0.0, 1.0]]}, "nan": {"samples_s": [[math.nan]]},
-    "infinite": {"samples_s": [[math.inf]]}, "text": {"samples_s": [["1"]]}, "a number": {"samples_s": [1.0]},
+    "infinite": {"samples_s": [[math.inf]]}, "text": {"samples_s": [["1"]]}, "null": {"samples_s": [[None, 1.0]]},
+    "a number": {"samples_s": [1.0]},
     "a predicted time": {"iteration_s": -1.0}, "tiny": {"iteration_s": 1e-320}, "no rounds": {"pair": {"id": "x"}},
     "rounds that are numbers": {"pair": {"id": "x", "rounds_s": [1.0]}}, "a pair that is none": {"pair": [1]},
     "rounds of zero": {"pair": {"id": "x", "rounds_s": [[0.0]]}},
