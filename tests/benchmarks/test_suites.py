@@ -1,4 +1,4 @@
-"""The suites of published evaluations: their values and files, what is compared with a last run, and each on a GPU."""
+"""The suites of published evaluations: each on a GPU, and what its tables and figures say."""
 
 import sys
 from pathlib import Path
