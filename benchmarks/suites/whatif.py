@@ -82,11 +82,12 @@ def _of_model(model: str, graph: StepGraph, batch: int, request: Request) -> Ite
     uses_adam = "adam" in graph_optimizer(model)
     if uses_adam:
         changes[ADAM] = {MODEL: FusedOptimizer, FACTORS: lambda: FusedOptimizer(prices="factor")}
-    if model == "densenet121":
+    if (model, NORM) in GAINS:
         changes[NORM] = {FACTORS: RestructuredNorm}
     for change, ways in changes.items():
         for series, make in ways.items():
-            yield _gain(f"{model}, {change}", series, graph, (make(),), f"batch {batch}")
+            why_none = NO_GAIN if (change, series) == (ADAM, FACTORS) else ""
+            yield _gain(f"{model}, {change}", series, graph, (make(),), f"batch {batch}", why_none)
         if request.spec.name == PUBLISHED_DEVICE:
             for series, gain, note in GAINS.get((model, change), ()):
                 yield Value(f"{model}, {change}", "gain", series, gain, "", PUBLISHED, note=note)
@@ -103,7 +104,7 @@ def graph_optimizer(model: str) -> str:
     return networks.NETWORKS[model].optimizer
 
 
-def _gain(case: str, series: str, graph: StepGraph, changes: Sequence[Any], note: str) -> Value:
+def _gain(case: str, series: str, graph: StepGraph, changes: Sequence[Any], note: str, why_none: str) -> Value:
     try:
         answer = what_if(graph, *changes)
     except RollerError as error:
@@ -111,7 +112,7 @@ def _gain(case: str, series: str, graph: StepGraph, changes: Sequence[Any], note
     low, high = (1 - end / answer.baseline_us for end in (answer.upper_us, answer.lower_us))
     gain = answer.gain
     if abs(gain) < ROUNDING:
-        gain, note = 0.0, f"{note}. {NO_GAIN}"
+        gain, note = 0.0, f"{note}. {why_none}" if why_none else note
     return Value(case, "gain", series, gain, "", PREDICTED, low, high, note)
 
 
