@@ -104,7 +104,7 @@ def graph_optimizer(model: str) -> str:
     return networks.NETWORKS[model].optimizer
 
 
-def _gain(case: str, series: str, graph: StepGraph, changes: Sequence[Any], note: str, why_none: str) -> Value:
+def _gain(case: str, series: str, graph: StepGraph, changes: Sequence[Any], note: str, why_none: str = "") -> Value:
     try:
         answer = what_if(graph, *changes)
     except RollerError as error:

@@ -94,8 +94,10 @@ def test_an_unstable_step_enters_no_line(monkeypatch):
 def test_a_gain_that_is_rounding_is_zero_and_says_why(monkeypatch):
     answer = SimpleNamespace(baseline_us=1.0, lower_us=0.9, upper_us=1.1, gain=-4.7e-15)
     monkeypatch.setattr(whatif, "what_if", lambda graph, *changes: answer)
-    one = whatif._gain("gnmt, fused Adam", whatif.FACTORS, None, (), "batch 64")
+    one = whatif._gain("gnmt, fused Adam", whatif.FACTORS, None, (), "batch 64", whatif.NO_GAIN)
     assert one.value == 0.0 and one.note == f"batch 64. {whatif.NO_GAIN}"
+    other = whatif._gain("gnmt, AMP", whatif.MODEL, None, (), "batch 64")
+    assert other.value == 0.0 and other.note == "batch 64", "the reason is that of one rule"
 
 
 def test_published_what_ifs_are_given_for_their_own_device_alone(monkeypatch):
