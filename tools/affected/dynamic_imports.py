@@ -142,7 +142,9 @@ RULES = (
         "models of the training benchmark", (r"\.workload\(", r"suite_app"), r"roller\.suite\.models\.\w+",
         ("roller/suite/entry.py::SuiteModel.workload",),
     ),
-    DynamicImport("what the API reference names", (r"hasattr\(importlib\.import_module\(module\), name\)",), r"roller\..*"),
+    DynamicImport(
+        "what the API reference names", (r"hasattr\(importlib\.import_module\(module\), name\)",), r"roller\..*"
+    ),
     DynamicImport("examples", (r"examples\.\{",), r"examples\.\w+"),
     DynamicImport("families of models", (r"families\.\{",), r"tests\.onnx\.families\.\w+"),
     # Not this project's code: a user's.
