@@ -21,7 +21,7 @@ def compiled_spec(expression: TensorExpr, spec: DeviceSpec) -> DeviceSpec:
     True
     """
     emitted = spec.emitted
-    missed = [f for f in spec.fragments if not f.emitted and takes(f, expression)]
+    missed = [f for f in spec.constructed.fragments if not f.emitted and takes(f, expression)]
     if missed and not any(takes(f, expression) for f in emitted.fragments):
         warnings.warn(
             f"{expression.name} on {spec.name}: {missed[0].name} and its like are priced, no template emits them yet: "

@@ -40,6 +40,13 @@ PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", help="Whose kernels: library (PyTorch's; default of entry files) or roller (of models)."),
 ]
+Tf32Option = Annotated[
+    bool | None,
+    typer.Option(
+        "--tf32/--no-tf32",
+        help="Whether float32 convolutions and products use TF32 (from sm_80 on). Default: as the file sets PyTorch.",
+    ),
+]
 TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
 
 
@@ -55,6 +62,7 @@ class Asked:
     shapes: dict[str, tuple[int, ...]]
     calls: int | None
     script: ScriptRun
+    tf32: bool | None = None
 
 
 def forecast_command(
@@ -67,6 +75,7 @@ def forecast_command(
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
     shapes: ShapeOption = None,
+    tf32: Tf32Option = None,
     top: TopOption = 0,
     yes: YesOption = False,
     patience: PatienceOption = PATIENCE_S,
@@ -80,7 +89,7 @@ def forecast_command(
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience),
+        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience), tf32,
     )  # fmt: skip
     from roller.insight.trace.progress import listening
     from roller.insight.trace.providers import is_script
@@ -114,8 +123,9 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
             for spec, count in asked.devices:
                 size = None if batch is None else int(batch)
                 yield first.forecast(
-                    spec, batch=size, amp=amp, checkpoint=checkpoint, policy=asked.policy or "library", devices=count
-                )
+                    spec, batch=size, amp=amp, checkpoint=checkpoint, policy=asked.policy or "library", devices=count,
+                    tf32=asked.tf32,
+                )  # fmt: skip
 
 
 def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
@@ -123,6 +133,8 @@ def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
 
     if asked.calls is not None:
         raise UsageError(f"{file.name}: expected no --calls for a model, which is no step. Drop it.")
+    if asked.tf32 is not None:
+        raise UsageError(f"{file.name}: expected no --tf32 for a model, whose kernels compute as it says. Drop it.")
     if any(count > 1 for _, count in asked.devices) or asked.amps != ["fp32"] or asked.checkpoints != [False]:
         raise UsageError(
             f"{file.name}: expected single devices, and no --amp or --checkpoint, for a model, got others. "

@@ -92,6 +92,19 @@ class Fragment:
         return self.family in LOWERED and self.operand in LOWERED_OPERANDS
 
     @property
+    def is_constructed(self) -> bool:
+        """Whether our own programs are constructed with it: it is emitted, or pipes would have to widen its operands.
+
+        Libraries have kernels of every instruction.
+
+        Examples
+        --------
+        >>> [Fragment("mfma.m16", 16, 16, 4, d, "float32", 64).is_constructed for d in ("float16", "float32")]
+        [True, False]
+        """
+        return self.emitted or DTYPE_BYTES.get(self.operand, 4) < 4
+
+    @property
     def reads_scratchpad(self) -> bool:
         """Whether the instruction reads its operands from scratchpad by itself, and runs beside what follows it."""
         return self.family == "wgmma"

@@ -17,8 +17,9 @@ from roller.targets import KINDS
 OPERATION_CLASSES = ("fma", "add", "special", "convert", "issue", "load_store")
 #: Further classes a device may give a rate for, alone or per dtype (``matrix.float16``).
 OPTIONAL_CLASSES = ("matrix", "group_matrix", "dot", "integer", "convert_to")
-#: Dtypes a rate may be given for.
-DTYPES = ("float16", "bfloat16", "float32", "float64", "int8", "int16", "int32", "float8_e4m3fn", "float8_e5m2")
+#: Dtypes a rate may be given for; ``tfloat32`` is float32 that a matrix unit rounds to 11 digits as it multiplies.
+DTYPES = ("float16", "bfloat16", "tfloat32", "float32", "float64", "int8", "int16", "int32", "float8_e4m3fn",
+          "float8_e5m2")  # fmt: skip
 #: Range of an instruction rate.
 RATE = Quantity("operations/cycle/unit", 1e-3, 1e7)
 

@@ -279,6 +279,12 @@ class DeviceSpec:
         return self if kept == self.fragments else replace(self, fragments=kept)
 
     @cached_property
+    def constructed(self) -> DeviceSpec:
+        """The device with those matrix instructions alone that our own programs are constructed with."""
+        kept = tuple(f for f in self.fragments if f.is_constructed)
+        return self if kept == self.fragments else replace(self, fragments=kept)
+
+    @cached_property
     def sustained(self) -> DeviceSpec:
         """The device as a whole model meets it: at the clock that lasts; the same object where that is the boost clock.
 

@@ -218,6 +218,7 @@ def forecast(
     settings: AllocatorSettings | None = None,
     kernels: Kernels | None = None,
     devices: int = 1,
+    tf32: bool | None = None,
 ) -> Forecast:
     """Predict the last, steady step of a trace on a device.
 
@@ -238,6 +239,9 @@ def forecast(
     devices
         Number of devices in one machine that train together with ``DistributedDataParallel``, each on the trace's
         batch.
+    tf32
+        Whether float32 convolutions and products may be computed in TF32, where the device has it; ``None`` for what
+        the trace says: PyTorch's switches.
 
     Raises
     ------
@@ -258,16 +262,18 @@ def forecast(
     if not host_op_s >= 0:
         raise RollerError(f"host_op_s: expected seconds, got {host_op_s!r}. Leave it out for {HOST_OP_S}.")
     spec = target_of(device)[0]
-    last, *others = (_forecast_step(t, spec, policy, host_op_s, settings, kernels, devices) for t in trace.unlike())
+    last, *others = (
+        _forecast_step(t, spec, policy, host_op_s, settings, kernels, devices, tf32) for t in trace.unlike()
+    )
     return _mean_of_steps(last, others) if others else last
 
 
 def _forecast_step(
     trace: Trace, spec: DeviceSpec, policy: str, host_op_s: float, settings: AllocatorSettings | None,
-    kernels: Kernels | None, devices: int,
+    kernels: Kernels | None, devices: int, tf32: bool | None,
 ) -> Forecast:  # fmt: skip
     """Return the forecast of the last step of a trace."""
-    step = price_step(trace, spec, policy, kernels=kernels)
+    step = price_step(trace, spec, policy, kernels=kernels, tf32=tf32)
     graph, trace = _graph_on_devices(step, host_op_s, devices)
     run = simulate(graph)
     end_s, host_s = run.makespan_us / 1e6, thread_work_us(graph) / 1e6

@@ -23,6 +23,8 @@ from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
 Program = Callable[[DeviceSpec], Estimate]
+#: Expression and the library's policy -> the program chosen on the base device; ``None`` where none fits it.
+Programs = dict[tuple[TensorExpr, str], Program | None]
 
 
 @dataclass(frozen=True)
@@ -36,22 +38,21 @@ class WholeSensitivity:
 class _Fixed(Kernels):
     """Prices of kernels with the programs chosen for a base device."""
 
-    def __init__(
-        self, spec: DeviceSpec, policy: str, programs: dict[TensorExpr, Program | None], base: DeviceSpec
-    ) -> None:
+    def __init__(self, spec: DeviceSpec, policy: str, programs: Programs, base: DeviceSpec) -> None:
         super().__init__(spec, policy)
         self._programs, self._base = programs, base
 
-    def _price_by_model(self, expr: TensorExpr) -> KernelPrice:
-        if expr not in self._programs:
-            self._programs[expr] = _chosen_program(expr, self._base, self.policy)
-        program = self._programs[expr]
+    def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
+        key = expr, library
+        if key not in self._programs:
+            self._programs[key] = _chosen_program(expr, self._base, self.policy, library)
+        program = self._programs[key]
         if program is None:  # priced by its bytes, on every device
-            return super()._price_by_model(expr)
+            return super()._price_by_model(expr, library)
         return self._from_estimate(program(self.spec), "library" if self.policy == "library" else "construct")
 
 
-def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program | None:
+def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
     """Return the estimator of the program chosen on a device; ``None`` if none fits it."""
     from roller.search.constructor import construct_candidates
     from roller.search.library import library_program
@@ -59,7 +60,7 @@ def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Program 
 
     try:
         if policy == "library" and spec.traits.blocks:
-            return library_program(expr, spec, "library-graph")
+            return library_program(expr, spec, library)
         program = construct_candidates(expr, spec, ConstructOptions())[0].program
     except RollerError:
         return None
@@ -105,13 +106,15 @@ def sensitivity_of_step(
         return WholeSensitivity(
             of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
         )
-    programs: dict[TensorExpr, Program | None] = {}
+    programs: Programs = {}
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         return (_step_seconds(operators, _Fixed(spec.sustained, policy, programs, device.sustained)),)
 
     found = of_price(device, ("step",), total_seconds, anew=False, fields=_varied_fields(device))
-    return WholeSensitivity(found, (*trace.warnings, *unit_notes(programs, device, ours=policy == "roller")))
+    return WholeSensitivity(
+        found, (*trace.warnings, *unit_notes([expr for expr, _ in programs], device, ours=policy == "roller"))
+    )
 
 
 def _step_seconds(operators: Sequence[Operator], kernels: Kernels) -> float:
@@ -153,7 +156,7 @@ def sensitivity_of_model(
     program = partitioned(read(model, batch=batch, shapes=shapes))
     runs = Counter(run.kernel for run in runs_of(program.steps))
     uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}
-    programs: dict[TensorExpr, Program | None] = {}
+    programs: Programs = {}
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
@@ -163,4 +166,4 @@ def sensitivity_of_model(
             return (math.inf,)
 
     found = of_price(device, (program.name,), total_seconds, anew=False, fields=_varied_fields(device))
-    return WholeSensitivity(found, unit_notes(programs, device, ours=policy == "roller"))
+    return WholeSensitivity(found, unit_notes([expr for expr, _ in programs], device, ours=policy == "roller"))

@@ -76,10 +76,11 @@ class TracedStep(Trace):
         checkpoint: bool | str | Sequence[str] | None = None,
         policy: str = "library",
         devices: int = 1,
+        tf32: bool | None = None,
     ) -> Forecast:
         """Return the predicted time and memory on a device: see :func:`roller.insight.forecast.forecast`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint)
-        return forecast(step, device, policy=policy, devices=devices)
+        return forecast(step, device, policy=policy, devices=devices, tf32=tf32)
 
     def memory(
         self,

@@ -48,6 +48,7 @@ def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: boo
     """
     if not spec.traits.blocks:
         return ()
+    spec = spec.constructed if ours else spec
     found: dict[str, None] = {}
     for expression in expressions:
         dtype = _operands(expression)

@@ -20,6 +20,8 @@ from roller.perf.estimate import Estimate
 _UNKNOWN_ERROR = 0.5
 #: Expressions whose prices are worth a process (some 30 ms each), and shares of the work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
+#: A library's kernels on any units of the device, replayed from a graph: the cost of a call is host time.
+ANY_UNITS = "library-graph"
 
 
 @dataclass(frozen=True)
@@ -55,29 +57,41 @@ class Kernels:
 
     def __init__(self, spec: DeviceSpec, policy: str, folder: Path | None = None) -> None:
         self.spec, self.policy = spec, policy
-        self._found: dict[TensorExpr, KernelPrice] = {}
+        self._found: dict[tuple[TensorExpr, str], KernelPrice] = {}
         self._path = None if folder is None else folder / f"{_cache_file_name(spec, policy)}.json"
         self._kept = _read_prices(self._path)
         self._new: dict[str, KernelPrice] = {}
 
-    def price_expression(self, expr: TensorExpr) -> KernelPrice:
-        """Return the price of one kernel that computes an expression."""
-        found = self._found.get(expr)
+    def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
+        """Return the price of one kernel that computes an expression.
+
+        Parameters
+        ----------
+        expr
+            What it computes.
+        library
+            Which of a library's kernels: a key of :data:`~roller.templates.common.policy.POLICIES`, called from a
+            graph. It makes no difference where kernels are constructed.
+        """
+        key = expr, library
+        found = self._found.get(key)
         if found is None:
-            found = self._found[expr] = self._price_with_disk_cache(expr) if self._path else self._price_by_model(expr)
+            price = self._price_with_disk_cache if self._path else self._price_by_model
+            found = self._found[key] = price(expr, library)
         return found
 
     @property
     def priced_expressions(self) -> tuple[TensorExpr, ...]:
         """Every expression that was priced, once."""
-        return tuple(self._found)
+        return tuple(dict.fromkeys(expr for expr, _ in self._found))
 
     def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
         """Price expressions in processes of their own, as many at a time as there are processors.
 
         :meth:`price_expression` then finds them. An expression that no process returns is priced on demand.
         """
-        todo = [e for e in dict.fromkeys(exprs) if e not in self._found and not (self._path and e.key in self._kept)]
+        todo = [e for e in dict.fromkeys(exprs) if (e, ANY_UNITS) not in self._found]
+        todo = [e for e in todo if not (self._path and e.key in self._kept)]
         share = max(_WORTH_A_PROCESS, -(-len(todo) // (_CHUNKS * usable_processors())))
         chunks = {str(at): todo[at : at + share] for at in range(0, len(todo), share)}
         if len(chunks) < 2 or usable_processors() < 2:
@@ -85,17 +99,18 @@ class Kernels:
         from roller import pipeline  # noqa: F401 - before the processes start, so that they have it
         from roller.runtime.build_pool import build_all
 
-        results = build_all(chunks, lambda chunk: [self._price_by_model(e) for e in chunk])
+        results = build_all(chunks, lambda chunk: [self._price_by_model(e, ANY_UNITS) for e in chunk])
         for at, result in results.items():
             for expr, price in zip(chunks[at], result.value or (), strict=False):
-                self._found[expr] = price
+                self._found[expr, ANY_UNITS] = price
                 if self._path:
                     self._kept[expr.key] = self._new[expr.key] = price
 
-    def _price_with_disk_cache(self, expr: TensorExpr) -> KernelPrice:
-        known = self._kept.get(expr.key)
+    def _price_with_disk_cache(self, expr: TensorExpr, library: str) -> KernelPrice:
+        key = expr.key if library == ANY_UNITS else f"{expr.key} {library}"
+        known = self._kept.get(key)
         if known is None:
-            known = self._kept[expr.key] = self._new[expr.key] = self._price_by_model(expr)
+            known = self._kept[key] = self._new[key] = self._price_by_model(expr, library)
         return known
 
     def save(self) -> None:
@@ -111,14 +126,13 @@ class Kernels:
             return
         self._new.clear()
 
-    def _price_by_model(self, expr: TensorExpr) -> KernelPrice:
+    def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
         """Return the price of the policy's program, or by its bytes if none fits the device."""
         from roller import pipeline
 
         try:
             if self.policy == "library" and self.spec.traits.blocks:
-                # Replayed, not called: the cost of a call is host time, which overlaps with the device.
-                estimate, provenance = pipeline.predict(expr, self.spec, policy="library-graph"), "library"
+                estimate, provenance = pipeline.predict(expr, self.spec, policy=library), "library"
             else:
                 estimate, provenance = pipeline.construct(expr, self.spec, top_k=1)[0].estimate, "construct"
         except RollerError:
@@ -145,9 +159,9 @@ class Kernels:
         resource = "launch" if waits > moved else "dram"
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream")
 
-    def price_fused(self, launch: Fused) -> KernelPrice:
+    def price_fused(self, launch: Fused, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of a fused kernel: the longer of its arithmetic and its memory traffic."""
-        products = [self.price_expression(p) for p in launch.products]
+        products = [self.price_expression(p, library) for p in launch.products]
         rates = self.spec.compute.ops_per_cycle_per_unit
         special_s = launch.exponentials / (rates.get("special", rates["fma"]) * self.spec.units * self.spec.clock_hz)
         arithmetic = launch.share * sum(p.work_s for p in products) + special_s

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from roller.expr import TensorExpr
+
+#: Units that a library's kernel may use: ``"any"``; ``"planar"``, those that take images in planes of channels, which
+#: NVIDIA's matrix units do not; ``"winograd"``, Winograd's algorithm on threads.
+Units = Literal["any", "planar", "winograd"]
+#: What a framework's switches of TF32 tell apart; ``""`` is never computed in TF32.
+ProductKind = Literal["", "convolution", "product"]
 
 
 @dataclass(frozen=True)
@@ -17,10 +24,17 @@ class Kernel:
         The expression that one kernel computes.
     count
         How many run one after the other.
+    units, kind
+        Units that a library's kernel may use, and which switch of TF32 applies to it.
+    ways
+        Other ways in which a library may run it; it takes the fastest.
     """
 
     expr: TensorExpr
     count: int = 1
+    units: Units = "any"
+    kind: ProductKind = ""
+    ways: tuple[Way, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,8 @@ class Fused:
         Share of the products' points that is computed: a half under a causal mask.
     launches
         Kernels.
+    units, kind, ways
+        As of :class:`Kernel`.
     """
 
     products: tuple[TensorExpr, ...]
@@ -64,6 +80,25 @@ class Fused:
     written_bytes: float
     share: float = 1.0
     launches: int = 1
+    units: Units = "any"
+    kind: ProductKind = ""
+    ways: tuple[Way, ...] = ()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way in which a library may run a kernel.
+
+    Parameters
+    ----------
+    kernel
+        The kernel in this way, without further ways.
+    conversions
+        Kernels around it that convert tensors to the layout that its units take, and back.
+    """
+
+    kernel: Kernel | Fused
+    conversions: tuple[Stream, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.kernels import KernelPrice, Kernels
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Wait
+from roller.insight.cost.launches import Launch, Wait
+from roller.insight.cost.library_ways import DEFAULT_TF32, LibraryWays, kernel_count
 from roller.insight.cost.pipe_work import PipeWork, launch_name, pipe_work
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Operator
@@ -109,6 +110,9 @@ class Pricer:
         every expression.
     kernels
         Prices computed before; by default none, and the disk cache is not used.
+    tf32
+        Kinds of float32 products that may be computed in TF32, where the device has it: ``"convolution"``,
+        ``"product"``. By default those of PyTorch.
 
     Raises
     ------
@@ -116,10 +120,14 @@ class Pricer:
         Where there is no such policy.
     """
 
-    def __init__(self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None) -> None:
+    def __init__(
+        self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
+        tf32: Collection[str] = DEFAULT_TF32,
+    ) -> None:  # fmt: skip
         check_policy(policy)
         self.spec = spec
         self.kernels = kernels or Kernels(spec, policy)
+        self._ways = LibraryWays(self.kernels, tf32)
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator) -> Price:
@@ -130,10 +138,11 @@ class Pricer:
             found = self._known[key] = self._price_launches(*_cached_launches(key, operator))
         return found
 
-    def _price_launches(self, launches: tuple[Launch, ...], mapped: bool) -> Price:
-        if not launches:
+    def _price_launches(self, given: tuple[Launch, ...], mapped: bool) -> Price:
+        if not given:
             return _NOTHING
-        parts = [self._price_launch(x) for x in launches]
+        chosen = [pair for launch in given for pair in self._ways.fastest(launch)]
+        launches, parts = zip(*chosen, strict=True)
         longest = max(parts, key=lambda p: p.seconds)
         seconds, lower, upper = (math.fsum(getattr(p, n) for p in parts) for n in ("seconds", "lower", "upper"))
         provenance = longest.provenance if mapped else "bytes"
@@ -144,23 +153,9 @@ class Pricer:
 
     def _row(self, launch: Launch, price: KernelPrice) -> LaunchPrice:
         return LaunchPrice(
-            launch_name(launch), _kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
+            launch_name(launch), kernel_count(launch), price.seconds, price.resource, pipe_work(launch, self.spec),
             price.lower, price.upper,
         )  # fmt: skip
-
-    def _price_launch(self, launch: Launch) -> KernelPrice:
-        if isinstance(launch, Kernel):
-            return self.kernels.price_expression(launch.expr).repeated(launch.count)
-        if isinstance(launch, Fused):
-            return self.kernels.price_fused(launch)
-        read, written = launch.read_bytes, launch.written_bytes if isinstance(launch, Stream) else 0.0
-        return self.kernels.price_stream(read, written, _kernel_count(launch))
-
-
-def _kernel_count(launch: Launch) -> int:
-    if isinstance(launch, Kernel):
-        return launch.count
-    return 0 if isinstance(launch, Wait) else launch.launches
 
 
 _LAUNCHES: dict[Any, tuple[tuple[Launch, ...], bool]] = {}

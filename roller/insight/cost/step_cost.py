@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from roller.core.cache_location import cache_folder
@@ -9,6 +10,7 @@ from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
+from roller.insight.cost.library_ways import DEFAULT_TF32
 from roller.insight.cost.operator_price import Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
@@ -38,15 +40,18 @@ class PricedStep:
     kernels: Kernels = field(repr=False)
 
 
-def cached_pricer(spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None) -> Pricer:
+def cached_pricer(
+    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None, tf32: Collection[str] = DEFAULT_TF32
+) -> Pricer:
     """Return a pricer at the device's sustained clock that uses the cache on the disk."""
     sustained = spec.sustained
-    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"))
+    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"), tf32)
 
 
 def price_step(
-    trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: Kernels | None = None
-) -> PricedStep:
+    trace: Trace, spec: DeviceSpec, policy: str = "library", *, kernels: Kernels | None = None,
+    tf32: bool | None = None,
+) -> PricedStep:  # fmt: skip
     """Price the operators of the last step.
 
     Parameters
@@ -59,6 +64,9 @@ def price_step(
         ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program.
     kernels
         Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+    tf32
+        Whether convolutions and products of float32 may be computed in TF32, where the device has it; ``None`` for what
+        the trace says: PyTorch's switches.
 
     Raises
     ------
@@ -71,7 +79,8 @@ def price_step(
             f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
             f"allocator take elsewhere is not described yet; name one of those."
         )
-    pricer = cached_pricer(spec, policy, kernels)
+    kinds = trace.options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
+    pricer = cached_pricer(spec, policy, kernels, kinds)
     if spec.traits.discrete or policy == "roller":
         prices = price_all(pricer, trace.steady())
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them

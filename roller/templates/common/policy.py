@@ -30,6 +30,12 @@ class LibraryPolicy:
     call_s
         Time from a call to its kernel's start where nothing is queued before it, per tensor that the call makes; 0:
         that of a launch.
+    matrix_units
+        Whether its kernels may use a matrix unit.
+    winograd
+        Whether its kernels use Winograd's algorithm where the windows allow it.
+    rounded
+        Dtypes of tensors, and the operands of matrix units to which they are rounded as they are multiplied.
     """
 
     product_tiles: tuple[tuple[int, int, int], ...]
@@ -42,6 +48,9 @@ class LibraryPolicy:
     vector_bytes: int
     unit_sides: tuple[int, ...]
     call_s: float = 0.0
+    matrix_units: bool = True
+    winograd: bool = False
+    rounded: tuple[tuple[str, str], ...] = ()
 
 
 #: The kernels of PyTorch and of cuBLAS below it.
@@ -64,10 +73,15 @@ _LIBRARY = LibraryPolicy(
     unit_sides=(16, 32, 64, 128, 256),
     call_s=1.5e-5,
 )
+_GRAPH = replace(_LIBRARY, call_s=0.0)
 #: What constructs programs freely, by name (``None``), and what only knows others' kernels: called one by one by a
-#: framework, or replayed from a graph, where launches are all that a call adds.
+#: framework, or replayed from a graph, where launches are all that a call adds; of a graph also those without matrix
+#: units alone, those that round float32 to TF32 where a unit takes it, and those of Winograd's algorithm.
 POLICIES: dict[str, LibraryPolicy | None] = {
     "roller": None,
     "library": _LIBRARY,
-    "library-graph": replace(_LIBRARY, call_s=0.0),
+    "library-graph": _GRAPH,
+    "library-graph-threads": replace(_GRAPH, matrix_units=False),
+    "library-graph-tf32": replace(_GRAPH, rounded=(("float32", "tfloat32"),)),
+    "library-graph-winograd": replace(_GRAPH, matrix_units=False, winograd=True),
 }

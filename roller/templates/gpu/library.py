@@ -19,9 +19,13 @@ from roller.tile.geometry import Geometry, product
 from roller.tile.structures import TILED, structure_of
 
 
-def library_options(options: ConstructOptions) -> ConstructOptions:
+def library_options(options: ConstructOptions, policy: LibraryPolicy) -> ConstructOptions:
     """Return the mechanisms that libraries have of those asked for."""
-    return replace(options, winograd=False)
+    return replace(
+        options,
+        winograd=options.winograd and policy.winograd,
+        matrix_units=options.matrix_units and policy.matrix_units,
+    )
 
 
 def product_tiles(geometry: Geometry, spec: DeviceSpec, policy: LibraryPolicy) -> list[TileBatch]:

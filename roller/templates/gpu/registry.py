@@ -102,14 +102,14 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
     if policy is None:
         yield from _constructed(expr, spec, options)
     else:
-        yield from _like_libraries(expr, spec, library_options(options), policy)
+        yield from _like_libraries(expr, spec, library_options(options, policy), policy)
 
 
 def _like_libraries(
     expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, policy: LibraryPolicy
 ) -> list[TileBatch]:
     """Return the programs of the policy's kernels: a matrix unit's where it takes the dtypes, else those of threads."""
-    found = _matrix(expr, spec, options)
+    found = _winograd(expr, spec, options) or _matrix(expr, spec, options)
     found = found or [b for f in canonical_forms(expr, options) for b in product_tiles(Geometry.of(f), spec, policy)]
     return found or restricted(_constructed(expr, spec, options), spec, policy)
 

@@ -1,16 +1,36 @@
-"""Convolutions and their gradients, of one to three dimensions."""
+"""Convolutions and their gradients, of one to three dimensions, in the ways in which a library runs them.
+
+A matrix unit's kernels take images with channels innermost. Where tensors have planes of channels, or channels that
+are no whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's
+deep learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors as they are; for
+windows of three by three at stride one they may use Winograd's algorithm. The library runs the fastest.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from roller import ops
 from roller.expr import TensorExpr
+from roller.insight.cost.gpu.image_layout import channels_innermost, conversions_to_innermost, vector_channels
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
+from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Units, Way
 from roller.insight.trace.trace import TensorRecord
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    """Of a convolution: windows, groups, and whether channels are innermost in its tensors."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    transposed: bool
+    innermost: bool
 
 
 def convolution(view: View) -> tuple[Launch, ...]:
@@ -32,18 +52,20 @@ def convolution_backward(view: View) -> tuple[Launch, ...]:
     gradient, x = view.required_tensor("grad_output", 0), view.required_tensor("input", 1)
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
+    geometry = _geometry(view, x, weight)
     found: list[Launch] = []
     if wanted[0]:
-        found += _image_gradient(view, gradient, x, weight)
+        found += _image_gradient(geometry, gradient, x, weight)
     if wanted[1]:
-        product = _weight_gradient(gradient, x, weight, int(view.argument("groups", 1)), view)
-        found.append(_implicit_product(product, (gradient, x), weight))
+        found.append(_weight_gradient(geometry, gradient, x, weight))
     if wanted[2]:
         found.append(Stream(total_bytes((gradient,)), total_bytes(view.outputs[-1:])))
     return tuple(found)
 
 
-def _implicit_product(product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord) -> Launch:
+def _implicit_product(
+    product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord, units: Units, ways: tuple[Way, ...] = ()
+) -> Kernel | Fused:
     """Return the kernel of an implicit product: its operand is gathered from windows of an image as it runs.
 
     The product names an element once for each window it lies in; memory gives the tensors themselves. Where every
@@ -51,7 +73,9 @@ def _implicit_product(product: TensorExpr, read: Sequence[TensorRecord], written
     """
     moved = total_bytes(read), total_bytes((written,))
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
-    return Kernel(product) if moved == named else Fused((product,), 0.0, *moved)
+    if moved == named:
+        return Kernel(product, units=units, kind="convolution", ways=ways)
+    return Fused((product,), 0.0, *moved, units=units, kind="convolution", ways=ways)
 
 
 def _per_dimension(values: Sequence[int], rank: int) -> tuple[int, ...]:
@@ -60,15 +84,17 @@ def _per_dimension(values: Sequence[int], rank: int) -> tuple[int, ...]:
     return listed * rank if len(listed) == 1 and rank > 1 else listed
 
 
-def _geometry(view: View, rank: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+def _geometry(view: View, x: TensorRecord, weight: TensorRecord) -> _Geometry:
+    rank = len(x.shape) - 2
     ones = (1,) * rank
     stride, padding = view.argument("stride", ones), view.argument("padding", (0,) * rank)
-    dilation = view.argument("dilation", ones)
-    return (
+    return _Geometry(
         _per_dimension(stride, rank),
         _per_dimension(padding, rank),
-        _per_dimension(dilation, rank),
+        _per_dimension(view.argument("dilation", ones), rank),
         int(view.argument("groups", 1)),
+        bool(view.argument("transposed", False)),
+        channels_innermost(x) and (channels_innermost(weight) or x.shape[1] > 1),
     )
 
 
@@ -78,19 +104,74 @@ def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
 
 
 def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: TensorRecord) -> Launch:
-    rank = len(x.shape) - 2
-    stride, padding, dilation, groups = _geometry(view, rank)
-    if view.argument("transposed", False):
-        return _implicit_product(_as_product(x, weight, out, groups), (x, weight), out)
-    if rank > 2:
-        return _implicit_product(_as_product(out, weight, out, groups), (x, weight), out)
-    (h, w), (kh, kw) = _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
-    strides, pads, dilations = _as_pair(stride, 1), _as_pair(padding, 0), _as_pair(dilation, 1)
-    return Kernel(
-        ops.conv2d(
-            x.shape[0], x.shape[1], h, w, weight.shape[0], kh, kw, strides, pads, dilations, groups, dtype=x.dtype
-        )
-    )
+    rank, g = len(x.shape) - 2, _geometry(view, x, weight)
+    if g.transposed or rank > 2:
+        product = _as_product(x if g.transposed else out, weight, out, g.groups)
+        return _product_in_all_ways(g, product, product, (x, weight), out)
+    windows = _Windows(
+        x.shape[0], _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:]),
+        _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
+    )  # fmt: skip
+    around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
+    return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around)
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """A two-dimensional convolution but for its channels."""
+
+    batch: int
+    size: tuple[int, int]
+    window: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, ...]
+    dilation: tuple[int, int]
+    groups: int
+    dtype: str
+
+    def expression(self, channels: int, filters: int, innermost: bool) -> TensorExpr:
+        layouts = ("NHWC", "OHWI") if innermost else ("NCHW", "OIHW")
+        return ops.conv2d(
+            self.batch, channels, *self.size, filters, *self.window, self.stride, self.padding, self.dilation,
+            self.groups, *layouts, dtype=self.dtype,
+        )  # fmt: skip
+
+    @property
+    def may_use_winograd(self) -> bool:
+        """Whether cuDNN has kernels of Winograd's algorithm for it: float32, windows of 3x3 at stride one."""
+        steps = {*self.stride, *self.dilation, self.groups}
+        return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
+
+
+def _windows_in_all_ways(windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...]) -> Kernel:
+    """Return a convolution's kernel on the tensors as they are, with the ways of another layout and algorithm.
+
+    Layouts of groups cost the same: a group's channels are no axis of the product that the units see.
+    """
+    grouped = windows.groups > 1
+    if not around:
+        return Kernel(windows.expression(channels, filters, not grouped), kind="convolution")
+    planar, padded = windows.expression(channels, filters, False), (channels, filters)
+    if not grouped:
+        padded = (vector_channels(channels, windows.dtype), vector_channels(filters, windows.dtype))
+    ways = [Way(Kernel(windows.expression(*padded, not grouped), kind="convolution"), around)]
+    if windows.may_use_winograd:
+        ways.append(Way(Kernel(planar, units="winograd")))
+    return Kernel(planar, units="planar", kind="convolution", ways=tuple(ways))
+
+
+def _product_in_all_ways(
+    g: _Geometry, own: TensorExpr, innermost: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord
+) -> Kernel | Fused:
+    """Return the kernel of a product whose operands are images, with the way of another layout.
+
+    ``own`` is the product on the tensors as they are, ``innermost`` that on channels innermost.
+    """
+    around = conversions_to_innermost(read, (written,), g.innermost, g.groups)
+    if not around:
+        return _implicit_product(innermost, read, written, "any")
+    way = Way(_implicit_product(innermost, read, written, "any"), around)
+    return _implicit_product(own, read, written, "planar", (way,))
 
 
 def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
@@ -111,36 +192,45 @@ def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, g
     )  # fmt: skip
 
 
-def _image_gradient(view: View, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> tuple[Launch, ...]:
+def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> tuple[Launch, ...]:
     """Return the kernel of the image's gradient: every gradient spreads over a window, whose points add up.
 
     At stride 1 that is a convolution of the gradient; at a larger one it has as many multiplications as the
     convolution had, and writes the larger image.
     """
-    rank = len(x.shape) - 2
-    _, _, dilation, groups = _geometry(view, rank)
-    if rank > 2 or groups > 1 or view.argument("transposed", False):
-        points = x if view.argument("transposed", False) else gradient
-        return (_implicit_product(_as_product(points, weight, x, groups), (gradient, weight), x),)
+    if len(x.shape) > 4 or g.transposed:
+        product = _as_product(x if g.transposed else gradient, weight, x, g.groups)
+        return (_product_in_all_ways(g, product, product, (gradient, weight), x),)
     (h, w), (kh, kw) = _merge_to_two_dimensions(gradient.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
-    reach = tuple((k - 1) * d for k, d in zip((kh, kw), _as_pair(dilation, 1), strict=True))
+    dilation = _as_pair(g.dilation, 1)
+    reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
-    along = ops.conv2d(
-        x.shape[0], gradient.shape[1], h, w, x.shape[1], kh, kw, 1, pads, _as_pair(dilation, 1),
-        dtype=x.dtype,
-    )  # fmt: skip
+    windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
+    around = conversions_to_innermost((gradient, weight), (x,), g.innermost, g.groups)
+    along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that leaves of the windows' sums only the middle
-        return (Fused((along,), 0.0, total_bytes((gradient, weight)), total_bytes((x,))),)
-    return (Kernel(along), Stream(0.0, float(more), 0)) if more else (Kernel(along),)
+        moved = total_bytes((gradient, weight)), total_bytes((x,))
+        return (_moving(along, *moved),)
+    return (along, Stream(0.0, float(more), 0)) if more else (along,)
 
 
-def _weight_gradient(
-    gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, groups: int, view: View
-) -> TensorExpr:
-    """Return the product of the weights' gradient: filters by windows, summed over all points of the result."""
-    points = x if view.argument("transposed", False) else gradient
+def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
+    """Return a kernel in all its ways as one that moves other bytes than its expression names."""
+
+    def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
+        return Fused((one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways)
+
+    ways = tuple(Way(fused(w.kernel), w.conversions) for w in kernel.ways if isinstance(w.kernel, Kernel))
+    return fused(kernel, ways)
+
+
+def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> Launch:
+    """Return the kernel of the weights' gradient: filters by windows, summed over all points of the result."""
+    points = x if g.transposed else gradient
     k = points.shape[0] * math.prod(points.shape[2:])
     n = weight.shape[1] * math.prod(weight.shape[2:])
-    batch = None if groups == 1 else groups
-    return ops.matmul(weight.shape[0] // groups, n, k, batch, False, True, dtype=x.dtype)
+    batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
+    planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
+    innermost = planar if g.groups > 1 else ops.matmul(m, n, k, batch, True, False, dtype=x.dtype)
+    return _product_in_all_ways(g, planar, innermost, (gradient, x), weight)

@@ -30,11 +30,15 @@ def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: boo
     )  # fmt: skip
 
 
+def _product(expr: TensorExpr) -> Kernel:
+    return Kernel(expr, kind="product")
+
+
 def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of a matrix product of the two named operands."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
-        return (Kernel(matrix_product_expression(view.required_tensor(first, 0), view.required_tensor(second, 1))),)
+        return (_product(matrix_product_expression(view.required_tensor(first, 0), view.required_tensor(second, 1))),)
 
     return map_operator
 
@@ -53,11 +57,11 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
             view.required_tensor(second, 2),
         )
         if view.argument("beta", 1) == 0:
-            return (Kernel(matrix_product_expression(left, right)),)
+            return (_product(matrix_product_expression(left, right)),)
         if len(addend.shape) == 1 and len(left.shape) == 2 and addend.shape[0] == right.shape[-1]:
-            return (Kernel(matrix_product_expression(left, right, bias=True)),)
+            return (_product(matrix_product_expression(left, right, bias=True)),)
         copy = () if view.in_place else elementwise_kernel((), view.out, (addend,))
-        return (*copy, Kernel(matrix_product_expression(left, right)), *_read_of_result(view.out))
+        return (*copy, _product(matrix_product_expression(left, right)), *_read_of_result(view.out))
 
     return map_operator
 
@@ -70,16 +74,16 @@ def _read_of_result(out: TensorRecord) -> tuple[Launch, ...]:
 def matrix_vector_product(view: View) -> tuple[Launch, ...]:
     """Return the kernel of a matrix-vector product."""
     (m, k), dtype = view.inputs[-2].shape[-2:], view.inputs[-1].dtype
-    return (Kernel(ops.matmul(m, 1, k, dtype=dtype)),)
+    return (_product(ops.matmul(m, 1, k, dtype=dtype)),)
 
 
 def matrix_vector_product_with_addend(view: View) -> tuple[Launch, ...]:
     """Return the kernels of a matrix-vector product that is added to a copy of the addend."""
     matrix, out = view.required_tensor("mat", 1), view.out
     copy = () if view.in_place else elementwise_kernel((), out, (view.required_tensor("self", 0),))
-    return (*copy, Kernel(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)), *_read_of_result(out))
+    return (*copy, _product(ops.matmul(matrix.shape[0], 1, matrix.shape[1], dtype=matrix.dtype)), *_read_of_result(out))
 
 
 def inner_product(view: View) -> tuple[Launch, ...]:
     """Return the kernel of an inner product of two vectors."""
-    return (Kernel(ops.matmul(1, 1, math.prod(view.inputs[0].shape), dtype=view.inputs[0].dtype)),)
+    return (_product(ops.matmul(1, 1, math.prod(view.inputs[0].shape), dtype=view.inputs[0].dtype)),)

@@ -31,6 +31,7 @@ from roller.insight.trace.pytorch.device_dependent_dispatch import Target
 from roller.insight.trace.pytorch.project_modules import forget_modules_of_other_projects
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import call_step, iterate_tensors, move_to_device
+from roller.insight.trace.pytorch.tf32 import set_tf32, tf32_kinds, tf32_restored
 from roller.insight.trace.pytorch.trace_model import Session
 from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
@@ -117,14 +118,16 @@ def _trace_entry(
 
 @contextmanager
 def default_dtype_and_device(module: ModuleType) -> Iterator[None]:
-    """Set the default dtype and device of an entry file, and restore the previous ones."""
+    """Set the default dtype, device and switches of TF32 of an entry file, and restore the previous ones."""
     before = (torch.get_default_dtype(), default_device())
     dtype, device = getattr(module, "_roller_defaults", before)
     try:
         torch.set_default_dtype(dtype)
         if device != before[1]:
             torch.set_default_device(device)
-        yield
+        with tf32_restored():
+            set_tf32(getattr(module, "_roller_tf32", tf32_kinds()))
+            yield
     finally:
         torch.set_default_dtype(before[0])
         if default_device() != before[1]:
@@ -177,6 +180,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
         defaults = default_dtype_and_device(module)
         with errors("the entry file could not be loaded", session.origins), compiles, defaults:
             spec.loader.exec_module(module)
+            module._roller_tf32 = tf32_kinds()  # type: ignore[attr-defined]
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]
     finally:
         sys.path.remove(str(path.parent))

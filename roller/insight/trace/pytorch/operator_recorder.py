@@ -17,6 +17,7 @@ from roller.insight.trace.pytorch.compat import (
     written_arguments,
 )
 from roller.insight.trace.pytorch.data_dependent import Values
+from roller.insight.trace.pytorch.image_layouts import with_layout_of_gpu
 from roller.insight.trace.pytorch.operator_origin import OriginTracker
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Kind, Operator, Storage, TensorRecord
 
@@ -72,6 +73,8 @@ class OperatorRecorder(TorchDispatchMode):
             # Frees that follow belong to this operator, so the inputs are recorded before it runs.
             inputs = tuple(self.record_tensor(tensor) for tensor in read)
             result = self.values.run_operator(func, args, kwargs, bool(read))
+            if self.type == "cuda":
+                result = with_layout_of_gpu(func, args, result)
             outputs = tuple(t for t in _iterate_tensors((result,)) if t.device.type == self.device)
             if read or outputs or (self.type == "cpu" and func.namespace == "aten"):
                 self._record_operator(func, args, kwargs, inputs, outputs)

@@ -40,6 +40,7 @@ from roller.insight.trace.pytorch.operator_recorder import OperatorRecorder
 from roller.insight.trace.pytorch.request_checks import check_request
 from roller.insight.trace.pytorch.stacks import Registrations, Stacks, driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
+from roller.insight.trace.pytorch.tf32 import tf32_kinds
 from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
 from roller.insight.trace.trace import Stack, Trace
@@ -171,6 +172,8 @@ class Session:
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
         #: Handles of the hooks on parameters.
         self.hooks: list[Any] = []
+        #: Kinds of operators that the steps may compute in TF32; ``None`` before the first.
+        self.tf32: list[str] | None = None
 
     def move_to_device(self, model: torch.nn.Module, lasting: WeakSet[torch.nn.Module]) -> torch.nn.Module:
         """Move a model to the device, as a trainer does; one of ``lasting``, which outlives the trace, is copied.
@@ -250,6 +253,7 @@ class Session:
             run = self.recorder.operators[first:]
             stepped = frozenset(map(self._optimizer_number, self.origins.stepped))
             self.calls.append(call_count.Call(first, call_count.forward_hash(run), stepped))
+        self.tf32 = tf32_kinds()
 
     def _optimizer_number(self, key: int) -> int:
         return self._optimizers.setdefault(key, len(self._optimizers))
@@ -328,6 +332,7 @@ class Session:
                 "capability": list(self.target.sm),
                 "capabilities_alike": [list(one) for one in sorted(self.target.alike)],
                 "libraries": libraries,
+                "tf32": tf32_kinds() if self.tf32 is None else self.tf32,
             },
             tuple(self.values.warnings),
             self.registered,

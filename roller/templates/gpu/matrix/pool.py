@@ -6,7 +6,7 @@ fragment's accumulator: matrix products of all layouts, batched or not, and conv
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +53,8 @@ _SLOWER = 1.3
 _FORMS, _PRICED, _VARIED = 3, 96, 12
 #: Stages of which a program is kept with the fastest.
 _PLACES = 2
+#: Dtypes of operands that are rounded as they are multiplied: none.
+_AS_THEY_ARE: Mapping[str, str] = {}
 #: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
 _GROUP_FORMS = 2
 
@@ -93,7 +95,9 @@ class MatrixForm:
         return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, larger
 
 
-def matrix_forms(geometry: Geometry, spec: DeviceSpec) -> tuple[MatrixForm, ...]:
+def matrix_forms(
+    geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
+) -> tuple[MatrixForm, ...]:
     """Return the ways in which a matrix unit of the device computes an expression, least padded first.
 
     Parameters
@@ -102,12 +106,14 @@ def matrix_forms(geometry: Geometry, spec: DeviceSpec) -> tuple[MatrixForm, ...]
         Of the expression.
     spec
         Device; without fragments there is no way.
+    rounded
+        Dtype of tensors -> the operand of fragments to which it is rounded as it is multiplied.
     """
     expr = geometry.expr
     loads = _product_loads(expr)
     if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
         return ()
-    dtypes = {expr.tensors[x.tensor].dtype for x in loads}
+    dtypes = {rounded.get(t, t) for t in (expr.tensors[x.tensor].dtype for x in loads)}
     usable = [f for f in spec.fragments if dtypes == {f.operand} and expr.anchor.acc_dtype == f.accumulator]
     found = []
     for f in usable:
@@ -160,8 +166,11 @@ def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: Cons
         The device, and what construction may do.
     """
     tried: list[tuple[float, TileBatch]] = []
+    policy = POLICIES[options.policy]
+    rounded = _AS_THEY_ARE if policy is None else dict(policy.rounded)
+    offered = spec.constructed if policy is None else spec
     for geometry in geometries if options.matrix_units else ():
-        for form in _narrowed(matrix_forms(geometry, spec), geometry):
+        for form in _narrowed(matrix_forms(geometry, offered, rounded), geometry):
             batch = _blocks(geometry, spec, form, options)
             if len(batch):
                 tried.append(_promising(batch, spec, options))

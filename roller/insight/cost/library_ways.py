@@ -1,0 +1,85 @@
+"""The way in which a library runs a kernel on a device: the fastest of those that its mapping names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+from roller.expr import TensorExpr
+from roller.insight.cost.kernels import ANY_UNITS, KernelPrice, Kernels
+from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Wait
+
+#: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
+DEFAULT_TF32 = ("convolution",)
+#: A launch and its price.
+Priced = tuple[Launch, KernelPrice]
+
+
+class LibraryWays:
+    """Chooses the ways of launches on one device.
+
+    Parameters
+    ----------
+    kernels
+        Prices of kernels on the device.
+    tf32
+        Kinds of float32 products that may be computed in TF32, where the device has it.
+    """
+
+    def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32) -> None:
+        self.kernels = kernels
+        self.tf32 = frozenset(tf32)
+        spec = kernels.spec
+        #: Whether the libraries' kernels for matrix units take channels innermost alone, as cuDNN's do: convolution
+        #: guide of NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
+        self._innermost = spec.target.get("language") == "cuda"
+        self._operands = frozenset(f.operand for f in spec.fragments)
+
+    def fastest(self, launch: Launch) -> Sequence[Priced]:
+        """Return the launches, in order, of the fastest way to run a launch, with their prices."""
+        own: Sequence[Priced] = ((launch, self._price(launch)),)
+        if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)) or not launch.ways:
+            return own
+        ways = [own, *self._other_ways(launch)]
+        return min(ways, key=lambda way: sum(price.seconds for _, price in way))
+
+    def _other_ways(self, launch: Kernel | Fused) -> Iterator[Sequence[Priced]]:
+        for way in launch.ways:
+            if way.conversions and not (self._innermost and self._has_matrix_unit(way.kernel)):
+                continue
+            yield tuple((part, self._price(part)) for part in (*way.conversions, way.kernel))
+
+    def _has_matrix_unit(self, kernel: Kernel | Fused) -> bool:
+        return self._rounds(kernel) or all(expr.inputs[0].dtype in self._operands for expr in _expressions(kernel))
+
+    def _rounds(self, kernel: Kernel | Fused) -> bool:
+        """Return whether a kernel's operands are rounded to TF32."""
+        if kernel.kind not in self.tf32 or "tfloat32" not in self._operands:
+            return False
+        return all(expr.inputs[0].dtype == "float32" for expr in _expressions(kernel))
+
+    def _library(self, kernel: Kernel | Fused) -> str:
+        """Return the policy that describes the kernels that may run a launch."""
+        if kernel.units == "planar":
+            return f"{ANY_UNITS}-threads" if self._innermost else ANY_UNITS
+        if kernel.units == "winograd":
+            return f"{ANY_UNITS}-winograd"
+        return f"{ANY_UNITS}-tf32" if self._rounds(kernel) else ANY_UNITS
+
+    def _price(self, launch: Launch) -> KernelPrice:
+        if isinstance(launch, Kernel):
+            return self.kernels.price_expression(launch.expr, self._library(launch)).repeated(launch.count)
+        if isinstance(launch, Fused):
+            return self.kernels.price_fused(launch, self._library(launch))
+        read, written = launch.read_bytes, launch.written_bytes if isinstance(launch, Stream) else 0.0
+        return self.kernels.price_stream(read, written, kernel_count(launch))
+
+
+def _expressions(kernel: Kernel | Fused) -> tuple[TensorExpr, ...]:
+    return (kernel.expr,) if isinstance(kernel, Kernel) else kernel.products
+
+
+def kernel_count(launch: Launch) -> int:
+    """Return the kernels of a launch."""
+    if isinstance(launch, Kernel):
+        return launch.count
+    return 0 if isinstance(launch, Wait) else launch.launches

@@ -1,0 +1,48 @@
+"""Layouts of results that PyTorch's meta kernels give otherwise than a GPU's: convolutions keep channels innermost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+#: Memory format of channels innermost, by the rank of images.
+_INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
+    """Return the result of an operator in the layout that it has on a GPU.
+
+    A convolution has channels innermost where its image or its filters have, as in
+    ``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h); the meta kernel of a device it does not know
+    returns planes of channels.
+
+    Parameters
+    ----------
+    func
+        The operator.
+    args
+        Its arguments in order.
+    result
+        What its meta kernel returned.
+
+    Examples
+    --------
+    >>> x = torch.empty(2, 8, 4, 4, device="meta").contiguous(memory_format=torch.channels_last)
+    >>> call = x, torch.empty(8, 8, 1, 1, device="meta"), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1
+    >>> convolution = torch.ops.aten.convolution.default
+    >>> with_layout_of_gpu(convolution, call, convolution(*call)).stride()
+    (128, 1, 32, 8)
+    """
+    if func is not torch.ops.aten.convolution.default or not result.is_meta:
+        return result
+    layout = _INNERMOST.get(result.dim())
+    image, filters = args[:2]
+    if layout is None or result.dtype is torch.float64 or not _has_layout((image, filters), layout):
+        return result
+    return torch.empty_like(result, memory_format=layout)
+
+
+def _has_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
+    """Return whether a tensor is in a layout, and not in that of planes as well."""
+    return any(t.is_contiguous(memory_format=layout) and not t.is_contiguous() for t in tensors)

@@ -1,0 +1,81 @@
+"""Layouts and precisions of convolutions: conversions of planes, Winograd's algorithm, TF32, AMD's matrix units."""
+
+from __future__ import annotations
+
+import pytest
+
+from roller import load_spec, ops
+from roller.insight.cost.operator_price import Pricer
+from roller.insight.trace.trace import Operator, TensorRecord
+
+pytestmark = pytest.mark.filterwarnings("ignore::roller.errors.RollerWarning")
+
+
+def image(n, c, h, w, dtype, innermost):
+    stride = (c * h * w, 1, w * c, c) if innermost else (c * h * w, h * w, w, 1)
+    return (n, c, h, w), stride, dtype
+
+
+def convolution(c, f, k, dtype="float16", innermost=False, size=28, batch=32, groups=1):
+    shapes = image(batch, c, size, size, dtype, innermost), image(f, c // groups, k, k, dtype, innermost)
+    x, w = (TensorRecord(*shape, n) for n, shape in enumerate(shapes))
+    y = TensorRecord(*image(batch, f, size, size, dtype, innermost), 2)
+    arguments = {
+        "input": {"tensor": 0}, "weight": {"tensor": 1}, "bias": None, "stride": [1, 1], "padding": [k // 2, k // 2],
+        "dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": groups,
+    }  # fmt: skip
+    return Operator(0, "aten.convolution.default", "forward", (x, w), (y,), arguments)
+
+
+def test_planes_of_channels_are_converted_around_a_matrix_units_kernel_and_channels_last_are_not():
+    pricer = Pricer(load_spec("a100"))
+    planes, innermost = (pricer.price_operator(convolution(256, 256, 3, innermost=x)) for x in (False, True))
+    assert (planes.kernels, innermost.kernels) == (4, 1)  # the image, the filters, and the result back
+    both = 2 * 2 * 32 * 28 * 28 * 256  # bytes of an image and a result
+    least = 2 * both / load_spec("a100").memory_layers[-1].bandwidth_bytes_per_s
+    assert innermost.seconds + least < planes.seconds < 3 * innermost.seconds + least
+
+
+def test_channels_that_are_no_vectors_are_padded_in_either_layout():
+    pricer = Pricer(load_spec("a100"))
+    launches = pricer.price_operator(convolution(3, 64, 7, innermost=True, size=224)).launches
+    assert launches[0].name.startswith("read 9.19 MiB, write 12.2 MiB") and "c=4" in launches[-1].name
+
+
+def test_a_device_without_the_unit_converts_nothing():
+    for device, dtype in (("p100", "float16"), ("v100", "float32"), ("mi210", "float16")):
+        price = Pricer(load_spec(device)).price_operator(convolution(256, 256, 1, dtype))
+        assert price.kernels == 1, device
+
+
+def test_winograd_is_used_for_windows_of_three_in_float32_alone():
+    pricer = Pricer(load_spec("v100"))
+    three, one = (pricer.price_operator(convolution(256, 256, k, "float32")) for k in (3, 1))
+    direct = 9 * one.seconds  # as many products for each point
+    assert three.seconds < 0.7 * direct
+    innermost = pricer.price_operator(convolution(256, 256, 3, "float32", innermost=True))
+    assert innermost.seconds > 1.4 * three.seconds
+
+
+def test_tf32_is_that_of_convolutions_unless_products_are_allowed_too():
+    spec = load_spec("a100")
+    x, w, y = (TensorRecord((4096, 4096), (4096, 1), "float32", n) for n in range(3))
+    product = Operator(0, "aten.mm.default", "forward", (x, w), (y,))
+    image = convolution(512, 512, 1, "float32", innermost=True)
+    usual, none, both = (Pricer(spec, tf32=kinds) for kinds in (("convolution",), (), ("convolution", "product")))
+    assert usual.price_operator(image).seconds < 0.5 * none.price_operator(image).seconds
+    assert usual.price_operator(product) == none.price_operator(product)
+    assert both.price_operator(product).seconds < 0.3 * usual.price_operator(product).seconds
+    old = Pricer(load_spec("v100"), tf32=("convolution", "product"))
+    assert old.price_operator(product) == Pricer(load_spec("v100"), tf32=()).price_operator(product)
+
+
+def test_float32_uses_the_matrix_unit_of_cdna_in_libraries_alone():
+    from roller import pipeline
+
+    expr = ops.matmul(4096, 4096, 4096)
+    for device in ("mi100", "mi210", "mi250x"):
+        spec = load_spec(device)
+        peak_s = 2 * 4096**3 / (2 * 128 * spec.units * spec.clock_hz)
+        assert peak_s < pipeline.predict(expr, spec, policy="library-graph").seconds < 1.9 * peak_s
+        assert pipeline.construct(expr, spec, top_k=1)[0].program.fragment is None
