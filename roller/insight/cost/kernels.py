@@ -13,7 +13,7 @@ from roller.core.processor import usable_processors
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.insight.cost.launches import Fused
+from roller.insight.cost.launches import Fused, Instructions
 from roller.perf.estimate import Estimate
 
 #: Relative error of a time where the specification gives none.
@@ -171,6 +171,16 @@ class Kernels:
         seconds = arithmetic + launch.launches * self.spec.execution.launch_s
         factor = max(p.upper / p.seconds for p in products)
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
+
+    def price_instructions(self, launch: Instructions) -> KernelPrice:
+        """Return the price of a kernel of instructions: the longer of issuing them and its memory traffic."""
+        issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
+        moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
+        issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue
+        if moved.seconds >= issued_s:
+            return moved
+        factor = math.exp(self.spec.accuracy.prediction_error or _UNKNOWN_ERROR)
+        return KernelPrice(issued_s, issued_s / factor, issued_s * factor, "compute", "instructions", issued_s)
 
 
 def _cache_file_name(spec: DeviceSpec, policy: str) -> str:

@@ -7,9 +7,10 @@ from typing import Literal
 
 from roller.expr import TensorExpr
 
-#: Units that a library's kernel may use: ``"any"``; ``"planar"``, those that take images in planes of channels, which
-#: NVIDIA's matrix units do not; ``"winograd"``, Winograd's algorithm on threads.
-Units = Literal["any", "planar", "winograd"]
+#: Units that a library's kernel may use: ``"any"``; ``"matrix"``, a kernel that is there for matrix units alone;
+#: ``"planar"``, those that take images in planes of channels, which NVIDIA's matrix units do not; ``"winograd"``,
+#: Winograd's algorithm on threads.
+Units = Literal["any", "matrix", "planar", "winograd"]
 #: What a framework's switches of TF32 tell apart; ``""`` is never computed in TF32.
 ProductKind = Literal["", "convolution", "product"]
 
@@ -28,6 +29,8 @@ class Kernel:
         Units that a library's kernel may use, and which switch of TF32 applies to it.
     ways
         Other ways in which a library may run it; it takes the fastest.
+    simple
+        The framework's own kernel, which runs in its place on NVIDIA's devices.
     """
 
     expr: TensorExpr
@@ -35,6 +38,7 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
+    simple: Instructions | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Fused:
         Share of the products' points that is computed: a half under a causal mask.
     launches
         Kernels.
-    units, kind, ways
+    units, kind, ways, simple
         As of :class:`Kernel`.
     """
 
@@ -83,6 +87,27 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
+    simple: Instructions | None = None
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """A kernel whose threads reuse nothing: it is bound by the instructions that they issue, or by memory.
+
+    Parameters
+    ----------
+    count
+        Instructions of all threads.
+    read_bytes, written_bytes
+        Traffic of the kernel.
+    launches
+        Kernels.
+    """
+
+    count: float
+    read_bytes: float
+    written_bytes: float
+    launches: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,4 +139,4 @@ class Wait:
     read_bytes: float = 0.0
 
 
-Launch = Kernel | Stream | Fused | Wait
+Launch = Kernel | Stream | Fused | Wait | Instructions

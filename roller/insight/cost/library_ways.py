@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from roller.expr import TensorExpr
 from roller.insight.cost.kernels import ANY_UNITS, KernelPrice, Kernels
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Wait
+from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Wait
 
 #: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
 DEFAULT_TF32 = ("convolution",)
@@ -36,15 +36,21 @@ class LibraryWays:
 
     def fastest(self, launch: Launch) -> Sequence[Priced]:
         """Return the launches, in order, of the fastest way to run a launch, with their prices."""
-        own: Sequence[Priced] = ((launch, self._price(launch)),)
-        if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)) or not launch.ways:
-            return own
-        ways = [own, *self._other_ways(launch)]
+        if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)):
+            return ((launch, self._price(launch)),)
+        if launch.simple is not None and self._innermost:
+            return ((launch.simple, self._price(launch.simple)),)
+        ways = [*self._other_ways(launch)]
+        # Of 16 bits, cuDNN's kernels for matrix units are taken wherever there are some, conversions and all.
+        if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions(launch)):
+            ways.append(((launch, self._price(launch)),))
         return min(ways, key=lambda way: sum(price.seconds for _, price in way))
 
     def _other_ways(self, launch: Kernel | Fused) -> Iterator[Sequence[Priced]]:
         for way in launch.ways:
-            if way.conversions and not (self._innermost and self._has_matrix_unit(way.kernel)):
+            if way.conversions and not self._innermost:
+                continue
+            if (way.conversions or way.kernel.units == "matrix") and not self._has_matrix_unit(way.kernel):
                 continue
             yield tuple((part, self._price(part)) for part in (*way.conversions, way.kernel))
 
@@ -70,6 +76,8 @@ class LibraryWays:
             return self.kernels.price_expression(launch.expr, self._library(launch)).repeated(launch.count)
         if isinstance(launch, Fused):
             return self.kernels.price_fused(launch, self._library(launch))
+        if isinstance(launch, Instructions):
+            return self.kernels.price_instructions(launch)
         read, written = launch.read_bytes, launch.written_bytes if isinstance(launch, Stream) else 0.0
         return self.kernels.price_stream(read, written, kernel_count(launch))
 

@@ -6,16 +6,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import roller
-from roller.insight.trace.pytorch.tf32 import tf32_kinds
-from roller.insight.tracing import trace_entry
+import roller  # noqa: E402
+from roller.insight.trace.pytorch.tf32 import tf32_kinds  # noqa: E402
+from roller.insight.tracing import trace_entry  # noqa: E402
 
 ENTRY = """
 import torch
 {switch}
 
 def model_provider():
-    return torch.nn.Sequential(torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.ReLU()).cuda(){layout}
+    layers = torch.nn.Conv2d(8, 8, 3, padding=1), torch.nn.MaxPool2d(2), torch.nn.ReLU()
+    return torch.nn.Sequential(*layers).cuda(){layout}
 
 def input_provider(batch_size=4):
     return (torch.zeros(batch_size, 8, 16, 16, device="cuda"),)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller import ops
 from roller.expr import TensorExpr
+from roller.insight.cost.gpu import depthwise
 from roller.insight.cost.gpu.image_layout import channels_innermost, conversions_to_innermost, vector_channels
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
@@ -107,13 +108,21 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
     rank, g = len(x.shape) - 2, _geometry(view, x, weight)
     if g.transposed or rank > 2:
         product = _as_product(x if g.transposed else out, weight, out, g.groups)
-        return _product_in_all_ways(g, product, product, (x, weight), out)
+        return _product_in_all_ways(g, product, (product,), (x, weight), out)
     windows = _Windows(
         x.shape[0], _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:]),
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
+    if _is_depthwise(g, weight):
+        own = None if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
+        return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
     around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
     return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around)
+
+
+def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
+    """Return whether every filter sees one channel; no matrix unit computes it."""
+    return g.groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not g.transposed
 
 
 @dataclass(frozen=True)
@@ -148,30 +157,45 @@ def _windows_in_all_ways(windows: _Windows, channels: int, filters: int, around:
 
     Layouts of groups cost the same: a group's channels are no axis of the product that the units see.
     """
-    grouped = windows.groups > 1
-    if not around:
-        return Kernel(windows.expression(channels, filters, not grouped), kind="convolution")
-    planar, padded = windows.expression(channels, filters, False), (channels, filters)
-    if not grouped:
+    groups = windows.groups
+    if groups == 1 and not around:
+        return Kernel(windows.expression(channels, filters, True), kind="convolution")
+    planar, ways = windows.expression(channels, filters, False), list[Way]()
+    if groups == 1:
         padded = (vector_channels(channels, windows.dtype), vector_channels(filters, windows.dtype))
-    ways = [Way(Kernel(windows.expression(*padded, not grouped), kind="convolution"), around)]
+        ways.append(Way(Kernel(windows.expression(*padded, True), kind="convolution"), around))
+    else:
+        for together in _groups_together(channels // groups, filters // groups, groups):
+            merged = replace(windows, groups=groups // together).expression(channels, filters, groups == together)
+            ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))
-    return Kernel(planar, units="planar", kind="convolution", ways=tuple(ways))
+    return Kernel(planar, units="planar" if around else "any", kind="convolution", ways=tuple(ways))
+
+
+#: Channels that groups of few are brought to, so that they fill the sides of a matrix unit's fragment.
+_MERGED_CHANNELS = (16, 32)
+
+
+def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
+    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero."""
+    own = max(channels, filters)
+    merged = (side // own for side in _MERGED_CHANNELS if side > own)
+    return list(dict.fromkeys((1, *(n for n in merged if n > 1 and groups % n == 0))))
 
 
 def _product_in_all_ways(
-    g: _Geometry, own: TensorExpr, innermost: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord
+    g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
 ) -> Kernel | Fused:
-    """Return the kernel of a product whose operands are images, with the way of another layout.
+    """Return the kernel of a product whose operands are images, with the ways of another layout.
 
-    ``own`` is the product on the tensors as they are, ``innermost`` that on channels innermost.
+    ``own`` is the product on the tensors as they are, ``others`` those of kernels for a matrix unit.
     """
     around = conversions_to_innermost(read, (written,), g.innermost, g.groups)
-    if not around:
-        return _implicit_product(innermost, read, written, "any")
-    way = Way(_implicit_product(innermost, read, written, "any"), around)
-    return _implicit_product(own, read, written, "planar", (way,))
+    if not around and len(others) == 1:
+        return _implicit_product(others[0], read, written, "any")
+    ways = tuple(Way(_implicit_product(other, read, written, "matrix"), around) for other in others)
+    return _implicit_product(own, read, written, "planar" if around else "any", ways)
 
 
 def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
@@ -200,14 +224,20 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     """
     if len(x.shape) > 4 or g.transposed:
         product = _as_product(x if g.transposed else gradient, weight, x, g.groups)
-        return (_product_in_all_ways(g, product, product, (gradient, weight), x),)
+        return (_product_in_all_ways(g, product, (product,), (gradient, weight), x),)
     (h, w), (kh, kw) = _merge_to_two_dimensions(gradient.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
     dilation = _as_pair(g.dilation, 1)
     reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
-    around = conversions_to_innermost((gradient, weight), (x,), g.innermost, g.groups)
-    along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
+    if _is_depthwise(g, weight):
+        own = None if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
+        along = Kernel(windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own)
+        if own is not None:  # its traffic is its own
+            return (along,)
+    else:
+        around = conversions_to_innermost((gradient, weight), (x,), g.innermost, g.groups)
+        along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that leaves of the windows' sums only the middle
         moved = total_bytes((gradient, weight)), total_bytes((x,))
@@ -232,5 +262,17 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     n = weight.shape[1] * math.prod(weight.shape[2:])
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
-    innermost = planar if g.groups > 1 else ops.matmul(m, n, k, batch, True, False, dtype=x.dtype)
-    return _product_in_all_ways(g, planar, innermost, (gradient, x), weight)
+    if _is_depthwise(g, weight):
+        own = None if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
+        return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own)
+    if g.groups == 1:
+        others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
+    else:
+        merges = _groups_together(weight.shape[1], m, g.groups)
+        others = [_merged_weight_gradient(m * many, n * many, k, g.groups // many, x.dtype) for many in merges]
+    return _product_in_all_ways(g, planar, others, (gradient, x), weight)
+
+
+def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
+    """Return the product of the weights' gradient of groups that are taken together, of which blocks are kept."""
+    return ops.matmul(m, n, k, None if groups == 1 else groups, True, False, dtype=dtype)

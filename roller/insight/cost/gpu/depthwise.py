@@ -1,0 +1,71 @@
+"""PyTorch's own kernels of depthwise convolutions on images in planes of channels, by the instructions they issue.
+
+Of float16 cuDNN's kernels run instead where ``check_cudnn_depthwise_workload_with_filter`` allows them
+(ATen/native/Convolution.cpp); with channels innermost they always do. The others are those of
+ATen/native/cuda/DepthwiseConv2d.cu: a thread for every point of the result, which visits the points of its window one
+after the other, and for the filters' gradient a block for every weight, which reads both images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from roller.insight.cost.gpu.operator_view import element_count, total_bytes
+from roller.insight.cost.launches import Instructions
+from roller.insight.trace.trace import TensorRecord
+
+#: Instructions of a thread to find its point (three divisions by a number known only as it runs, some 18 each), and for
+#: a point of its window: place along both axes (2), whether it lies in the image (4), addresses (2), two loads, two
+#: conversions, and the multiply-add. Counted from the loop of the source.
+_PLACE, _TAP = 54.0, 13.0
+#: Further instructions for a point of the window in the image's gradient: whether the stride meets it, along both axes.
+_STRIDE = 4.0
+#: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
+_PRODUCT = 18.0 + _TAP
+#: Windows, least channels and least side of an image that cuDNN's kernels take.
+_CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
+
+
+def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Return whether PyTorch runs cuDNN's kernel: the conditions of 8.2 and later, for more than one image."""
+    if x.dtype != "float16" or len(x.shape) != 4 or max(dilation) > 1:
+        return False
+    (_, channels, height, width), window = x.shape, weight.shape[2:]
+    square = len(set(window)) == 1 and len(set(stride)) == 1
+    if not square or window[0] not in _CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
+        return False
+    if stride[0] == 1:
+        return True
+    return stride[0] == 2 and window[0] > 1 and (channels >= 512 or (channels >= 256 and width >= 28))
+
+
+def forward(
+    x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of a depthwise convolution; ``None`` where cuDNN's runs."""
+    if _by_cudnn(x, weight, stride, dilation):
+        return None
+    count = element_count(out) * (_PLACE + _TAP * math.prod(weight.shape[2:]))
+    return Instructions(count, total_bytes((x, weight)), total_bytes((out,)))
+
+
+def image_gradient(
+    gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the image's gradient; ``None`` where cuDNN's runs."""
+    if _by_cudnn(x, weight, stride, dilation):
+        return None
+    tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
+    count = element_count(x) * (_PLACE + tap * math.prod(weight.shape[2:]))
+    return Instructions(count, total_bytes((gradient, weight)), total_bytes((x,)))
+
+
+def weight_gradient(
+    gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the filters' gradient; ``None`` where cuDNN's runs."""
+    if _by_cudnn(x, weight, stride, dilation):
+        return None
+    count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
+    return Instructions(count, total_bytes((gradient, x)), total_bytes((weight,)))
