@@ -29,7 +29,7 @@ def product(dtype: str, **how: str) -> object:
         ("p100", "float16", "float16 has no matrix unit on p100: priced on CUDA cores."),
         ("mi50", "bfloat16", "bfloat16 has no matrix unit on mi50: priced on vector units."),
         ("b200", "float16", "priced with the matrix instructions of earlier devices (mma); its own (tcgen05) are not"),
-        ("mi100", "float32", "its matrix unit takes it at 2 times the rate of its pipes"),
+        ("mi100", "float32", ""), ("mi100", "float64", ""),
         ("h100", "float16", ""), ("a100", "bfloat16", ""), ("t4", "float16", ""), ("a100", "float32", ""),
         ("mi300x", "float16", ""), ("cpu-avx2", "float16", ""),
     ],

@@ -117,7 +117,7 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         own = None if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
     around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
-    return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around)
+    return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
 
 
 def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
@@ -146,16 +146,24 @@ class _Windows:
         )  # fmt: skip
 
     @property
+    def is_pointwise(self) -> bool:
+        """Whether every window is a point, and every point of the image has one."""
+        return self.window == (1, 1) and {*self.stride} == {1} and not any(self.padding) and self.groups == 1
+
+    @property
     def may_use_winograd(self) -> bool:
         """Whether cuDNN has kernels of Winograd's algorithm for it: float32, windows of 3x3 at stride one."""
         steps = {*self.stride, *self.dilation, self.groups}
         return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
 
 
-def _windows_in_all_ways(windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...]) -> Kernel:
+def _windows_in_all_ways(
+    windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
+) -> Kernel:
     """Return a convolution's kernel on the tensors as they are, with the ways of another layout and algorithm.
 
-    Layouts of groups cost the same: a group's channels are no axis of the product that the units see.
+    Layouts of groups cost the same: a group's channels are no axis of the product that the units see. With ``planes``
+    the convolution is a product of matrices in planes of channels as well, filters by the planes of an image.
     """
     groups = windows.groups
     if groups == 1 and not around:
@@ -164,6 +172,8 @@ def _windows_in_all_ways(windows: _Windows, channels: int, filters: int, around:
     if groups == 1:
         padded = (vector_channels(channels, windows.dtype), vector_channels(filters, windows.dtype))
         ways.append(Way(Kernel(windows.expression(*padded, True), kind="convolution"), around))
+        if planes and padded == (channels, filters):
+            ways.append(Way(Kernel(planar, units="matrix", kind="convolution")))
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
             merged = replace(windows, groups=groups // together).expression(channels, filters, groups == together)
