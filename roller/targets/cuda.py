@@ -20,4 +20,5 @@ TARGET = Target(
     device="cuda", worker="roller.backends.cuda.device:CudaDevice", session_device=_open,
     emulator="roller.emulator.emulate:Emulated",
     probe_options=("--ftz=true",), matrix_probe=("matrix", 4 * 16 * 16 * 16),
+    innermost_channels=True,
 )  # fmt: skip

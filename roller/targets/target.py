@@ -66,6 +66,8 @@ class Target:
         else; no two operations are packed into one, so that what is counted is what is issued.
     matrix_probe
         The probe of matrix units, and multiply-adds of a TEU in one step of it.
+    innermost_channels
+        Whether the convolutions of its libraries for matrix units take images with channels innermost alone.
     """
 
     name: str
@@ -88,6 +90,7 @@ class Target:
     undefined: str = ""
     probe_options: tuple[str, ...] = ()
     matrix_probe: tuple[str, int] = ("", 0)
+    innermost_channels: bool = False
 
     @property
     def emulated(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from roller.expr import TensorExpr
 from roller.insight.cost.kernels import ANY_UNITS, KernelPrice, Kernels
 from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Wait
+from roller.targets import LANGUAGES
 
 #: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
 DEFAULT_TF32 = ("convolution",)
@@ -31,7 +32,8 @@ class LibraryWays:
         spec = kernels.spec
         #: Whether the libraries' kernels for matrix units take channels innermost alone, as cuDNN's do: convolution
         #: guide of NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
-        self._innermost = spec.target.get("language") == "cuda"
+        target = LANGUAGES.get(spec.target.get("language", ""))
+        self._innermost = target is not None and target.innermost_channels
         self._operands = frozenset(f.operand for f in spec.fragments)
 
     def fastest(self, launch: Launch) -> Sequence[Priced]:
