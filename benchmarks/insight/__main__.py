@@ -9,7 +9,7 @@ import typer
 
 VERBS = (
     "memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo",
-    "kineto", "measured", "profiles", "editor", "published",
+    "kineto", "measured", "profiles", "editor", "published", "memory_published",
 )  # fmt: skip
 
 
@@ -18,7 +18,7 @@ def app() -> typer.Typer:
     found = typer.Typer(no_args_is_help=True, help=__doc__)
     for verb in VERBS:
         if importlib.util.find_spec(f"benchmarks.insight.{verb}") is not None:
-            found.command(verb)(importlib.import_module(f"benchmarks.insight.{verb}").main)
+            found.command(verb.replace("_", "-"))(importlib.import_module(f"benchmarks.insight.{verb}").main)
     if len(found.registered_commands) == 1:
         found.callback()(lambda: None)  # one verb alone is still a verb
     return found

@@ -1,0 +1,135 @@
+"""Memory that reports published beside what is predicted for the same steps.
+
+``python -m benchmarks.insight memory-published FILE``: FILE is a table with columns model, setup, device, measured,
+value, unit and source. Rows of today's releases of PyTorch and of older ones are summed up apart; a row that cannot be
+built says why. Needs PyTorch, torchvision and timm.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.insight.memory_published_cases import ALSO, CASES, Case
+from roller.errors import RollerError
+from roller.insight.memory.simulate import Memory
+
+#: Where ``--write`` puts the table.
+RESULTS = Path(__file__).parents[1] / "results" / "insight_memory_published.md"
+_MIB = 1 << 20
+#: Letters of a unit -> bytes. PyTorch's own messages, and DeiT's log, write MB for MiB, as nvidia-smi's users do.
+_UNITS = {"GB": 1e9, "MB": _MIB, "MiB": _MIB, "GiB": 1 << 30, "B": 1}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A published figure beside its prediction; ``why`` says what keeps a row from being built."""
+
+    model: str
+    setup: str
+    measured: str
+    release: str
+    is_of_today: bool
+    value_bytes: float
+    predicted_bytes: float = 0.0
+    error_bytes: float = 0.0
+    assumed: str = ""
+    why: str = ""
+
+    @property
+    def relative(self) -> float:
+        """Signed error of the prediction."""
+        return self.predicted_bytes / self.value_bytes - 1
+
+
+def main(
+    file: Path, *, write: bool = False, only: Annotated[str, typer.Option(help="Rows whose model has this text.")] = ""
+) -> None:
+    """Predict every row of a table of published memory."""
+    found = [result(*row) for row in rows(file) if only in row[0]["model"]]
+    table = Table("model", "setup", "figure", "release", "published GB", "predicted GB", "error", box=None)
+    for r in found:
+        ends = (f"{r.predicted_bytes / 1e9:.3f}", f"{100 * r.relative:+.1f} %") if not r.why else ("-", r.why)
+        table.add_row(r.model, r.setup, r.measured, r.release, f"{r.value_bytes / 1e9:.3f}", *ends)
+    Console(width=200).print(table)
+    for line in summary(found):
+        print(line)
+    if write:
+        RESULTS.write_text(page(found), encoding="utf-8")
+
+
+def rows(file: Path) -> Iterator[tuple[dict[str, str], Case | None, float]]:
+    """Yield every figure of a table: its row, its case, and its bytes."""
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        case, unit = CASES.get((row["model"], row["setup"])), row["unit"].split()[0]
+        yield row, case, float(row["value"]) * _UNITS[unit]
+        for text in re.findall(r"[^(),]+", row["unit"].partition("(")[2]):
+            make = ALSO.get((row["model"], text.strip()))
+            if case is not None and make is not None:
+                size = float(text.split()[0]) * _UNITS[unit]
+                yield {**row, "setup": f"{row['setup']}: {text.strip()}"}, replace(case, make=make), size
+
+
+def result(row: dict[str, str], case: Case | None, size: float) -> Result:
+    """Predict one figure."""
+    if case is None:
+        return Result(row["model"], row["setup"], row["measured"], "?", True, size, why="no such case: add one")
+    found = Result(
+        row["model"], row["setup"], row["measured"], case.release, case.is_of_today, size, assumed=case.assumed
+    )
+    try:
+        memory = case.make(case.device, case.release).memory(case.device)
+    except (RollerError, ImportError) as error:
+        return replace(found, why=str(error))
+    if not memory.fits:
+        return replace(found, why=f"does not fit: {memory.oom}")
+    return replace(found, predicted_bytes=figure(memory, row["measured"]), error_bytes=memory.total_error_bytes)
+
+
+def figure(memory: Memory, measured: str) -> float:
+    """Return the predicted bytes of the figure that was measured."""
+    if "nvidia-smi" in measured:
+        return memory.total_bytes
+    return memory.peak.reserved_bytes if "reserved" in measured else memory.peak.allocated_bytes
+
+
+def summary(found: list[Result]) -> list[str]:
+    """Return the mean absolute errors, of today's releases and of older ones."""
+    lines = []
+    for today, words, limit in ((True, "today's releases", 4), (False, "older releases", 8)):
+        errors = [r.relative for r in found if r.is_of_today is today and not r.why]
+        if errors:
+            mean, signed = sum(map(abs, errors)) / len(errors), sum(errors) / len(errors)
+            lines.append(
+                f"{words}: {100 * mean:.1f} % mean absolute error (limit {limit}), {100 * signed:+.1f} % signed, "
+                f"{len(errors)} figures"
+            )
+    return lines
+
+
+def page(found: list[Result]) -> str:
+    """Return the page of the results."""
+    lines = [
+        "# Memory that reports published, and what is predicted",
+        "",
+        "Figures from public issue threads and documentation of models' repositories, beside the memory that",
+        "`python -m benchmarks.insight memory-published FILE` predicts for the same step, with the release of PyTorch",
+        "that the report names or its date implies. Nothing is fitted to a row.",
+        "",
+        "| model | setup | figure | release | published GB | predicted GB | error | taken where the report is silent |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for r in found:
+        ends = f"{r.predicted_bytes / 1e9:.3f} | {100 * r.relative:+.1f} %" if not r.why else f"- | {r.why}"
+        lines.append(
+            f"| {r.model} | {r.setup} | {r.measured} | {r.release} | {r.value_bytes / 1e9:.3f} | {ends} | {r.assumed} |"
+        )
+    return "\n".join([*lines, "", *(f"{line}." for line in summary(found))]) + "\n"
