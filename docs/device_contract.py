@@ -57,6 +57,10 @@ UNKNOWN = {
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
     "convert_to": "narrowing takes as long as widening",
     "process_bytes": "forecasts of memory leave it out",
+    "process_convolution_bytes": "0",
+    "process_eager_bytes": "`process_bytes`",
+    "process_least_bytes": "half of `process_bytes`",
+    "process_most_bytes": "one and a half times `process_bytes`",
     "reported_bytes": "`capacity_bytes`, of which up to 9 % are said to be doubtful",
     "reported_most_bytes": "`reported_bytes`",
     "fault_s": "forecasts of steps on a CPU take fresh pages as known ones",
@@ -226,7 +230,9 @@ def contract() -> str:
         else:
             lines += [
                 "Whole models are priced at `sustained_clock_hz` (`clock_hz` where it is unknown), kernels alone at",
-                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`, and",
+                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`,",
+                "`process_convolution_bytes`, `process_eager_bytes`, `process_least_bytes`,",
+                "`process_most_bytes`, and",
                 "`reported_bytes` and `reported_most_bytes` of the memory;",
                 "those of several devices `link_bytes_per_s` and `link_latency_s`.", "",
             ]  # fmt: skip

@@ -17,6 +17,7 @@ from benchmarks.insight.models import SUITE, loss
 from roller.errors import NoCandidateError
 from roller.hardware import load_spec
 from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.simulate import Library
 from roller.insight.trace.trace import AllocEvent, Trace
 from roller.insight.traced_step import TracedStep
 
@@ -72,7 +73,7 @@ def main(write: Annotated[bool, typer.Option(help="Write the page.")] = False) -
                 row = f"| {name} | {device} | not even 1 | - | - | {time.process_time() - begin:.1f} |"
             else:
                 at = step.at(batch=found.batch, device=spec)
-                room = (capacity_of(spec) or 0) - (spec.process_bytes or 0)
+                room = (capacity_of(spec) or 0) - Library.of(spec, at.options).context_bytes
                 holds = found.memory.fits and not found.over.fits and most_requested(at) <= room
                 wrong += not holds
                 said, shown = "" if holds else " WRONG", found.memory.total_bytes >> 20

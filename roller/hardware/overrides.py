@@ -20,7 +20,8 @@ _BY_HAND = "override"
 
 #: Numbers that no kernel's time depends on.
 NOT_OF_KERNELS = frozenset({
-    "process_bytes", "link_bytes_per_s", "link_latency_s", "execution.fault_s",
+    "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes",
+    "link_bytes_per_s", "link_latency_s", "execution.fault_s",
     "memory_layers.global.reported_bytes", "memory_layers.global.reported_most_bytes",
 })  # fmt: skip
 

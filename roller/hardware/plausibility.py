@@ -140,9 +140,11 @@ def _sizes(spec: DeviceSpec) -> Iterator[str]:
         most = bytes_text(_MOST_MEMORY)
         yield (f"memory_layers.{home.name}.capacity_bytes: {bytes_text(home.capacity_bytes)}, where at most {most} are "
                "usual: check the unit")  # fmt: skip
-    if spec.process_bytes and not _LEAST_CONTEXT <= spec.process_bytes <= 0.25 * home.capacity_bytes:
-        yield (f"process_bytes: {bytes_text(spec.process_bytes)} beside a memory of {bytes_text(home.capacity_bytes)}, "
-               f"where at least {bytes_text(_LEAST_CONTEXT)} are usual: check the unit")  # fmt: skip
+    for name in ("process_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes"):
+        held = getattr(spec, name)
+        if held and not _LEAST_CONTEXT <= held <= 0.25 * home.capacity_bytes:
+            yield (f"{name}: {bytes_text(held)} beside a memory of {bytes_text(home.capacity_bytes)}, "
+                   f"where at least {bytes_text(_LEAST_CONTEXT)} are usual: check the unit")  # fmt: skip
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "fetch_bytes"):

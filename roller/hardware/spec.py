@@ -65,7 +65,13 @@ class DeviceSpec:
     power_w
         Most the board draws; ``None`` where no kernel alone is slowed down by it, or nobody said so.
     process_bytes
-        Memory a process holds that its tensors are not in: the context and the code of libraries; ``None``: unknown.
+        Memory a process holds that its tensors are not in: the context, its kernels and cuBLAS; ``None``: unknown.
+    process_convolution_bytes
+        What cuDNN adds to it in a process that convolves; ``None``: unknown.
+    process_eager_bytes
+        The context where all kernels are loaded at start, as by PyTorch before 2.0; ``None``: unknown.
+    process_least_bytes, process_most_bytes
+        The least and the most that was published of such a process, cuDNN included; ``None``: unknown.
     link_bytes_per_s
         Bandwidth in one direction to another device of the machine; ``None``: unknown.
     link_latency_s
@@ -112,6 +118,10 @@ class DeviceSpec:
     sustained_clock_hz: float | None = number("Hz", 1e7, 1e10, required=False)
     power_w: float | None = number("W", 1, 1e5, required=False)
     process_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
+    process_convolution_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
+    process_eager_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
+    process_least_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
+    process_most_bytes: int | None = number("bytes", 0, 1 << 36, integer=True, required=False)
     link_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
     link_latency_s: float | None = number("s", 0, 1, required=False)
     machine: str = field(default="", compare=False)

@@ -264,7 +264,8 @@ def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str
 def _clock_lines(spec: DeviceSpec, entry: Callable[[str, float], str]) -> list[str]:
     """Return the clock, or boost and sustained ones, and below them what else is known of the board."""
     power = [] if spec.power_w is None else [f"power_w: {entry('power_w', spec.power_w)}"]
-    for name in ("process_bytes", "link_bytes_per_s", "link_latency_s"):
+    of_process = ("", "_convolution", "_eager", "_least", "_most")
+    for name in (*(f"process{part}_bytes" for part in of_process), "link_bytes_per_s", "link_latency_s"):
         if (value := getattr(spec, name)) is not None:
             power.append(f"{name}: {entry(name, value)}")
     boost, sustained = entry("clock_hz", spec.clock_hz), spec.sustained_clock_hz

@@ -62,7 +62,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     {'feature maps': 350, 'workspace': 100}
     """
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
-    library = Library.of(spec) if spec.traits.discrete else Library(workspace_bytes=0)
+    library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
     for event in add_cublas_workspaces(trace, library):
         if isinstance(event, AllocEvent):
             storage = trace.storages.get(event.storage)

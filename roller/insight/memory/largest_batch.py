@@ -11,8 +11,9 @@ from roller.errors import NoCandidateError
 from roller.hardware import DeviceSpec, capacity
 from roller.insight.memory import simulate
 from roller.insight.memory.cpu_heap import cpu_memory
-from roller.insight.memory.settings import AllocatorSettings
+from roller.insight.memory.settings import AllocatorSettings, AllocatorSettingsError
 from roller.insight.memory.simulate import Library, Memory
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, Trace
 
 #: Batch at which a search on a device without a limit ends.
@@ -95,7 +96,28 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
     spec = target_of(device)[0]
     if not spec.traits.discrete:
         return cpu_memory(trace, capacity_of(spec), spec.process_bytes or 0)
-    return simulate.simulate_memory(trace, capacity_of(spec), settings=settings, library=Library.of(spec))
+    library = Library.of(spec, trace.options)
+    settings = allocator_settings_of(trace, settings)
+    return simulate.simulate_memory(trace, capacity_of(spec), settings=settings, library=library)
+
+
+def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
+    """Return the allocator's settings of a trace: the given ones, or those that its entry file sets.
+
+    Raises
+    ------
+    AllocatorSettingsError
+        PyTorch does not accept them, or its release does not know expandable segments (before 2.1).
+    """
+    if settings is None:
+        settings = AllocatorSettings.parse(str(trace.options.get("allocator") or ""))
+    release = TorchRelease.parse(str(trace.options.get("torch_release") or ""))
+    if settings.expandable_segments and not release.has_expandable_segments:
+        raise AllocatorSettingsError(
+            f"allocator settings, 'expandable_segments': expected a release from 2.1 on, got {release}. "
+            f"Leave the setting out, or name another release."
+        )
+    return settings
 
 
 def capacity_of(spec: DeviceSpec) -> int:
@@ -119,17 +141,20 @@ def fit_uncertainty_note(
     """
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
-    context = memory.total_error_bytes
-    what = f"{known.text}, and a context may take {context / _MIB:.0f} MiB more or less" if context else known.text
+    least, most = memory.context_least_bytes, memory.context_most_bytes
+    spread = f"{least / _MIB:.0f} to {most / _MIB:.0f} MiB were published of a context and libraries"
+    what = f"{known.text}, and {spread}, of which {memory.context_bytes / _MIB:.0f} are counted"
+    what = what if most > least else known.text
     if memory.fits:
         left = known.bytes - memory.total_bytes
-        if left >= context + known.doubtful_bytes:
+        if left >= max(0, most - memory.context_bytes) + known.doubtful_bytes:
             return ""
         return f"{spec.name}: it fits with {max(0, left) / _MIB:.0f} MiB left; {what}: it may not fit."
     if not spec.traits.discrete:
         return ""
-    library = Library.of(spec)
-    roomy = replace(library, context_bytes=library.context_bytes - library.context_error_bytes)
+    library = Library.of(spec, trace.options)
+    roomy = replace(library, context_bytes=library.context_least_bytes)
+    settings = allocator_settings_of(trace, settings)
     if not simulate.simulate_memory(trace, known.most_bytes, settings=settings, library=roomy).fits:
         return ""
     return f"{spec.name}: it does not fit by little; {what}: it may fit."

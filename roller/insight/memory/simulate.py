@@ -11,6 +11,7 @@ from roller.hardware import DeviceSpec
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
 from roller.insight.memory.settings import AllocatorSettings
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Phase, Storage, Trace
 
 #: Operators that call cuBLAS, which takes its workspace through the allocator: once per handle, which each thread has.
@@ -18,6 +19,13 @@ _CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "
 
 #: Architectures whose cuBLAS handles PyTorch gives more (``getChosenWorkspaceSize`` of ``CublasHandlePool.cpp``).
 _LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
+
+#: Sources of a number that is that of the very process.
+_OF_THIS = frozenset({"detected", "override"})
+
+#: Share of the reserved bytes that the traced step may be off: what benchmarks/results/insight_memory_published.md has
+#: of figures without a context.
+MODEL_ERROR = 0.03
 
 
 @dataclass(frozen=True)
@@ -31,20 +39,46 @@ class Library:
         33,554,432, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwise.
     context_bytes
         Bytes that the process holds outside of the allocator: its context and the code of libraries.
-    context_error_bytes
-        Error of ``context_bytes``.
+    context_least_bytes, context_most_bytes
+        The least and the most that was published of it: it depends on the driver, the build of PyTorch, and how kernels
+        are loaded.
     """
 
     workspace_bytes: int = 8_519_680
     context_bytes: int = 0
-    context_error_bytes: int = 0
+    context_least_bytes: int = 0
+    context_most_bytes: int = 0
+
+    @property
+    def context_error_bytes(self) -> int:
+        """Most that ``context_bytes`` may be off."""
+        return max(self.context_bytes - self.context_least_bytes, self.context_most_bytes - self.context_bytes, 0)
 
     @classmethod
-    def of(cls, spec: DeviceSpec) -> Library:
-        """Return their memory on a device: ``process_bytes`` of its specification, with an error of half of it."""
-        arch, context = spec.target.get("arch", ""), spec.process_bytes or 0
-        error = context // 2 if spec.sources.get("process_bytes") != "measured" else 0
-        return cls(_LARGE_WORKSPACE_BYTES if arch in _LARGE_WORKSPACES else cls.workspace_bytes, context, error)
+    def of(cls, spec: DeviceSpec, options: Mapping[str, object] | None = None) -> Library:
+        """Return their memory on a device.
+
+        Parameters
+        ----------
+        spec
+            The device, whose ``process_bytes`` and numbers beside it are published ones.
+        options
+            Those of a trace: the libraries that it loads and its release of PyTorch. By default the newest release, and
+            no cuDNN.
+        """
+        options = options or {}
+        release = TorchRelease.parse(str(options.get("torch_release") or ""))
+        libraries = options.get("libraries") or ()
+        context = (None if release.loads_lazily else spec.process_eager_bytes) or spec.process_bytes or 0
+        if "cudnn" in libraries:  # type: ignore[operator]
+            context += spec.process_convolution_bytes or 0
+        least = context // 2 if spec.process_least_bytes is None else min(spec.process_least_bytes, context)
+        most = context * 3 // 2 if spec.process_most_bytes is None else max(spec.process_most_bytes, context)
+        if {spec.sources.get("process_bytes", "override")} & _OF_THIS:  # that of this very process
+            least = most = context
+        large = spec.target.get("arch", "") in _LARGE_WORKSPACES
+        workspace = (_LARGE_WORKSPACE_BYTES if large else cls.workspace_bytes) if release.allocates_workspaces else 0
+        return cls(workspace, context, least, most)
 
 
 @dataclass(frozen=True)
@@ -100,7 +134,7 @@ class Memory:
     total_bytes
         Memory as the vendor's monitor shows it: the largest reserved, the context and libraries, in pages of 2 MiB.
     total_error_bytes
-        Error of the context's size.
+        Error of ``total_bytes``: that of the model and that of the environment together.
     peak_operator
         Index of the operator at the total's peak: of all moments with the most reserved bytes, that with the most
         allocated ones.
@@ -122,6 +156,10 @@ class Memory:
         Bytes of the process outside of the allocator.
     held
         Number of every storage that is allocated at that moment -> its allocation.
+    model_error_bytes
+        The part of ``total_error_bytes`` that is the model's: what the traced step reserves.
+    context_least_bytes, context_most_bytes
+        What was published of such a context, whose distance from ``context_bytes`` is the environment's error.
     """
 
     peak: MemoryStats
@@ -137,6 +175,14 @@ class Memory:
     at_peak: MemoryStats | None = None
     context_bytes: int = 0
     held: Mapping[int, AllocEvent] = field(repr=False, default_factory=dict)
+    model_error_bytes: int = 0
+    context_least_bytes: int = 0
+    context_most_bytes: int = 0
+
+    @property
+    def environment_error_bytes(self) -> int:
+        """The part of ``total_error_bytes`` that is the environment's: driver, libraries, how kernels are loaded."""
+        return self.total_error_bytes - self.model_error_bytes
 
     @property
     def fits(self) -> bool:
@@ -180,10 +226,12 @@ def simulate_memory(
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     held = run.allocations_at_peak()
+    error = int(MODEL_ERROR * allocator.peak.reserved_bytes) if library.context_bytes else 0
     return Memory(
-        allocator.peak, total, library.context_error_bytes, run.peak_operator, group_holders(trace, held), run.timeline,
+        allocator.peak, total, error + library.context_error_bytes, run.peak_operator, group_holders(trace, held),
+        run.timeline,
         allocator.segment_requests, allocator.retries, run.oom, run.oom_operator, run.at_peak, library.context_bytes,
-        held,
+        held, error, library.context_least_bytes, library.context_most_bytes,
     )  # fmt: skip
 
 

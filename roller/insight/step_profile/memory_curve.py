@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from roller.hardware import DeviceSpec
-from roller.insight.memory.largest_batch import capacity_of
+from roller.insight.memory.largest_batch import allocator_settings_of, capacity_of
 from roller.insight.memory.simulate import Holder, Library, add_cublas_workspaces, group_holders, simulate_memory
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
@@ -28,8 +28,9 @@ def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
     """
     if not spec.traits.discrete:
         return memory_of_processor(trace)
-    library = Library.of(spec)
-    memory = simulate_memory(trace, capacity_of(spec), library=library, timeline=True)
+    library = Library.of(spec, trace.options)
+    settings = allocator_settings_of(trace)
+    memory = simulate_memory(trace, capacity_of(spec), settings=settings, library=library, timeline=True)
     levels = memory.timeline if memory.oom_operator is None else memory.timeline[: memory.oom_operator + 1]
     kinds = _requested_by_kind(trace, library)
     first = len(trace.operators) - len(kinds)

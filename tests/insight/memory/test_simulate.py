@@ -100,5 +100,29 @@ def test_a_step_that_always_fits_is_traced_at_few_batches():
 def test_what_a_device_takes_is_of_its_specification():
     h100, v100 = (Library.of(load_spec(name)) for name in ("h100", "v100"))
     assert (h100.workspace_bytes, v100.workspace_bytes) == (33_554_432, 8_519_680)
-    assert v100.context_bytes == load_spec("v100").process_bytes and v100.context_error_bytes == v100.context_bytes // 2
+    assert v100.context_bytes == load_spec("v100").process_bytes
+    least, most = load_spec("v100").process_least_bytes, load_spec("v100").process_most_bytes
+    assert (v100.context_least_bytes, v100.context_most_bytes) == (least, most)
+    assert v100.context_error_bytes == max(v100.context_bytes - least, most - v100.context_bytes)
     assert replace(load_spec("v100"), process_bytes=1).content_key == load_spec("v100").content_key
+
+
+def test_a_process_holds_what_its_libraries_and_its_release_load():
+    a100 = load_spec("a100")
+    lazy, convolves, eager = (
+        Library.of(a100, options)
+        for options in ({}, {"libraries": ["cublas", "cudnn"]}, {"torch_release": "1.10", "libraries": ["cublas"]})
+    )
+    assert (lazy.context_bytes >> 20, convolves.context_bytes >> 20, eager.context_bytes >> 20) == (1237, 1920, 1823)
+    for library in (lazy, convolves, eager):
+        assert library.context_least_bytes <= library.context_bytes <= library.context_most_bytes
+    by_hand = Library.of(load_spec("a100", {"process_bytes": 600 << 20}), {})
+    assert by_hand.context_bytes == 600 << 20 and by_hand.context_error_bytes == 0
+
+
+def test_errors_of_the_model_and_of_the_environment_are_apart():
+    library = Library(context_bytes=1000 * MIB, context_least_bytes=700 * MIB, context_most_bytes=1100 * MIB)
+    found = simulate_memory(step(), library=library)
+    assert found.environment_error_bytes == 300 * MIB
+    assert found.model_error_bytes == int(0.03 * found.peak.reserved_bytes)
+    assert found.total_error_bytes == found.model_error_bytes + found.environment_error_bytes
