@@ -31,7 +31,15 @@ _UNITS = {"GB": 1e9, "MB": _MIB, "MiB": _MIB, "GiB": 1 << 30, "B": 1}
 
 @dataclass(frozen=True)
 class Result:
-    """A published figure beside its prediction; ``why`` says what keeps a row from being built."""
+    """A published figure beside its prediction.
+
+    Parameters
+    ----------
+    why
+        What keeps a row from being built; ``""``: nothing.
+    is_source
+        Whether a specification has the figure itself, so that it does not count.
+    """
 
     model: str
     setup: str
@@ -43,6 +51,7 @@ class Result:
     error_bytes: float = 0.0
     assumed: str = ""
     why: str = ""
+    is_source: bool = False
 
     @property
     def relative(self) -> float:
@@ -83,8 +92,9 @@ def result(row: dict[str, str], case: Case | None, size: float) -> Result:
     if case is None:
         return Result(row["model"], row["setup"], row["measured"], "?", True, size, why="no such case: add one")
     found = Result(
-        row["model"], row["setup"], row["measured"], case.release, case.is_of_today, size, assumed=case.assumed
-    )
+        row["model"], row["setup"], row["measured"], case.release, case.is_of_today, size, assumed=case.assumed,
+        is_source=case.is_source,
+    )  # fmt: skip
     try:
         memory = case.make(case.device, case.release).memory(case.device)
     except (RollerError, ImportError) as error:
@@ -105,7 +115,7 @@ def summary(found: list[Result]) -> list[str]:
     """Return the mean absolute errors, of today's releases and of older ones."""
     lines = []
     for today, words, limit in ((True, "today's releases", 4), (False, "older releases", 8)):
-        errors = [r.relative for r in found if r.is_of_today is today and not r.why]
+        errors = [r.relative for r in found if r.is_of_today is today and not r.why and not r.is_source]
         if errors:
             mean, signed = sum(map(abs, errors)) / len(errors), sum(errors) / len(errors)
             lines.append(

@@ -22,6 +22,7 @@ from roller.cli.training import (
     CallsOption,
     CheckpointOption,
     DevicesOption,
+    TorchReleaseOption,
     amps_of,
     batches_of,
     checkpoints_of,
@@ -63,6 +64,7 @@ class Asked:
     calls: int | None
     script: ScriptRun
     tf32: bool | None = None
+    torch_release: str = ""
 
 
 def forecast_command(
@@ -74,6 +76,7 @@ def forecast_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
+    torch_release: TorchReleaseOption = "",
     shapes: ShapeOption = None,
     tf32: Tf32Option = None,
     top: TopOption = 0,
@@ -89,7 +92,7 @@ def forecast_command(
     """
     asked = Asked(
         devices_of(devices, settings), batches_of(batches), amps_of(amp), checkpoints_of(checkpoint), policy,
-        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience), tf32,
+        shapes_of(shapes), calls, ScriptRun(given or [], yes, patience), tf32, torch_release,
     )  # fmt: skip
     from roller.insight.trace.progress import listening
     from roller.insight.trace.providers import is_script
@@ -117,7 +120,7 @@ def forecast_command(
 def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
     if asked.shapes:
         raise UsageError(f"{file.name}: expected no --shape beside an entry file, which makes its inputs. Drop it.")
-    first = step_of(file, asked.calls, asked.script)
+    first = step_of(file, asked.calls, asked.script, torch_release=asked.torch_release)
     for batch in asked.batches:
         for amp, checkpoint in combinations(asked.amps, asked.checkpoints):
             for spec, count in asked.devices:
@@ -131,6 +134,8 @@ def _of_steps(file: Path, asked: Asked) -> Iterator[Any]:
 def _of_models(file: Path, asked: Asked) -> Iterator[Any]:
     from roller.insight.onnx_models import forecast_onnx
 
+    if asked.torch_release:
+        raise UsageError(f"{file.name}: expected no --torch-release for a model, which is no step. Drop it.")
     if asked.calls is not None:
         raise UsageError(f"{file.name}: expected no --calls for a model, which is no step. Drop it.")
     if asked.tf32 is not None:

@@ -22,6 +22,7 @@ from roller.cli.training import (
     CheckpointOption,
     DevicesOption,
     EntryArgument,
+    TorchReleaseOption,
     amps_of,
     batches_of,
     checkpoints_of,
@@ -58,6 +59,7 @@ def memory_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
+    torch_release: TorchReleaseOption = "",
     allocator: AllocatorOption = "",
     top: TopOption = 8,
     snapshot: SnapshotOption = None,
@@ -75,7 +77,7 @@ def memory_command(
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     ways = list(combinations(amps_of(amp), checkpoints_of(checkpoint)))
-    conf = AllocatorSettings.parse(allocator)
+    conf = AllocatorSettings.parse(allocator) if allocator else None  # else those of the entry file
     if any(count > 1 for _, count in specs):
         raise UsageError(
             "--device: expected one of each, got several. Ask `roller sweep` for devices that share a batch."
@@ -85,7 +87,7 @@ def memory_command(
     check_outputs([file], {"--snapshot": snapshot})
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
-    step = step_of(file, calls, script)
+    step = step_of(file, calls, script, torch_release=torch_release)
     rows: list[Row] = []
     failed: list[ModelError] = []
     with counted_steps("memory", len(specs) * len(sizes) * len(ways)) as done, prints_aside():
@@ -134,7 +136,7 @@ class Row:
     @classmethod
     def of(
         cls, step: TracedStep, spec: DeviceSpec, batch: int | str | None, amp: str, checkpoint: bool,
-        conf: AllocatorSettings,
+        conf: AllocatorSettings | None,
     ) -> Row:  # fmt: skip
         """Return a row; of the largest batch, its memory, or why there is none."""
         from roller.insight.memory.largest_batch import fit_uncertainty_note
@@ -160,7 +162,7 @@ class Row:
             tuple(traced.warnings),
         )
 
-    def advice(self, step: TracedStep, conf: AllocatorSettings) -> list[str]:
+    def advice(self, step: TracedStep, conf: AllocatorSettings | None) -> list[str]:
         """Return what makes a step fit that does not: each tried."""
         near = [self.near] if self.near else []
         if self.memory is None or self.memory.fits:
@@ -207,6 +209,11 @@ class Row:
             "reserved_bytes": memory.peak.reserved_bytes,
             "total_bytes": memory.total_bytes,
             "total_error_bytes": memory.total_error_bytes,
+            "model_error_bytes": memory.model_error_bytes,
+            "environment_error_bytes": memory.environment_error_bytes,
+            "context_bytes": memory.context_bytes,
+            "context_least_bytes": memory.context_least_bytes,
+            "context_most_bytes": memory.context_most_bytes,
             "oom": None if memory.oom is None else str(memory.oom),
             "by_kind": dict(memory.by_kind()),
             "holders": [
@@ -253,6 +260,6 @@ def _holders(row: Row, top: int) -> Table:
     return table
 
 
-def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings, path: Path) -> None:
+def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path) -> None:
     trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
     write_memory_snapshot(trace, spec, path, conf)

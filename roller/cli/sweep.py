@@ -20,6 +20,7 @@ from roller.cli.training import (
     CheckpointOption,
     DevicesOption,
     EntryArgument,
+    TorchReleaseOption,
     amps_of,
     batches_of,
     checkpoints_of,
@@ -55,6 +56,7 @@ def sweep_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
+    torch_release: TorchReleaseOption = "",
     policy: PolicyOption = "library",
     prices: PricesOption = None,
     csv: CsvOption = None,
@@ -82,7 +84,7 @@ def sweep_command(
         sweeps.check_picture_path(picture)
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
-    step = step_of(file, calls, script)
+    step = step_of(file, calls, script, torch_release=torch_release)
     total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
     with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
         rows = sweeps.sweep(

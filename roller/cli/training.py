@@ -48,6 +48,13 @@ CallsOption = Annotated[
         help="Calls of the step to trace; by default until all optimizers have stepped and shapes repeat.",
     ),
 ]  # fmt: skip
+TorchReleaseOption = Annotated[
+    str,
+    typer.Option(
+        "--torch-release", metavar="VERSION",
+        help="Release of PyTorch whose rules decide what is saved and allocated, e.g. 1.10; by default the newest.",
+    ),
+]  # fmt: skip
 EntryArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or a training script."),
@@ -127,7 +134,7 @@ def checkpoints_of(text: str) -> list[bool]:
 
 def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
-    device: DeviceSpec | None = None,
+    device: DeviceSpec | None = None, torch_release: str = "",
 ) -> TracedStep:  # fmt: skip
     """Trace the step of an entry file or a training script as it is; each row of a table changes it later.
 
@@ -139,6 +146,8 @@ def step_of(
         How a training script runs; the user has allowed it. ``None`` if only an entry file is accepted.
     batch, device
         Of the first trace.
+    torch_release
+        Of all traces; ``""`` for the newest.
     """
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
@@ -148,9 +157,10 @@ def step_of(
     with prints_aside():
         if script is not None and is_script(file):
             return trace_script(
-                file, script.arguments, batch=batch, device=device, calls=calls, patience_s=script.patience_s
-            )
-        return trace_entry(file, batch=batch, device=device, calls=calls)
+                file, script.arguments, batch=batch, device=device, calls=calls, patience_s=script.patience_s,
+                torch_release=torch_release,
+            )  # fmt: skip
+        return trace_entry(file, batch=batch, device=device, calls=calls, torch_release=torch_release)
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:
@@ -174,6 +184,7 @@ def write_memory_snapshot(step: Trace, spec: DeviceSpec, path: Path, settings: A
     UsageError
         The device has no caching allocator.
     """
+    from roller.insight.memory.largest_batch import allocator_settings_of
     from roller.insight.memory.simulate import Library
     from roller.insight.memory.snapshot import make_snapshot, write_snapshot
 
@@ -181,4 +192,7 @@ def write_memory_snapshot(step: Trace, spec: DeviceSpec, path: Path, settings: A
         raise UsageError(
             f"--snapshot: expected a device with a caching allocator, got {spec.name}, a processor. Name a GPU."
         )
-    write_snapshot(path, make_snapshot(step, settings=settings, library=Library.of(spec)))
+    write_snapshot(
+        path,
+        make_snapshot(step, settings=allocator_settings_of(step, settings), library=Library.of(spec, step.options)),
+    )

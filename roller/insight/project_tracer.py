@@ -141,6 +141,7 @@ class ProjectTracer:
         checkpoint = options.checkpoint
         return {
             "batch": options.batch, "device": rules, "amp": options.amp, "calls": self._calls,
+            "release": options.torch_release,
             "checkpoint": checkpoint if isinstance(checkpoint, (bool, str)) else list(checkpoint or ()),
         }  # fmt: skip
 

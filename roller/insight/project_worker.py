@@ -119,7 +119,9 @@ def _measured(entry: str, request: dict[str, Any]) -> tuple[dict[str, Any], Trac
 def options_of(request: dict[str, Any]) -> TraceOptions:
     """Return the options of a request."""
     device = request["device"]
-    return TraceOptions(request["batch"], device_rules(device), request["amp"], request["checkpoint"])
+    return TraceOptions(
+        request["batch"], device_rules(device), request["amp"], request["checkpoint"], request.get("release")
+    )
 
 
 def device_rules(device: Any) -> DeviceRules | None:

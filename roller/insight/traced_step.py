@@ -44,6 +44,7 @@ class TracedStep(Trace):
         device: str | DeviceSpec | None = None,
         amp: str | None = None,
         checkpoint: bool | str | Sequence[str] | None = None,
+        torch_release: str | None = None,
     ) -> TracedStep:
         """Return the same step traced at another batch, for another device, in another precision or with checkpointing.
 
@@ -59,13 +60,15 @@ class TracedStep(Trace):
             ``"fp32"`` (none), ``"fp16"`` or ``"bf16"``.
         checkpoint
             As in :func:`roller.trace`; ``False`` for none.
+        torch_release
+            Release of PyTorch whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
 
         Raises
         ------
         ModelError
             The step fails under these options.
         """
-        return self.again(TraceOptions(batch, device, amp, checkpoint))
+        return self.again(TraceOptions(batch, device, amp, checkpoint, torch_release))
 
     def forecast(
         self,
@@ -77,9 +80,10 @@ class TracedStep(Trace):
         policy: str = "library",
         devices: int = 1,
         tf32: bool | None = None,
+        torch_release: str | None = None,
     ) -> Forecast:
         """Return the predicted time and memory on a device: see :func:`roller.insight.forecast.forecast`."""
-        step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint)
+        step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
         return forecast(step, device, policy=policy, devices=devices, tf32=tf32)
 
     def memory(
@@ -90,9 +94,11 @@ class TracedStep(Trace):
         amp: str | None = None,
         checkpoint: bool | str | Sequence[str] | None = None,
         settings: AllocatorSettings | None = None,
+        torch_release: str | None = None,
     ) -> Memory:
         """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
-        return memory_on_device(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, settings)
+        step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
+        return memory_on_device(step, device, settings)
 
     def memory_with(self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1) -> Memory:
         """Return the memory of this step with a change; of several different iterations, the fullest one.
@@ -130,6 +136,7 @@ class TracedStep(Trace):
         amp: str | None = None,
         checkpoint: bool | str | Sequence[str] | None = None,
         settings: AllocatorSettings | None = None,
+        torch_release: str | None = None,
     ) -> LargestBatch:
         """Return the largest batch that fits a device: it fits, and one more sample does not, each traced.
 
@@ -139,8 +146,9 @@ class TracedStep(Trace):
             Not even one sample fits, or the device has no limit.
         """
         return largest_batch_on_device(
-            lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint), device, settings
-        )
+            lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release),
+            device, settings,
+        )  # fmt: skip
 
     def graph(
         self,

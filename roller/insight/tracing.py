@@ -48,6 +48,7 @@ def trace(
     share_nonzero: float | None = None,
     batch_axis: int = 0,
     iterations: int | None = None,
+    torch_release: str | None = None,
 ) -> TracedStep:
     """Trace the operators and allocations of a model's training steps, or inferences, on a device.
 
@@ -61,8 +62,9 @@ def trace(
     inputs
         A tensor, a tuple of arguments, or a mapping of arguments by name.
     optimizer
-        ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"`` or ``"adamw_fused"``; a class or a function of the
-        parameters; or an optimizer over the parameters of ``model``.
+        ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adamw"``, ``"adamw_fused"``, ``"adafactor"``, ``"lion"``,
+        ``"adamw_8bit"``, ``"lion_8bit"``, ``"paged_adamw_8bit"`` or ``"paged_adamw_32bit"``; a class or a function of
+        the parameters; or an optimizer over the parameters of ``model``.
     loss
         Function of the output, and of ``targets``; by default the output's ``loss``, or its sum.
     targets
@@ -95,6 +97,10 @@ def trace(
         Axis of the samples in inputs and targets, which ``at`` resizes for another batch.
     iterations
         Another name of ``calls``.
+    torch_release
+        Release of PyTorch, such as ``"1.10"``, whose rules decide what is saved and allocated; by default the newest.
+        Before 1.11 softmax saves its input, before 2.0 attention is not fused, optimizers update one parameter after
+        the other, and ``zero_grad`` keeps gradients.
 
     Returns
     -------
@@ -124,7 +130,7 @@ def trace(
         Request(
             model, inputs, optimizer, loss, tuple(targets), amp, checkpoint, device, attention,
             iterations if calls is None else calls, keep_gradients, accumulate, scale_loss, channels_last,
-            share_nonzero, batch_axis,
+            share_nonzero, batch_axis, torch_release,
         ),
         TracedStep.of,
     )  # fmt: skip
@@ -140,6 +146,7 @@ def trace_entry(
     checkpoint: bool | str | Sequence[str] = False,
     calls: int | None = None,
     iterations: int | None = None,
+    torch_release: str | None = None,
 ) -> TracedStep:
     """Trace an entry file, as described in :mod:`roller.insight.trace.pytorch.entry_file`.
 
@@ -151,7 +158,7 @@ def trace_entry(
         Samples of a step; by default that of ``input_provider``.
     amp
         Automatic mixed precision around the step, as in :func:`trace`, for a file without its own.
-    device, checkpoint, calls, iterations
+    device, checkpoint, calls, iterations, torch_release
         As in :func:`trace`.
 
     Raises
@@ -164,8 +171,9 @@ def trace_entry(
 
     count = iterations if calls is None else calls
     again = entry_file.make_retracer(
-        path, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=count
-    )
+        path, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=count,
+        torch_release=torch_release,
+    )  # fmt: skip
     return again(TraceOptions())
 
 
@@ -181,6 +189,7 @@ def trace_providers(
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
     calls: int | None = None,
+    torch_release: str | None = None,
 ) -> TracedStep:
     """Trace a step whose three providers are given, in place of an entry file that defines them.
 
@@ -192,7 +201,7 @@ def trace_providers(
         File that defines the model: frames of its folder are those of the project.
     model_provider, input_provider, iteration_provider
         As in an entry file: :mod:`roller.insight.trace.pytorch.entry_file`.
-    batch, device, amp, checkpoint, calls
+    batch, device, amp, checkpoint, calls, torch_release
         As for :func:`trace_entry`.
 
     Raises
@@ -211,6 +220,7 @@ def trace_providers(
         model_provider=model_provider, input_provider=input_provider, iteration_provider=iteration_provider
     )
     again = entry_file.make_retracer_of_module(
-        module, name, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=calls
-    )
+        module, name, TracedStep.of, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=calls,
+        torch_release=torch_release,
+    )  # fmt: skip
     return again(TraceOptions())

@@ -104,7 +104,7 @@ class ScriptTracer(ProjectTracer):
 
     def _request(self, options: TraceOptions) -> dict[str, Any]:
         whole = super()._request(options)
-        kept = {name: whole[name] for name in ("batch", "device", "calls")}
+        kept = {name: whole[name] for name in ("batch", "device", "calls", "release")}
         return {**kept, "arguments": self._arguments, "patience_s": self._patience_s}
 
 
@@ -117,6 +117,7 @@ def trace_script(
     calls: int | None = None,
     patience_s: float = PATIENCE_S,
     python: str = sys.executable,
+    torch_release: str | None = None,
 ) -> TracedStep:
     """Trace the steps of an unmodified training script, which trains nothing, writes nothing and reaches no network.
 
@@ -137,6 +138,8 @@ def trace_script(
         Training steps to trace; until they repeat by default.
     patience_s, python
         As of :class:`ScriptTracer`.
+    torch_release
+        As in :func:`roller.trace`.
 
     Returns
     -------
@@ -159,4 +162,4 @@ def trace_script(
     if not Path(script).is_file():
         raise ModelError(f"{script}: expected a training script, got no such file. Pass the path of one.")
     tracer = ScriptTracer(script, arguments, patience_s=patience_s, calls=calls, python=python)
-    return tracer.step(TraceOptions(batch, device))
+    return tracer.step(TraceOptions(batch, device, torch_release=torch_release))

@@ -107,7 +107,7 @@ class Worker:
         from roller.insight.trace.pytorch.script_run import Script, ScriptTracer
 
         given = self._request
-        options = TraceOptions(given["batch"], device_rules(given["device"]))
+        options = TraceOptions(given["batch"], device_rules(given["device"]), torch_release=given.get("release"))
         script = Script(Path(self._script), tuple(given["arguments"]), self._body)
         tracer = ScriptTracer(script, options, given["calls"], self._finish)
         if self._cell_of is not None:

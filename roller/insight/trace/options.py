@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from roller.errors import ModelError, did_you_mean, shown
 from roller.hardware import DeviceSpec, load_spec
+from roller.insight.trace.torch_release import TorchRelease
 
 #: Words of automatic mixed precision; ``"fp32"`` is none.
 PRECISIONS = {
@@ -58,15 +59,19 @@ class TraceOptions:
         ``"fp32"``, ``"fp16"`` or ``"bf16"``.
     checkpoint
         Modules that run again in backward: ``True`` for the repeated blocks, or patterns of paths.
+    torch_release
+        Release of PyTorch whose rules decide what is saved and allocated, e.g. ``"1.10"``; ``""`` for the newest.
     """
 
     batch: int | None = None
     device: str | DeviceSpec | DeviceRules | None = None
     amp: str | None = None
     checkpoint: bool | str | Sequence[str] | None = None
+    torch_release: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the batch and the precision."""
+        """Check the batch, the precision and the release."""
+        TorchRelease.parse(self.torch_release)
         if self.batch is not None and (
             isinstance(self.batch, bool) or not isinstance(self.batch, int) or self.batch < 1
         ):

@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import HOST, PRECISIONS, TraceOptions, compute_capability_of
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
 T = TypeVar("T")
@@ -32,7 +33,7 @@ class Retracer(Generic[T]):
         self, make: Callable[[TraceOptions], Trace], first: TraceOptions, wrap: Callable[[Trace, Retracer[T]], T]
     ) -> None:
         self._make, self._first, self._wrap = make, first, wrap
-        #: Batch, precision and checkpointing, and the compute capabilities whose kernels it has -> trace.
+        #: Batch, precision, checkpointing and release, and the compute capabilities whose kernels it has -> trace.
         self._kept: OrderedDict[tuple[object, frozenset[tuple[int, int]]], T] = OrderedDict()
 
     def __call__(self, options: TraceOptions) -> T:
@@ -45,11 +46,17 @@ class Retracer(Generic[T]):
         """
         whole = self._complete_options(options)
         capability = compute_capability_of(whole.device)
-        key = (whole.batch, PRECISIONS[whole.amp or "fp32"], str(whole.checkpoint or False))
+        release = TorchRelease.parse(whole.torch_release)
+        key = (whole.batch, PRECISIONS[whole.amp or "fp32"], str(whole.checkpoint or False), str(release))
         if capability == HOST and key[1] is not None:
             raise ModelError(
                 f"trace: amp: expected fp32 on a CPU, got {shown(whole.amp)}: its rules of mixed precision are not "
                 f"described. Leave it out, or name a GPU."
+            )
+        if capability == HOST and release != TorchRelease():
+            raise ModelError(
+                f"trace: torch_release: expected none on a CPU, got {shown(whole.torch_release)}: the rules of older "
+                f"releases are those of GPUs. Leave it out, or name a GPU."
             )
         found = next((kept for known, kept in self._kept.items() if known[0] == key and capability in known[1]), None)
         if found is None:
@@ -73,6 +80,7 @@ class Retracer(Generic[T]):
             first.device if options.device is None else options.device,
             first.amp if options.amp is None else options.amp,
             first.checkpoint if options.checkpoint is None else options.checkpoint,
+            first.torch_release if options.torch_release is None else options.torch_release,
         )
 
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from roller.insight.trace.pytorch import older_softmax
+
 _HALF = (torch.float16, torch.bfloat16)
 #: Most elements of a head in flash attention and in cuDNN's attention.
 _MOST_FLASH_HEAD = 256
@@ -29,18 +31,25 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
         return NotImplemented
     if given.get("enable_gqa") and k.shape[-3] != q.shape[-3]:
         k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    if not target.release.has_fused_attention:
+        return _written_out_attention(target, q, k, v, mask, drop, causal, scale)
     kernel = choose_attention_kernel(target, q, k, v, mask)
     grads = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "math":
+        if not target.release.unfused_attention_widens:
+            return _written_out_attention(target, q, k, v, mask, drop, causal, scale)
         return _math_attention(q, k, v, mask, drop, causal, scale)
     if kernel == "flash":
+        if not target.release.flash_attention_keeps_layout:
+            q, k, v = (_by_samples(t) for t in (q, k, v))
         return _flash_attention(q, k, v, drop, causal, scale)
-    bias = None if mask is None else _mask_to_bias(mask, q, k)
+    bias = None if mask is None else _mask_to_bias(mask, q)
     if kernel == "cudnn":
+        bias = bias if bias is None else _expand_bias(bias, q, k)
         return torch.ops.aten._scaled_dot_product_cudnn_attention.default(
             q, k, v, bias, grads, drop, causal, False, scale=scale
         )[0]
-    bias = bias if bias is None else _align_bias(bias)
+    bias = bias if bias is None else _expand_bias(_align_bias(bias), q, k)
     return torch.ops.aten._scaled_dot_product_efficient_attention.default(
         q, k, v, bias, grads, drop, causal, scale=scale
     )[0]
@@ -68,7 +77,8 @@ def _kernel_by_capability(
         and v.shape[-1] == head,
         "efficient": fused and capability >= (5, 0) and not (q.dtype == torch.bfloat16 and capability < (8, 0))
         and q.dtype in (*_HALF, torch.float32) and head % _head_alignment(q.dtype, capability) == 0
-        and v.shape[-1] % _head_alignment(q.dtype, capability) == 0,
+        and v.shape[-1] % _head_alignment(q.dtype, capability) == 0
+        and (mask is None or target.release.efficient_attention_takes_bias),
         "cudnn": fused and bool(target.cudnn) and capability >= (8, 0) and q.dtype in _HALF
         and head <= _MOST_CUDNN_HEAD and head % 8 == 0 and not bias_learns,
     }  # fmt: skip
@@ -96,17 +106,28 @@ def _flash_attention(
     return result[..., :head] if head % 8 else result
 
 
-def _mask_to_bias(mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def _by_samples(tensor: torch.Tensor) -> torch.Tensor:
+    """Return queries, keys or values as rows of samples, one after the other; a copy where they lie otherwise."""
+    batch, heads, length, head = tensor.shape
+    rows = tensor.transpose(1, 2).reshape(batch * length, heads, head)
+    return rows.view(batch, length, heads, head).transpose(1, 2)
+
+
+def _mask_to_bias(mask: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """Return an additive bias for a mask."""
     if mask.dtype != torch.bool:
-        return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+        return mask
     zeros = torch.zeros_like(mask, dtype=q.dtype)
-    bias = zeros.masked_fill_(mask.logical_not(), -math.inf)
+    return zeros.masked_fill_(mask.logical_not(), -math.inf)
+
+
+def _expand_bias(bias: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+    """Return a view of a bias with all samples and heads."""
     return bias.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
 def _align_bias(bias: torch.Tensor) -> torch.Tensor:
-    """Return a bias whose rows are padded to 16 elements."""
+    """Return a bias whose rows are padded to 16 elements, before it is expanded: only what differs is copied."""
     last = bias.shape[-1]
     if last % 16 == 0:
         return bias
@@ -135,3 +156,27 @@ def _math_attention(
     if drop:
         weights = torch.native_dropout(weights, drop, True)[0]
     return torch.matmul(weights, v).to(dtype)
+
+
+def _written_out_attention(
+    target: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool,
+    scale: float | None,
+) -> Any:  # fmt: skip
+    """Return attention as written before fused kernels: a scaled query, two products and a softmax in their dtype."""
+    scores = torch.matmul(q * (scale if scale is not None else 1 / math.sqrt(q.shape[-1])), k.transpose(-2, -1))
+    if causal:
+        mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
+    if mask is not None:
+        scores = scores + mask
+    wide = torch.float32 if torch.is_autocast_enabled("cuda") and scores.dtype in _HALF else None
+    if target.release.softmax_saves_input:
+        weights = older_softmax.softmax("softmax", scores, -1, wide)
+    elif wide and scores.dtype == torch.float16:
+        weights = torch.ops.aten._softmax.default(scores, -1, True)
+    else:
+        weights = torch.softmax(scores, -1, wide)
+    if drop:
+        weights = torch.native_dropout(weights, drop, True)[0]
+    return torch.matmul(weights.to(v.dtype), v)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from roller.insight.trace.options import HOST
-from roller.insight.trace.pytorch import attention, recurrent
+from roller.insight.trace.pytorch import attention, older_softmax, recurrent
+from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
 #: Most samples of cuDNN's batch norm, as in ATen/native/Normalization.cpp.
 _MOST_BATCH_TRAINING, _MOST_BATCH_INFERENCE = 880801, 65535
@@ -35,11 +36,14 @@ class Target:
         Version of cuDNN in PyTorch's format; 0 for none.
     attention
         Kernel of attention: ``"auto"``, ``"flash"``, ``"efficient"``, ``"cudnn"`` or ``"math"``.
+    release
+        Release of PyTorch whose rules decide what is saved and allocated.
     """
 
     sm: tuple[int, int] = (8, 0)
     cudnn: int = 91002
     attention: str = "auto"
+    release: TorchRelease = NEWEST
     #: Other capabilities for which every choice so far would be the same.
     alike: set[tuple[int, int]] = field(default_factory=lambda: set(CAPABILITIES), repr=False, compare=False)
 
@@ -119,6 +123,8 @@ def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
 def dispatch_softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:
     """Run a softmax from float16 to float32 in one kernel, without a cast."""
     dtype = kwargs.get("dtype", args[2] if len(args) > 2 else None)
+    if target.release.softmax_saves_input and args[0].is_meta and args[0].is_floating_point():
+        return older_softmax.softmax(func.__name__, args[0], kwargs.get("dim", args[1] if len(args) > 1 else -1), dtype)
     if dtype is not torch.float32 or not args[0].is_meta or args[0].dtype != torch.float16:
         return NotImplemented
     kernel = torch.ops.aten._log_softmax if "log" in func.__name__ else torch.ops.aten._softmax
@@ -131,9 +137,15 @@ def dispatch_cross_entropy(target: Target, func: Any, args: Any, kwargs: Any) ->
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     tensor, classes = given["self"], given["target"]
     plain = not given.get("label_smoothing") and classes.dtype == torch.int64
-    if not (torch.is_autocast_enabled("cuda") and plain and tensor.dtype in (torch.float16, torch.bfloat16)):
+    casts = torch.is_autocast_enabled("cuda") and tensor.dtype in (torch.float16, torch.bfloat16)
+    saves_input = target.release.softmax_saves_input and tensor.is_meta
+    if not (plain and (casts or saves_input)):
         return NotImplemented
-    logs = torch.log_softmax(tensor, 0 if tensor.dim() == 1 else 1, tensor.dtype).float()
+    axis = 0 if tensor.dim() == 1 else 1
+    if saves_input:
+        logs = older_softmax.softmax("log_softmax", tensor, axis, torch.float32 if casts else None)
+    else:
+        logs = torch.log_softmax(tensor, axis, tensor.dtype).float()
     reduction = given.get("reduction", 1)
     return torch.nn.functional.nll_loss(
         logs, classes, given.get("weight"), ignore_index=given.get("ignore_index", -100),

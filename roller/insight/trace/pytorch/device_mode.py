@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.optim import optimizer
 from torch.utils import _foreach_utils
 from torch.utils.checkpoint import checkpoint
 
@@ -214,11 +215,18 @@ def patch_device_functions(device: DeviceMode) -> Iterator[None]:
                 if hasattr(place, name):
                     stack.enter_context(patch.object(place, name, reply))
         # Clipping asks C++ for the devices of gradients, which are those below this mode.
-        supported = [*_foreach_utils._get_foreach_kernels_supported_devices(), "meta"]
+        release = device.target.release
+        groups = release.groups_optimizers
+        supported = [*_foreach_utils._get_foreach_kernels_supported_devices(), "meta"] if groups else []
+        if not groups:
+            stack.enter_context(patch.object(optimizer, "_get_foreach_kernels_supported_devices", lambda: supported))
         stack.enter_context(patch.object(_foreach_utils, "_get_foreach_kernels_supported_devices", lambda: supported))
         stack.enter_context(patch.object(torch, "clear_autocast_cache", clear_both_caches))
         stack.enter_context(patch.object(torch.Tensor, "record_stream", lambda *_: None))
         # The check would compare devices that were read above and below this mode.
+        if not release.drops_gradients:
+            for zero_grad in (torch.optim.Optimizer.zero_grad, torch.nn.Module.zero_grad):
+                stack.enter_context(patch.object(inspect.unwrap(zero_grad), "__defaults__", (False,)))
         defaults = inspect.unwrap(checkpoint).__kwdefaults__
         stack.enter_context(patch.dict(defaults, {"determinism_check": "none"}))
         yield

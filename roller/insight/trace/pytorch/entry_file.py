@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import warnings
 import weakref
@@ -35,6 +36,7 @@ from roller.insight.trace.pytorch.tf32 import set_tf32, tf32_kinds, tf32_restore
 from roller.insight.trace.pytorch.trace_model import Session
 from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
 
@@ -47,11 +49,13 @@ def make_retracer(
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
     calls: int | None = None,
+    torch_release: str | None = None,
 ) -> Retracer[T]:
     """Return the retracer of an entry file's step: see :func:`roller.insight.tracing.trace_entry`."""
     return make_retracer_of_module(
-        load_entry_file(Path(path)), path, wrap, batch=batch, device=device, amp=amp, checkpoint=checkpoint, calls=calls
-    )
+        load_entry_file(Path(path)), path, wrap, batch=batch, device=device, amp=amp, checkpoint=checkpoint,
+        calls=calls, torch_release=torch_release,
+    )  # fmt: skip
 
 
 def make_retracer_of_module(
@@ -64,9 +68,11 @@ def make_retracer_of_module(
     amp: str | None = None,
     checkpoint: bool | str | Sequence[str] = False,
     calls: int | None = None,
+    torch_release: str | None = None,
 ) -> Retracer[T]:
     """Return the retracer of the step of a module that has all providers."""
-    first = TraceOptions(default_batch_size(module) if batch is None else batch, device, amp or "fp32", checkpoint)
+    size = default_batch_size(module) if batch is None else batch
+    first = TraceOptions(size, device, amp or "fp32", checkpoint, torch_release)
     lasting = weakref.WeakSet(v for v in vars(module).values() if isinstance(v, torch.nn.Module))
     return Retracer(lambda options: _trace_entry(module, path, options, calls, lasting), first, wrap)
 
@@ -76,7 +82,8 @@ def _trace_entry(
     module: ModuleType, path: str | Path, options: TraceOptions, calls: int | None,
     lasting: weakref.WeakSet[torch.nn.Module],
 ) -> Trace:  # fmt: skip
-    session = Session(Target(compute_capability_of(options.device)), folder=Path(str(module.__file__)).parent)
+    target = Target(compute_capability_of(options.device), release=TorchRelease.parse(options.torch_release))
+    session = Session(target, folder=Path(str(module.__file__)).parent)
     for sentence in getattr(module, "_roller_said", ()):
         session.values.add_note(sentence)
     precision = PRECISIONS[options.amp or "fp32"]
@@ -112,8 +119,29 @@ def _trace_entry(
         {
             "mode": "entry", "entry": str(path), "batch": options.batch, "amp": precision, "checkpoint": list(again),
             "device": getattr(options.device, "name", options.device),
+            "allocator": getattr(module, "_roller_allocator", ""),
         }
     )  # fmt: skip
+
+
+#: Variables that set the caching allocator; the first one is of PyTorch 2.9 and later.
+_ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@contextmanager
+def own_allocator(module: ModuleType) -> Iterator[None]:
+    """Keep the settings of the caching allocator that an entry file makes while it is loaded, for that file alone."""
+    before = {name: os.environ.pop(name, None) for name in _ALLOCATOR_VARIABLES}
+    try:
+        yield
+        module._roller_allocator = next(  # type: ignore[attr-defined]
+            filter(None, (os.environ.get(name) for name in _ALLOCATOR_VARIABLES)), ""
+        )
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 @contextmanager
@@ -178,7 +206,7 @@ def load_entry_file(path: Path, errors: Callable[..., AbstractContextManager[Non
         forget_modules_of_other_projects(path.parent, session.origins.stacks.is_foreign)
         compiles = unsupported_wrappers.disable_compile(session.values.add_note, session.origins.stacks.is_foreign)
         defaults = default_dtype_and_device(module)
-        with errors("the entry file could not be loaded", session.origins), compiles, defaults:
+        with errors("the entry file could not be loaded", session.origins), compiles, defaults, own_allocator(module):
             spec.loader.exec_module(module)
             module._roller_tf32 = tf32_kinds()  # type: ignore[attr-defined]
             module._roller_defaults = (torch.get_default_dtype(), default_device())  # type: ignore[attr-defined]

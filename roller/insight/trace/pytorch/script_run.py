@@ -34,6 +34,7 @@ from roller.insight.trace.pytorch.script_session import ScriptSession, never_tra
 from roller.insight.trace.pytorch.stacks import driver
 from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.pytorch.translated_errors import translate_errors
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Trace
 
 _GENERATOR = torch.Generator
@@ -94,9 +95,10 @@ class ScriptTracer:
         self.last_words: Callable[[], str] = str
         self.seen = Seen()
         self.fetches = Fetches(options.batch, self._begin_batch)
+        release = TorchRelease.parse(options.torch_release)
         self.session = ScriptSession(
-            Target(capability), folder=script.path.absolute().parent, fetches=self.fetches, count=calls,
-            when_complete=self._complete,
+            Target(capability, release=release), folder=script.path.absolute().parent, fetches=self.fetches,
+            count=calls, when_complete=self._complete,
         )  # fmt: skip
         if script.body is not None:  # its optimizers may have been made before
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))

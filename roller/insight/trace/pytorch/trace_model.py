@@ -43,6 +43,7 @@ from roller.insight.trace.pytorch.step_inputs import iterate_tensors
 from roller.insight.trace.pytorch.tf32 import tf32_kinds
 from roller.insight.trace.pytorch.translated_errors import translate_errors
 from roller.insight.trace.retracer import Retracer, T
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Stack, Trace
 
 
@@ -66,12 +67,15 @@ class Request:
     channels_last: bool = False
     share_nonzero: float | None = None
     batch_axis: int = 0
+    torch_release: str | None = None
 
 
 def make_retracer(request: Request, wrap: Callable[[Trace, Retracer[T]], T]) -> Retracer[T]:
     """Return the retracer of a request."""
     check_request(request)
-    first = TraceOptions(_batch_size(request), request.device, request.amp or "fp32", request.checkpoint)
+    first = TraceOptions(
+        _batch_size(request), request.device, request.amp or "fp32", request.checkpoint, request.torch_release
+    )
     return Retracer(lambda options: _trace_request(_apply_options(request, options)), first, wrap)
 
 
@@ -87,12 +91,14 @@ def _apply_options(request: Request, options: TraceOptions) -> Request:
             for n in ("inputs", "targets")
         }
     amp = PRECISIONS[options.amp or "fp32"]
-    return replace(request, device=options.device, amp=amp, checkpoint=options.checkpoint or False, **parts)
+    return replace(request, device=options.device, amp=amp, checkpoint=options.checkpoint or False,
+                   torch_release=options.torch_release, **parts)  # fmt: skip
 
 
 @driver
 def _trace_request(request: Request) -> Trace:
-    target = Target(compute_capability_of(request.device), attention=request.attention)
+    release = TorchRelease.parse(request.torch_release)
+    target = Target(compute_capability_of(request.device), attention=request.attention, release=release)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         session = Session(target, request.share_nonzero)
@@ -123,8 +129,9 @@ def _trace_steps(request: Request, session: Session, original: torch.nn.Module, 
             optimizer = training_step.make_optimizer(request.optimizer, copied, twins)
         if learns:
             step = training_step.Step(
-                request.loss, targets, amp, request.keep_gradients, request.accumulate, request.scale_loss
-            )
+                request.loss, targets, amp, request.keep_gradients or not session.target.release.drops_gradients,
+                request.accumulate, request.scale_loss,
+            )  # fmt: skip
             body = training_step.training_step(copied, call, optimizer, step)
         else:
             body = training_step.inference_step(call, amp)
@@ -333,6 +340,7 @@ class Session:
                 "capabilities_alike": [list(one) for one in sorted(self.target.alike)],
                 "libraries": libraries,
                 "tf32": tf32_kinds() if self.tf32 is None else self.tf32,
+                "torch_release": str(self.target.release),
             },
             tuple(self.values.warnings),
             self.registered,
