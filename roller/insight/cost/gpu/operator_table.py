@@ -247,4 +247,7 @@ TABLE: dict[str, Mapping] = {
         **dict.fromkeys(NOTHING, data_movement.no_launch),
         **_LOSSES, **_MOVING, **_WINDOWS, **_REDUCTIONS, **_ROWS, **_LISTS, **_PRODUCTS,
     }.items()
+} | {
+    "roller.update_block_wise": optimizers.block_wise_optimizer,
+    **dict.fromkeys(("roller.dequantize_4bit", "roller.dequantize_8bit"), data_movement.stream_all()),
 }  # fmt: skip

@@ -59,6 +59,13 @@ def foreach_copy(view: View) -> tuple[Launch, ...]:
     return (Stream(total_bytes(source), total_bytes(view.outputs or source), foreach_kernel_count(sizes, 2)),)
 
 
+def block_wise_optimizer(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of one parameter: it reads all, and writes all but the gradient; paged states both ways."""
+    paged = float(view.argument("paged_bytes") or 0)
+    read = total_bytes(view.inputs)
+    return (Stream(read + paged, read - total_bytes((view.tensor("gradient"),)) + paged),)
+
+
 def fused_optimizer(view: View) -> tuple[Launch, ...]:
     """Return the kernels of a fused optimizer: it reads all lists, and writes all but the gradients.
 

@@ -13,12 +13,32 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from roller.errors import ModelError, did_you_mean, shown
 
 _AMP = {"fp16": torch.float16, "float16": torch.float16, "bf16": torch.bfloat16, "bfloat16": torch.bfloat16}
+
+
+def _of_block_wise(name: str) -> Callable[[Any], torch.optim.Optimizer]:
+    """Return a function that makes an optimizer of a module that is loaded only for it."""
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        from roller.insight.trace.pytorch import block_wise
+
+        made: torch.optim.Optimizer = getattr(block_wise, name)(parameters)
+        return made
+
+    return make
+
+
 _OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
     "adamw_fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters),
+    "lion": _of_block_wise("Lion"),
+    "adamw_8bit": _of_block_wise("AdamW8bit"),
+    "lion_8bit": _of_block_wise("Lion8bit"),
+    "paged_adamw_8bit": _of_block_wise("PagedAdamW8bit"),
+    "paged_adamw_32bit": _of_block_wise("PagedAdamW32bit"),
 }
 
 

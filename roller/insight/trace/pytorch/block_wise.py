@@ -1,0 +1,243 @@
+"""Optimizers with states of 8 bits, paged ones, and linear layers of 4 bits, by the published layout of bitsandbytes.
+
+bitsandbytes' kernels need a GPU. These classes have the same names, arguments and bytes, so that an entry file that
+imports them in its place can be forecast; they compute nothing. A state of 8 bits has one float32 for every 256
+elements, and is float32 itself for parameters of less than 4096 elements; 4-bit weights have one 8-bit scale for every
+64 elements, which have one float32 for every 256, and a mean (Dettmers et al., 2022, arXiv:2110.02861; 2023,
+arXiv:2305.14314).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Function
+
+from roller.errors import ModelError
+
+#: Elements for which an 8-bit state has one scale, from bitsandbytes 0.45 on; elements below which states are float32;
+#: elements from which on a paged optimizer's states are in memory that the driver pages.
+STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
+#: Elements of a 4-bit weight for which there is one scale, and scales for which there is one of their own.
+WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
+
+
+def _update(parameter: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tensor], paged_bytes: int) -> None:
+    raise _nothing_computed("optimizer")
+
+
+def _dequantize_4bit(
+    codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor, shape: list[int], dtype: torch.dtype
+) -> torch.Tensor:
+    raise _nothing_computed("4-bit weight")
+
+
+def _dequantize_8bit(codes: torch.Tensor, scales: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    raise _nothing_computed("8-bit number")
+
+
+def _nothing_computed(what: str) -> ModelError:
+    return ModelError(
+        f"{what}: expected a forecast, which needs its sizes alone, got a step that computes. "
+        f"Train with bitsandbytes, whose classes have the same names."
+    )
+
+
+#: Updates a parameter and its states in one kernel; ``paged_bytes`` of them are in memory that the driver pages.
+update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
+#: Returns a weight of 4 bits in a floating-point dtype.
+dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
+#: Returns 8-bit numbers in float32.
+dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _dequantize_8bit, mutates_args=())
+update_block_wise.register_fake(lambda parameter, gradient, states, paged_bytes: None)
+dequantize_4bit.register_fake(lambda codes, scales, table, shape, dtype: codes.new_empty(shape, dtype=dtype))
+dequantize_8bit.register_fake(lambda codes, scales, table: codes.new_empty(codes.shape, dtype=torch.float32))
+
+
+class BlockWise(torch.optim.Optimizer):
+    """An optimizer whose states have 8 or 32 bits, updated by one kernel for each parameter.
+
+    Parameters
+    ----------
+    params
+        As of any optimizer.
+    states
+        Tensors of state for each parameter.
+    bits
+        8, or 32 for a paged optimizer without quantisation.
+    is_paged
+        Whether states of 100,000 elements and more lie in memory that the driver pages to the host: the caching
+        allocator does not hold them.
+    hyperparameters
+        Learning rate and others, which no size depends on.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], *, states: int, bits: int = 8, is_paged: bool = False, **hyperparameters: Any
+    ) -> None:
+        super().__init__(params, {"lr": 1e-3, **hyperparameters})
+        self._states, self._bits, self._is_paged = states, bits, is_paged
+        self._tables: list[torch.Tensor] = []
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for parameter in (p for group in self.param_groups for p in group["params"] if p.grad is not None):
+                state = self.state[parameter]
+                if not state:
+                    state.update(self._new_state(parameter))
+                held = [*(v for v in state.values() if isinstance(v, torch.Tensor)), *self._tables]
+                update_block_wise(parameter, parameter.grad, held, self._paged_bytes(parameter))
+        return loss
+
+    def _new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
+        """Return the state of a parameter: on the device all that is not paged."""
+        count, narrow = parameter.numel(), self._is_narrow(parameter)
+        if narrow and not self._tables:
+            self._tables = [torch.empty(256, device=parameter.device) for _ in range(self._states)]
+        found: dict[str, Any] = {"step": 0}
+        for n in range(1, self._states + 1):
+            if not self._pages(parameter):
+                found[f"state{n}"] = torch.zeros_like(parameter, dtype=torch.uint8 if narrow else torch.float32)
+            if narrow:
+                found[f"absmax{n}"] = torch.zeros(-(-count // STATE_BLOCK), device=parameter.device)
+        return found
+
+    def _is_narrow(self, parameter: torch.Tensor) -> bool:
+        return self._bits == 8 and parameter.numel() >= LEAST_8BIT
+
+    def _pages(self, parameter: torch.Tensor) -> bool:
+        return self._is_paged and parameter.numel() >= LEAST_PAGED
+
+    def _paged_bytes(self, parameter: torch.Tensor) -> int:
+        each = 1 if self._is_narrow(parameter) else 4
+        return self._states * each * parameter.numel() if self._pages(parameter) else 0
+
+
+def _optimizer(name: str, states: int, bits: int, *, is_paged: bool) -> type[BlockWise]:
+    """Return the class of an optimizer of bitsandbytes."""
+
+    def __init__(self: BlockWise, params: Iterable[Any], lr: float = 1e-3, **others: Any) -> None:
+        BlockWise.__init__(self, params, states=states, bits=bits, is_paged=is_paged, lr=lr, **others)
+
+    paged = "; states of 100,000 elements and more are paged" if is_paged else ""
+    body = {"__init__": __init__, "__module__": __name__, "__doc__": f"{states} states of {bits} bits{paged}."}
+    return type(name, (BlockWise,), body)
+
+
+Adam8bit = _optimizer("Adam8bit", 2, 8, is_paged=False)
+AdamW8bit = _optimizer("AdamW8bit", 2, 8, is_paged=False)
+PagedAdam8bit = _optimizer("PagedAdam8bit", 2, 8, is_paged=True)
+PagedAdamW8bit = _optimizer("PagedAdamW8bit", 2, 8, is_paged=True)
+PagedAdamW32bit = _optimizer("PagedAdamW32bit", 2, 32, is_paged=True)
+Lion8bit = _optimizer("Lion8bit", 1, 8, is_paged=False)
+PagedLion8bit = _optimizer("PagedLion8bit", 1, 8, is_paged=True)
+SGD8bit = _optimizer("SGD8bit", 1, 8, is_paged=False)
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion (Chen et al., 2023, arXiv:2302.06675): the sign of an interpolated momentum, one state for each parameter.
+
+    Parameters
+    ----------
+    params, lr, betas, weight_decay
+        As of the publication's optimizer.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1e-4, betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient."""
+        loss = None if closure is None else closure()
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._update_group(group)
+        return loss
+
+    def _update_group(self, group: dict[str, Any]) -> None:
+        lr, (fast, slow), decay = group["lr"], group["betas"], group["weight_decay"]
+        for parameter in (p for p in group["params"] if p.grad is not None):
+            state = self.state[parameter]
+            if not state:
+                state["exp_avg"] = torch.zeros_like(parameter)
+            parameter.mul_(1 - lr * decay)
+            update = state["exp_avg"].clone().mul_(fast).add_(parameter.grad, alpha=1 - fast).sign_()
+            parameter.add_(update, alpha=-lr)
+            state["exp_avg"].mul_(slow).add_(parameter.grad, alpha=1 - slow)
+
+
+class _Product(Function):
+    """The product of a 4-bit weight, which is widened again in backward; the input is not saved."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, layer: Linear4bit) -> torch.Tensor:
+        """Return (..., outputs)."""
+        ctx.layer = layer
+        return nn.functional.linear(tensor, layer.widened(tensor.dtype), None)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        """Return the gradient of the input."""
+        return torch.matmul(gradient, ctx.layer.widened(gradient.dtype)), None
+
+
+class Linear4bit(nn.Module):
+    """A frozen linear layer of 4 bits (NF4 or FP4), as QLoRA has under its adapters.
+
+    Parameters
+    ----------
+    input_features, output_features, bias
+        As of ``torch.nn.Linear``.
+    compute_dtype
+        Dtype of the product; by default the input's.
+    compress_statistics
+        Whether the scales are quantised, too (double quantisation).
+    quant_type
+        ``"nf4"`` or ``"fp4"``, which have the same bytes.
+    """
+
+    def __init__(
+        self, input_features: int, output_features: int, bias: bool = True, compute_dtype: torch.dtype | None = None,
+        compress_statistics: bool = True, quant_type: str = "nf4",
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if quant_type not in ("nf4", "fp4"):
+            raise ModelError(f"Linear4bit: quant_type: expected nf4 or fp4, got {quant_type!r}. Choose one of them.")
+        self.shape, self.compute_dtype = [output_features, input_features], compute_dtype
+        count = output_features * input_features
+        blocks = -(-count // WEIGHT_BLOCK)
+        self.weight = nn.Parameter(torch.empty(-(-count // 2), 1, dtype=torch.uint8), requires_grad=False)
+        self.bias = nn.Parameter(torch.zeros(output_features)) if bias else None
+        scale = torch.uint8 if compress_statistics else torch.float32
+        self.register_buffer("absmax", torch.empty(blocks, dtype=scale))
+        self.register_buffer("code", torch.empty(16))
+        self.compressed = compress_statistics
+        if compress_statistics:
+            self.register_buffer("nested_absmax", torch.empty(-(-blocks // SCALE_BLOCK)))
+            self.register_buffer("nested_code", torch.empty(256))
+            self.register_buffer("offset", torch.empty(()))
+
+    def widened(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight (outputs, inputs) in a floating-point dtype, a temporary."""
+        scales = self.absmax
+        if self.compressed:
+            scales = dequantize_8bit(scales, self.nested_absmax, self.nested_code)
+            scales += self.offset
+        return dequantize_4bit(self.weight, scales, self.code, self.shape, dtype)
+
+    def forward(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return (..., outputs) in the dtype of the input."""
+        given = tensor.dtype
+        tensor = tensor if self.compute_dtype is None else tensor.to(self.compute_dtype)
+        result = _Product.apply(tensor, self)
+        if self.bias is not None:
+            result = result + self.bias.to(result.dtype)
+        return result.to(given)
