@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from roller.hardware import DeviceSpec
-from roller.insight.memory.simulate import Library, Memory, add_cublas_workspaces
+from roller.insight.memory.simulate import Library, Memory, add_workspaces
 from roller.insight.trace.trace import AllocEvent, Trace
 
 #: Kind of a storage -> the published kind. Buffers and inputs, which it does not name, are rows of their own.
@@ -63,7 +63,7 @@ def most_by_kind(trace: Trace, spec: DeviceSpec) -> Mapping[str, int]:
     """
     live, most, sizes = Counter[str](), Counter[str](), dict[int, tuple[str, int]]()
     library = Library.of(spec, trace.options) if spec.traits.discrete else Library(workspace_bytes=0)
-    for event in add_cublas_workspaces(trace, library):
+    for event in add_workspaces(trace, library):
         if isinstance(event, AllocEvent):
             storage = trace.storages.get(event.storage)
             own = PUBLISHED_KINDS.get("workspace" if storage is None else storage.kind, "other")

@@ -10,6 +10,7 @@ from functools import cache
 from roller.hardware import DeviceSpec
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
+from roller.insight.memory.convolution_workspaces import add_convolution_workspaces
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Phase, Storage, Trace
@@ -42,12 +43,16 @@ class Library:
     context_least_bytes, context_most_bytes
         The least and the most that was published of it: it depends on the driver, the build of PyTorch, and how kernels
         are loaded.
+    converts_layouts
+        Whether cuDNN converts tensors of 16 bits to channels innermost around a convolution: where there are matrix
+        units, from ``sm_70`` on.
     """
 
     workspace_bytes: int = 8_519_680
     context_bytes: int = 0
     context_least_bytes: int = 0
     context_most_bytes: int = 0
+    converts_layouts: bool = False
 
     @property
     def context_error_bytes(self) -> int:
@@ -76,9 +81,11 @@ class Library:
         most = context * 3 // 2 if spec.process_most_bytes is None else max(spec.process_most_bytes, context)
         if {spec.sources.get("process_bytes", "override")} & _OF_THIS:  # that of this very process
             least = most = context
-        large = spec.target.get("arch", "") in _LARGE_WORKSPACES
+        arch = spec.target.get("arch", "")
+        large, digits = arch in _LARGE_WORKSPACES, arch.removeprefix("sm_").rstrip("a")
+        converts = arch.startswith("sm_") and digits.isdigit() and int(digits) >= 70
         workspace = (_LARGE_WORKSPACE_BYTES if large else cls.workspace_bytes) if release.allocates_workspaces else 0
-        return cls(workspace, context, least, most)
+        return cls(workspace, context, least, most, converts)
 
 
 @dataclass(frozen=True)
@@ -222,7 +229,7 @@ def simulate_memory(
     library = library or Library()
     room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
     allocator = CachingAllocator(room, settings)
-    run = _Run(allocator, add_cublas_workspaces(trace, library), timeline=timeline)
+    run = _Run(allocator, add_workspaces(trace, library), timeline=timeline)
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     held = run.allocations_at_peak()
@@ -235,11 +242,16 @@ def simulate_memory(
     )  # fmt: skip
 
 
-def add_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return the events of a trace with the workspaces of cuBLAS, which are allocated once per thread and kept.
+def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
+    """Return the events of a trace with the workspaces of cuBLAS, once per thread and kept, and of convolutions.
 
-    Autograd runs backwards in a thread of its own, so a training step has two.
+    Autograd runs backwards in a thread of its own, so a training step has two workspaces of cuBLAS.
     """
+    events = _with_cublas_workspaces(trace, library)
+    return list(add_convolution_workspaces(trace.operators, events)) if library.converts_layouts else events
+
+
+def _with_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
     calls: dict[bool, int] = {}
     for operator in trace.operators:
         if _calls_cublas(operator.name):

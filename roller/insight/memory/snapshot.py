@@ -19,7 +19,7 @@ from roller.insight.memory.blocks_and_pools import Block
 from roller.insight.memory.pickle_limits import check_pickle
 from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.memory.simulate import Library, add_cublas_workspaces
+from roller.insight.memory.simulate import Library, add_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
 
 
@@ -33,7 +33,7 @@ def make_snapshot(
     """
     allocator, entries = CachingAllocator(settings=settings), []
     row: dict[str, Any]
-    for event in add_cublas_workspaces(trace, library or Library()):
+    for event in add_workspaces(trace, library or Library()):
         time_us, frames = max(event.operator, 0), _snapshot_frames(trace, event.operator)
         if isinstance(event, FreeEvent):
             block = allocator.live.get(event.storage)

@@ -6,7 +6,7 @@ from collections import deque
 
 from roller.hardware import DeviceSpec
 from roller.insight.memory.largest_batch import allocator_settings_of, capacity_of
-from roller.insight.memory.simulate import Holder, Library, add_cublas_workspaces, group_holders, simulate_memory
+from roller.insight.memory.simulate import Holder, Library, add_workspaces, group_holders, simulate_memory
 from roller.insight.step_profile.step_profile import MemoryPoint
 from roller.insight.trace.trace import AllocEvent, Storage, Trace
 
@@ -54,7 +54,7 @@ def _requested_by_kind(trace: Trace, library: Library) -> list[dict[str, int]]:
     kinds: dict[str, int] = {}
     sizes: dict[int, tuple[str, int]] = {}
     found: list[dict[str, int]] = []
-    for event in add_cublas_workspaces(trace, library):
+    for event in add_workspaces(trace, library):
         found += [dict(kinds) for _ in range(first + len(found), event.operator)]
         if isinstance(event, AllocEvent):
             known = trace.storages.get(event.storage, Storage("workspace" if event.storage < 0 else "unknown"))
@@ -78,7 +78,7 @@ def _with_holders(points: tuple[MemoryPoint, ...], trace: Trace, library: Librar
             holders = group_holders(trace, held)[:MOST_HOLDERS]
             found.append(waiting.popleft()._replace(holders={_holder_name(x): x.requested_bytes for x in holders}))
 
-    for event in add_cublas_workspaces(trace, library):
+    for event in add_workspaces(trace, library):
         take(event.operator)
         if isinstance(event, AllocEvent):
             held[event.storage] = event
