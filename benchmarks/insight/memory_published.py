@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.insight.memory_published_cases import ALSO, CASES, Case
 from roller.errors import RollerError
-from roller.insight.memory.simulate import Memory
+from roller.insight.memory.simulate import MODEL_ERROR, Memory
 
 #: Where ``--write`` puts the table.
 RESULTS = Path(__file__).parents[1] / "results" / "insight_memory_published.md"
@@ -101,7 +101,9 @@ def result(row: dict[str, str], case: Case | None, size: float) -> Result:
         return replace(found, why=str(error))
     if not memory.fits:
         return replace(found, why=f"does not fit: {memory.oom}")
-    return replace(found, predicted_bytes=figure(memory, row["measured"]), error_bytes=memory.total_error_bytes)
+    with_context = "nvidia-smi" in row["measured"]
+    error = memory.total_error_bytes if with_context else int(MODEL_ERROR * memory.peak.reserved_bytes)
+    return replace(found, predicted_bytes=figure(memory, row["measured"]), error_bytes=error)
 
 
 def figure(memory: Memory, measured: str) -> float:
@@ -122,7 +124,9 @@ def summary(found: list[Result]) -> list[str]:
                 f"{words}: {100 * mean:.1f} % mean absolute error (limit {limit}), {100 * signed:+.1f} % signed, "
                 f"{len(errors)} figures"
             )
-    return lines
+    counted = [r for r in found if not r.why and not r.is_source]
+    within = sum(abs(r.predicted_bytes - r.value_bytes) <= r.error_bytes for r in counted)
+    return [*lines, f"{within} of {len(counted)} published figures lie in the predicted interval"]
 
 
 def page(found: list[Result]) -> str:

@@ -116,7 +116,7 @@ def memory_command(
     for row in rows:
         if row.memory is not None and top:
             screen.print(_holders(row, top))
-        for line in (*row.advice(step, conf), *row.notes):
+        for line in (*row.advice(step, conf), *row.errors_apart(), *row.notes):
             if line not in said:
                 said[line] = None
                 screen.say(line)
@@ -189,6 +189,20 @@ class Row:
         except NoCandidateError:
             lines.append("  not even one sample fits as it is")
         return lines
+
+    def errors_apart(self) -> list[str]:
+        """Return the errors of the monitor's figure: of the model, and of the environment."""
+        memory = self.memory
+        if memory is None or not memory.fits or not memory.context_most_bytes:
+            return []
+        least, held, most = (
+            n / MIB for n in (memory.context_least_bytes, memory.context_bytes, memory.context_most_bytes)
+        )
+        return [
+            f"{self.device}, batch {self.batch}: of the error {memory.model_error_bytes / MIB:.0f} MiB are the model's "
+            f"and {memory.environment_error_bytes / MIB:.0f} the environment's: {least:.0f} to {most:.0f} MiB of "
+            f"context and libraries were published, {held:.0f} are counted."
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data; all of it is predicted."""
