@@ -75,12 +75,13 @@ class Library:
         release = TorchRelease.parse(str(options.get("torch_release") or ""))
         libraries = options.get("libraries") or ()
         context = (None if release.loads_lazily else spec.process_eager_bytes) or spec.process_bytes or 0
-        if "cudnn" in libraries:  # type: ignore[operator]
-            context += spec.process_convolution_bytes or 0
+        convolves, cudnn = spec.process_convolution_bytes or 0, "cudnn" in libraries  # type: ignore[operator]
+        highest = context + (0 if release.loads_lazily else convolves)
+        context += convolves if cudnn else 0
         least = context // 2 if spec.process_least_bytes is None else min(spec.process_least_bytes, context)
-        most = context * 3 // 2 if spec.process_most_bytes is None else max(spec.process_most_bytes, context)
-        if {spec.sources.get("process_bytes", "override")} & _OF_THIS:  # that of this very process
-            least = most = context
+        most = context * 3 // 2 if spec.process_most_bytes is None else max(spec.process_most_bytes, context, highest)
+        if spec.sources.get("process_bytes", "override") in _OF_THIS:  # that of this very process, with all it loads
+            least = most = context = spec.process_bytes or 0
         arch = spec.target.get("arch", "")
         large, digits = arch in _LARGE_WORKSPACES, arch.removeprefix("sm_").rstrip("a")
         converts = arch.startswith("sm_") and digits.isdigit() and int(digits) >= 70

@@ -116,7 +116,7 @@ def test_a_process_holds_what_its_libraries_and_its_release_load():
     assert (lazy.context_bytes >> 20, convolves.context_bytes >> 20, eager.context_bytes >> 20) == (1237, 1920, 1823)
     for library in (lazy, convolves, eager):
         assert library.context_least_bytes <= library.context_bytes <= library.context_most_bytes
-    by_hand = Library.of(load_spec("a100", {"process_bytes": 600 << 20}), {})
+    by_hand = Library.of(load_spec("a100", {"process_bytes": 600 << 20}), {"libraries": ["cublas", "cudnn"]})
     assert by_hand.context_bytes == 600 << 20 and by_hand.context_error_bytes == 0
 
 
