@@ -39,7 +39,7 @@ FileArgument = Annotated[
 ]
 PolicyOption = Annotated[
     str | None,
-    typer.Option("--policy", help="Whose kernels: library (PyTorch's; default of entry files) or roller (of models)."),
+    typer.Option("--policy", help="Whose kernels: library (of PyTorch; entry files), compiled, or roller (models)."),
 ]
 Tf32Option = Annotated[
     bool | None,

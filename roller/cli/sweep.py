@@ -39,7 +39,7 @@ PricesOption = Annotated[
     typer.Option("--prices", metavar="FILE", help="YAML: currency; by device per_hour, source and date."),
 ]
 PolicyOption = Annotated[
-    str, typer.Option("--policy", help="Whose kernels: library (PyTorch's) or roller (what its own would do).")
+    str, typer.Option("--policy", help="Whose kernels: library (PyTorch's), compiled (torch.compile's) or roller.")
 ]
 CsvOption = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV.")]
 PictureOption = Annotated[
@@ -77,7 +77,7 @@ def sweep_command(
 
     specs, sizes = devices_of(devices, settings), batches_of(batches, largest=True)
     amps, checkpoints = amps_of(amp), checkpoints_of(checkpoint)
-    (policy,) = words_of("--policy", policy, ("library", "roller"))[:1]
+    (policy,) = words_of("--policy", policy, ("library", "compiled", "roller"))[:1]
     known = None if prices is None else read_rate_card(prices)
     check_outputs([file, *filter(None, [prices])], {"--csv": csv, "--picture": picture})
     if picture is not None:

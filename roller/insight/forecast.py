@@ -229,7 +229,9 @@ def forecast(
     device
         The specification of a GPU or a processor, or its name.
     policy
-        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program.
+        ``"library"``: kernels of PyTorch and the libraries below it, generated ones where the step compiles itself.
+        ``"compiled"``: forward and backward as ``torch.compile`` runs them. ``"roller"``: the fastest constructed
+        program.
     host_op_s
         Host time of one operator that launches.
     settings

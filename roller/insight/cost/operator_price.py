@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,16 +83,16 @@ class Price:
     launches: tuple[LaunchPrice, ...] = ()
 
 
-def check_policy(policy: str) -> None:
-    """Check that a policy exists.
+def check_policy(policy: str, known: Sequence[str] = POLICIES) -> None:
+    """Check that a policy is one of those known.
 
     Raises
     ------
     RollerError
         There is no such policy.
     """
-    if policy not in POLICIES:
-        raise RollerError(f"policy: expected one of {list(POLICIES)}, got {shown(policy)}.")
+    if policy not in known:
+        raise RollerError(f"policy: expected one of {list(known)}, got {shown(policy)}.")
 
 
 _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")

@@ -8,15 +8,20 @@ from dataclasses import dataclass, field
 from roller.core.cache_location import cache_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.library_ways import DEFAULT_TF32
-from roller.insight.cost.operator_price import Price, Pricer, check_policy, price_all
+from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
 #: ``host_op_s`` takes a measured time.
 HOST_OP_S = 6e-6
+
+#: Whose kernels run a step: those of PyTorch and its libraries (generated ones where the step compiles itself),
+#: Roller's, or those of PyTorch with all of forward and backward compiled.
+STEP_POLICIES = (*POLICIES, "compiled")
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,9 @@ def price_step(
     spec
         A GPU or a CPU.
     policy
-        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program.
+        ``"library"``: kernels of PyTorch and the libraries below it; what the step compiles with ``torch.compile``
+        runs in generated kernels. ``"compiled"``: all of forward and backward is compiled. ``"roller"``: the fastest
+        constructed program of every operator.
     kernels
         Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
     tf32
@@ -73,14 +80,20 @@ def price_step(
     RollerError
         No such policy, or a device of another kind.
     """
-    check_policy(policy)
+    check_policy(policy, STEP_POLICIES)
     if spec.traits.discrete and not spec.traits.blocks:
         raise RollerError(
             f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
             f"allocator take elsewhere is not described yet; name one of those."
         )
     kinds = trace.options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
-    pricer = cached_pricer(spec, policy, kernels, kinds)
+    if policy == "compiled" and not spec.traits.blocks:
+        raise RollerError(
+            f"forecast: policy: expected library or roller on '{spec.name}', got compiled: what PyTorch's compiler "
+            f"generates for a processor is not described. Name a GPU, or another policy."
+        )
+    trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
+    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, kinds)
     if spec.traits.discrete or policy == "roller":
         prices = price_all(pricer, trace.steady())
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from roller.core.cyclic import held_back
 from roller.hardware import DeviceSpec
+from roller.insight.cost.compiled import launches_with_others
 from roller.insight.cost.host_copies import host_copy_notes
 from roller.insight.cost.operator_price import Price
 from roller.insight.cost.step_cost import HOST_OP_S, PricedStep, price_step
@@ -80,8 +81,9 @@ def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> Step
         Host time of one operator that launches, and of the launch of each of its kernels.
     """
     steps = _Steps(host_op_s, step.spec.traits.discrete)
+    is_captured = launches_with_others(step.trace)
     for operator, price in step.operators:
-        steps.add_operator(operator, price)
+        steps.add_operator(operator, price, is_captured=is_captured(operator))
     steps.add_host_time()
     return StepGraph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
@@ -102,10 +104,10 @@ class _Steps:
     behind_s: float = 0.0
     last: dict[Lane, int] = field(default_factory=dict)
 
-    def add_operator(self, operator: Operator, price: Price) -> None:
-        """Add an operator; a view only takes host time between calls."""
+    def add_operator(self, operator: Operator, price: Price, *, is_captured: bool = False) -> None:
+        """Add an operator; a view only takes host time between calls, and what a captured graph launches takes none."""
         if not price.kernels:
-            self.behind_s += min(self.host_op_s, HOST_VIEW_S)
+            self.behind_s += 0.0 if is_captured else min(self.host_op_s, HOST_VIEW_S)
         else:
             context = _context_of_operator(operator)
             if not self.has_device:  # the thread issues it, and computes it before the next
@@ -113,7 +115,7 @@ class _Steps:
             if not self.tasks:
                 self.add_host_time()
             if self.has_device:
-                took_us = 1e6 * self.host_op_s * price.kernels
+                took_us = 0.0 if is_captured else 1e6 * self.host_op_s * price.kernels
                 launch = self._add_task(_THREAD, "launch", "launch", took_us, context)
                 task = self._add_task(_STREAM, operator.name, "kernel", 1e6 * price.seconds, context, price.resource)
                 self.dependencies.append(Dependency(launch, False, task, False, took_us, "launch"))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from roller.insight.cost.gpu.operator_view import View, element_count, itemsize, total_bytes
+from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.cost.launches import Launch, Stream, Wait
 from roller.insight.trace.trace import TensorRecord
 
@@ -42,6 +42,24 @@ def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
         return (Stream(total_bytes(read), total_bytes(view.outputs)),)
 
     return map_operator
+
+
+def generated_kernel(view: View) -> tuple[Launch, ...]:
+    """Return the kernel that a compiler generates: it reads each input once, overlapping views together."""
+    return (Stream(float(bytes_together(view.inputs)), float(total_bytes(view.outputs))),)
+
+
+def bytes_together(tensors: Iterable[TensorRecord]) -> int:
+    """Return the bytes of tensors, of each storage at most those from the first to the last element."""
+    found: dict[int, list[TensorRecord]] = {}
+    for t in dict.fromkeys(tensors):
+        found.setdefault(t.storage, []).append(t)
+    whole = 0
+    for views in found.values():
+        ends = [t.offset + 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=False)) for t in views]
+        span = (max(ends) - min(t.offset for t in views)) * max(itemsize(t.dtype) for t in views)
+        whole += min(span, sum(distinct_bytes(t) for t in views))
+    return whole
 
 
 def slice_backward(view: View) -> tuple[Launch, ...]:

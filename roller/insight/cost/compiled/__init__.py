@@ -1,0 +1,43 @@
+"""What PyTorch's compiler makes of a traced step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from roller.insight.cost.compiled.compiled_step import compiled_trace
+from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph
+from roller.insight.cost.compiled.loop_nodes import Builder
+from roller.insight.cost.compiled.selection import Selection, launches_with_others, selection_of
+from roller.insight.trace.trace import Operator, Trace
+
+__all__ = ["Selection", "compiled_operators", "compiled_trace", "launches_with_others", "selection_of", "trace_as_run"]
+
+
+def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
+    """Return a trace as a policy runs it.
+
+    Parameters
+    ----------
+    trace
+        Of eager operators, or one that is compiled already.
+    policy
+        ``"compiled"`` compiles all of it; ``"library"`` what the step itself compiles; ``"roller"`` nothing.
+    on_gpu
+        Whether the device is a GPU: what a compiler does for a processor is not described.
+    """
+    own = selection_of(trace)
+    if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
+        return trace
+    return compiled_trace(trace, Selection(mode=own.mode) if policy == "compiled" and own else own)
+
+
+def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
+    """Return what runs in place of operators of a forward and its backward, in the memory formats that they have.
+
+    Parameters
+    ----------
+    operators
+        In order; their results that none of them reads are what outlives them.
+    """
+    taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
+    return compile_graph(operators, Builder(1 + taken), lambda _: True)

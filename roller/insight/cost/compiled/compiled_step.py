@@ -1,0 +1,167 @@
+"""A traced step as PyTorch's compiler runs it: fused kernels in place of operators, and the memory that these need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph, unread_values
+from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
+from roller.insight.cost.compiled.memory_format import convolution_format, in_channels_last
+from roller.insight.cost.compiled.selection import COMPILED_PHASES, Selection, selection_of
+from roller.insight.cost.gpu.operator_view import distinct_bytes
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
+
+
+def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
+    """Return a trace as PyTorch's compiler runs it.
+
+    Operators of forward and backward that the selection covers become calls of libraries and generated kernels
+    (``inductor.triton_...``); storages between nodes of one kernel are gone, all others are allocated where they are
+    written and freed after their last use. The update of the parameters stays as it is.
+
+    Parameters
+    ----------
+    trace
+        Of eager operators.
+    selection
+        What is compiled, and how; by default all of forward and backward, in the mode of the trace if it names one.
+
+    Examples
+    --------
+    >>> from roller.insight.trace.trace import TensorRecord
+    >>> x, y, z = (TensorRecord((64,), (1,), "float32", n) for n in range(3))
+    >>> exp, neg = (Operator(n, f"aten.{name}.default", "forward", (a,), (b,))
+    ...             for n, name, a, b in ((0, "exp", x, y), (1, "neg", y, z)))
+    >>> [operator.name for operator in compiled_trace(Trace((exp, neg), (), {}, (0, 2))).operators]
+    ['inductor.triton_poi_fused_exp_neg.default']
+    """
+    writer = _TraceWriter(trace, selection or selection_of(trace) or Selection())
+    for start, end in zip(trace.iterations, trace.iterations[1:], strict=False):
+        writer.add_step(start, end)
+    return writer.trace()
+
+
+def _segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
+    """Yield runs of operators: a forward with its backward, and what is neither."""
+    found: list[Operator] = []
+    for phase, run in groupby(operators, key=lambda o: o.phase if o.phase in COMPILED_PHASES else "other"):
+        if phase == "backward" and found and found[-1].phase == "forward":
+            found += run
+            continue
+        if found:
+            yield found
+        found = list(run)
+    if found:
+        yield found
+
+
+class _TraceWriter:
+    """Writes the operators and events of a compiled trace."""
+
+    def __init__(self, trace: Trace, selection: Selection) -> None:
+        self.old, self.selection = trace, selection
+        self.operators: list[Operator] = []
+        self.events: list[tuple[int, int, AllocEvent | FreeEvent]] = []  # place, rank there, event
+        self.iterations = [0]
+        self.storages = dict(trace.storages)
+        self.free_at = {e.storage: e.operator for e in trace.events if isinstance(e, FreeEvent)}
+        self.new_index: dict[int, int] = {}
+        self.builder = Builder(
+            1 + max((*trace.storages, *trace.allocations, *_storages_of(trace.operators)), default=0)
+        )
+        self.rewritten: set[int] = set()  # storages whose allocations are written anew
+        self.outliving: set[int] = set()  # those of them that are freed when they were
+
+    def add_step(self, start: int, end: int) -> None:
+        """Add one step."""
+        for segment in _segments(self.old.operators[start:end]):
+            if segment[0].phase in COMPILED_PHASES and any(map(self.selection.covers, segment)):
+                self._add_compiled(segment)
+            else:
+                for operator in segment:
+                    self._add_operator(operator, (operator.index,))
+        self.iterations.append(len(self.operators))
+
+    def _add_operator(self, operator: Operator, of: Iterable[int]) -> int:
+        index = len(self.operators)
+        self.operators.append(replace(operator, index=index))
+        for n in of:
+            self.new_index[n] = index
+        return index
+
+    def _add_compiled(self, segment: Sequence[Operator]) -> None:
+        covers, operators = self.selection.covers, list(segment)
+        own = [o for o in segment if covers(o)]
+        if convolution_format(own) == "channels_last":
+            operators = in_channels_last(segment, self.builder.reserve(sum(len(o.inputs) for o in segment)))
+        last = segment[-1].index
+        outlives: set[Value] = set()
+
+        def outliving(nodes: Sequence[LoopNode]) -> set[Value]:
+            outlives.update(self._outliving(nodes, last))
+            return outlives
+
+        emitted = compile_graph(operators, self.builder, covers, outliving)
+        self._write(segment, [replace(e, of=tuple(operators[n].index for n in e.of)) for e in emitted],
+                    {v.storage for v in outlives})  # fmt: skip
+
+    def _outliving(self, nodes: Sequence[LoopNode], last: int) -> set[Value]:
+        """Return the values that something reads after the segment.
+
+        Their memory is freed after it; a result that no operator reads may also be freed right after the last one.
+        """
+        unread = unread_values(nodes)
+        if not self.old.events:
+            return unread
+        latest = {value.storage: value for node in nodes for value in node.writes}
+        known = self.old.storages.keys() | self.old.allocations.keys()
+        freed = {s: self.free_at.get(s, last + 1) for s in latest if s in known}
+        return {v for s, v in latest.items() if s in freed and (freed[s] > last or (freed[s] == last and v in unread))}
+
+    def _write(self, segment: Sequence[Operator], emitted: Sequence[Emitted], outlives: set[int]) -> None:
+        """Add the operators of a segment, with allocations where they are written and frees after their last use."""
+        old, within, here = self.old.allocations, {o.index for o in segment}, len(self.operators) - 1
+        own = {s for s in _storages_of(segment) if s in old and old[s].operator in within}
+        allocated: dict[int, tuple[int, int]] = {}
+        last_use: dict[int, int] = {}
+        for one in emitted:
+            index = self._add_operator(one.operator, one.of)
+            last_use |= dict.fromkeys(_storages_of((one.operator,)), index)
+            for t in one.operator.outputs:
+                if (
+                    t.storage in one.writes
+                    and t.storage not in allocated
+                    and (t.storage in own or t.storage not in old)
+                ):
+                    size = old[t.storage].size_bytes if t.storage in own else distinct_bytes(t)
+                    self.storages.setdefault(t.storage, Storage("temporary", size_bytes=size))
+                    allocated[t.storage] = index, size
+        for storage, (index, size) in allocated.items():
+            self.events.append((index, 0, AllocEvent(storage, size, index)))
+            if storage not in outlives:
+                self.events.append((last_use[storage], 2, FreeEvent(storage, last_use[storage])))
+        self.rewritten |= own
+        self.outliving |= outlives & allocated.keys()
+        for o in segment:  # in place of an operator that is gone: what runs where it was
+            here = self.new_index.setdefault(o.index, here)
+
+    def trace(self) -> Trace:
+        """Return the new trace."""
+        for event in self.old.events:
+            kept = isinstance(event, FreeEvent) and event.storage in self.outliving
+            if kept or event.storage not in self.rewritten:
+                index = self.new_index.get(event.operator, -1)
+                self.events.append((index, 1, replace(event, operator=index)))
+        self.events.sort(key=lambda row: row[:2])
+        old = self.old
+        return Trace(
+            tuple(self.operators), tuple(row[2] for row in self.events) if old.events else (), self.storages,
+            tuple(self.iterations), {**old.options, "compiled": self.selection.to_dict(), "is_compiled": True},
+            old.warnings, old.registered,
+        )  # fmt: skip
+
+
+def _storages_of(operators: Iterable[Operator]) -> Iterator[int]:
+    return (t.storage for o in operators for t in (*o.inputs, *o.outputs))

@@ -1,0 +1,345 @@
+"""Nodes of every operator: a compiler takes norms, softmax and biases apart into reductions and element-wise nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from roller.insight.cost.compiled.loop_nodes import Builder, is_trailing, with_shape_of
+from roller.insight.cost.gpu import is_view
+from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, POINTWISE
+from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.trace.trace import Operator, TensorRecord
+
+#: Adds the nodes of the operator at an index.
+Rule = Callable[[Builder, int, View], None]
+
+
+def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
+    """Add the nodes of an operator; a view has none, and what no rule describes is a call of a library."""
+    view = View(operator)
+    name = view.packet.removeprefix("aten.")
+    if is_view(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
+        return
+    rule = _RULES.get(name, extern)
+    if rule is not extern and _writes_part(view):
+        rule = extern  # a part of a tensor, written in place
+    try:
+        rule(builder, index, view)
+    except (KeyError, IndexError, ValueError, TypeError):
+        extern(builder, index, view)
+
+
+def _writes_part(view: View) -> bool:
+    """Return whether an operator in place writes a view that is not the whole of its storage's tensor."""
+    return view.in_place and bool(view.outputs) and (view.out.offset != 0 or not _is_dense(view.out))
+
+
+def _is_dense(t: TensorRecord) -> bool:
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
+    return span == element_count(t)
+
+
+def extern(builder: Builder, index: int, view: View) -> None:
+    """Add a call that is not fused."""
+    written = view.outputs if not view.in_place else (view.out,)
+    builder.add(index, view.operator, "extern", view.inputs, written)
+
+
+def pointwise(operations: int = 1, windowed: bool = False, read: Sequence[str] = ()) -> Rule:
+    """Return the rule of an element-wise operator, which reads all inputs or the named ones."""
+
+    def rule(builder: Builder, index: int, view: View) -> None:
+        named = [t for t in (view.tensor(n) for n in read) if t is not None]
+        builder.add(
+            index, view.operator, "pointwise", named if read else view.inputs, view.outputs or (view.out,),
+            rows=element_count(view.out), operations=operations, windowed=windowed,
+        )  # fmt: skip
+
+    return rule
+
+
+def fill(builder: Builder, index: int, view: View) -> None:
+    """Add a node that reads nothing."""
+    builder.add(index, view.operator, "pointwise", (), (view.out,), rows=element_count(view.out))
+
+
+def copy(builder: Builder, index: int, view: View) -> None:
+    """Add a copy to another layout or dtype; a copy from the host is a call."""
+    name = "src" if view.packet == "aten.copy" else "self"
+    source = view.tensor(name, 1 if name == "src" else 0)
+    if source is None:
+        extern(builder, index, view)
+    else:
+        builder.add(index, view.operator, "pointwise", (source,), (view.out,), rows=element_count(view.out))
+
+
+def max_pool(builder: Builder, index: int, view: View) -> None:
+    """Add a maximum over windows, whose places are kept as offsets of one byte."""
+    out, *places = view.outputs
+    short = [replace(t, dtype="int8") for t in places]
+    builder.add(
+        index, view.operator, "pointwise", view.inputs, (out, *short), rows=element_count(out), operations=4,
+        windowed=True,
+    )  # fmt: skip
+
+
+def max_pool_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradient of a maximum over windows."""
+    places = replace(view.required_tensor("indices", len(view.inputs) - 1), dtype="int8")
+    builder.add(
+        index, view.operator, "pointwise", (view.required_tensor("grad_output", 0), places), (view.out,),
+        rows=element_count(view.out), operations=4, windowed=True,
+    )  # fmt: skip
+
+
+def dropout(builder: Builder, index: int, view: View) -> None:
+    """Add a random mask, and its product with the input."""
+    out, mask = view.outputs[:2]
+    builder.add(index, view.operator, "pointwise", (), (mask,), rows=element_count(mask)).is_random = True
+    builder.add(index, view.operator, "pointwise", (view.inputs[0], mask), (out,), rows=element_count(out))
+
+
+def concatenate(builder: Builder, index: int, view: View) -> None:
+    """Add a concatenation."""
+    builder.add(
+        index, view.operator, "pointwise", view.inputs, (view.out,), rows=element_count(view.out),
+        joins=len(view.inputs),
+    )  # fmt: skip
+
+
+def gather(builder: Builder, index: int, view: View) -> None:
+    """Add a gather: it reads the indices, and as many elements of the table as it writes."""
+    table, *rest = view.inputs
+    taken = replace(with_shape_of(table, view.out), offset=-1 - index)
+    builder.add(
+        index, view.operator, "pointwise", (taken, *(t for t in rest if t.dtype in ("int64", "int32", "bool"))),
+        (view.out,), rows=element_count(view.out), windowed=True,
+    )  # fmt: skip
+
+
+def reduction(builder: Builder, index: int, view: View) -> None:
+    """Add a reduction over some dimensions; of two tensors, an element-wise maximum or minimum."""
+    x = view.inputs[0]
+    if view.overload == "other":
+        pointwise()(builder, index, view)
+        return
+    given = view.argument("dim", ())
+    dims = (given,) if isinstance(given, int) else tuple(given) or tuple(range(len(x.shape)))
+    length = math.prod(x.shape[d] for d in dims) if x.shape else 1
+    _reduce(builder, index, view, view.inputs, view.outputs, length, is_trailing(x, dims))
+
+
+def _reduce(
+    builder: Builder, index: int, view: View, reads: Sequence[TensorRecord], writes: Sequence[TensorRecord],
+    length: int, trailing: bool,
+) -> None:  # fmt: skip
+    points = max(map(element_count, reads))
+    builder.add(
+        index, view.operator, "reduction", reads, writes, rows=points // max(1, length), length=max(1, length),
+        trailing=trailing,
+    )  # fmt: skip
+
+
+def _reduce_then_map(
+    builder: Builder, index: int, view: View, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
+    out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool, operations: int = 4,
+) -> None:  # fmt: skip
+    """Add sums over each row of large tensors, and an element-wise function of these, the sums and small tensors."""
+    rows = element_count(large[0]) // max(1, length)
+    sums = tuple(statistics) or (builder.temporary((rows,), "float32"),)
+    _reduce(builder, index, view, large, sums, length, trailing)
+    builder.add(
+        index, view.operator, "pointwise", (*large, *small, *sums), (out,), rows=element_count(out),
+        operations=operations,
+    )  # fmt: skip
+
+
+def softmax(builder: Builder, index: int, view: View) -> None:
+    """Add a softmax: maximum and sum of each row, then the quotient."""
+    x, dim = view.inputs[0], int(view.argument("dim", -1))
+    length = x.shape[dim] if x.shape else 1
+    _reduce_then_map(builder, index, view, (x,), (), view.out, (), length, is_trailing(x, (dim,)))
+
+
+def softmax_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradient of a softmax."""
+    gradient, output = view.required_tensor("grad_output", 0), view.required_tensor("output", 1)
+    dim = int(view.argument("dim", -1))
+    length = gradient.shape[dim] if gradient.shape else 1
+    _reduce_then_map(builder, index, view, (gradient, output), (), view.out, (), length, is_trailing(output, (dim,)))
+
+
+def layer_norm(builder: Builder, index: int, view: View) -> None:
+    """Add a norm over the last dimensions."""
+    x = view.inputs[0]
+    shape = view.argument("normalized_shape", x.shape[-1:])
+    dims = range(len(x.shape) - len(shape), len(x.shape))
+    kept = [t for t in view.outputs[1:] if element_count(t)]
+    _reduce_then_map(
+        builder, index, view, (x,), view.inputs[1:], view.out, kept, math.prod(shape), is_trailing(x, dims)
+    )
+
+
+def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradients of a norm over the last dimensions: of its input by rows, of its parameters over all rows."""
+    gradient, x = view.inputs[:2]
+    shape = view.argument("normalized_shape", x.shape[-1:])
+    dims, length = range(len(x.shape) - len(shape), len(x.shape)), math.prod(shape)
+    wanted: Sequence[bool] = view.argument("output_mask", (True,) * len(view.outputs))
+    small = [t for t in view.inputs[2:] if element_count(t)]
+    results = list(view.outputs)
+    if wanted[0]:
+        out = results.pop(0)
+        _reduce_then_map(builder, index, view, (gradient, x), small, out, (), length, is_trailing(x, dims))
+    if any(wanted[1:]) and results:
+        rows = element_count(x) // length
+        builder.add(
+            index, view.operator, "reduction", (gradient, x, *small[:2]), results, rows=length, length=rows,
+            trailing=rows == 1,
+        )  # fmt: skip
+
+
+def group_norm(builder: Builder, index: int, view: View) -> None:
+    """Add a norm over groups of channels."""
+    x = view.inputs[0]
+    length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
+    kept = [t for t in view.outputs[1:] if element_count(t)]
+    trailing = loop_is_channels_first(x)
+    _reduce_then_map(builder, index, view, (x,), view.inputs[1:], view.out, kept, length, trailing)
+
+
+def group_norm_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradients of a norm over groups."""
+    gradient, x = view.inputs[:2]
+    length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
+    _reduce_then_map(
+        builder, index, view, (gradient, x), view.inputs[2:], view.outputs[0], view.outputs[1:], length,
+        loop_is_channels_first(x),
+    )  # fmt: skip
+
+
+def loop_is_channels_first(x: TensorRecord) -> bool:
+    """Return whether channels are outside of the other dimensions but the first."""
+    return is_trailing(x, range(2, len(x.shape)))
+
+
+def batch_norm(builder: Builder, index: int, view: View) -> None:
+    """Add a norm over each channel: with the batch's statistics a reduction of its own, then an element-wise node."""
+    x = view.required_tensor("input", 0)
+    own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
+    if view.packet in ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update"):
+        own = False
+    small = [t for t in view.inputs if t is not x and element_count(t) <= x.shape[1]]
+    if not own:
+        builder.add(
+            index, view.operator, "pointwise", (x, *small), (view.out,), rows=element_count(view.out), operations=4
+        )
+        return
+    kept = [t for t in view.outputs[1:] if 0 < element_count(t) <= x.shape[1]]
+    length = element_count(x) // x.shape[1]
+    _reduce_then_map(builder, index, view, (x,), small, view.out, kept, length, x.shape[0] == 1)
+
+
+def batch_norm_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradients of a norm over each channel."""
+    x = view.required_tensor("input", 0)
+    large = [t for t in view.inputs if t.shape == x.shape]
+    small = [t for t in view.inputs if 0 < element_count(t) <= x.shape[1]]
+    length = element_count(x) // x.shape[1]
+    _reduce_then_map(builder, index, view, large, small, view.outputs[0], view.outputs[1:], length, x.shape[0] == 1)
+
+
+def convolution(builder: Builder, index: int, view: View) -> None:
+    """Add a convolution, and an element-wise node that adds its bias."""
+    bias = view.tensor("bias")
+    if bias is None:
+        extern(builder, index, view)
+        return
+    x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
+    raw = replace(view.out, storage=builder.new_storage())
+    node = builder.add(index, view.operator, "extern", (x, weight), (raw,))
+    places = {"bias": None, "weight": {"tensor": 1}, "self" if view.has_tensor("self") else "input": {"tensor": 0}}
+    arguments = {**view.operator.arguments, **places}
+    node.call = replace(view.operator, inputs=(x, weight), outputs=(raw,), arguments=arguments)
+    builder.add(index, view.operator, "pointwise", (raw, bias), (view.out,), rows=element_count(view.out))
+
+
+def convolution_backward(builder: Builder, index: int, view: View) -> None:
+    """Add the gradients of a convolution's image and weights as one call, that of its bias as a reduction."""
+    wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
+    outputs = list(view.outputs)
+    if wanted[2]:
+        gradient, bias = view.required_tensor("grad_output", 0), outputs.pop()
+        dims = (0, *range(2, len(gradient.shape)))
+        length = element_count(gradient) // max(1, element_count(bias))
+        _reduce(builder, index, view, (gradient,), (bias,), length, is_trailing(gradient, dims))
+    if any(wanted[:2]):
+        node = builder.add(index, view.operator, "extern", view.inputs, outputs)
+        arguments = {**view.operator.arguments, "output_mask": [*wanted[:2], False]}
+        node.call = replace(view.operator, outputs=tuple(outputs), arguments=arguments)
+
+
+def elementwise_loss(builder: Builder, index: int, view: View) -> None:
+    """Add an element-wise loss, with its mean or sum if one is asked for."""
+    if view.argument("reduction", 1) == 0:
+        pointwise(4)(builder, index, view)
+    else:
+        _reduce(builder, index, view, view.inputs, view.outputs, element_count(view.inputs[0]), True)
+
+
+def nll_loss(builder: Builder, index: int, view: View) -> None:
+    """Add a negative log-likelihood: a sum over one element of each row."""
+    x, target = view.inputs[:2]
+    taken = replace(with_shape_of(x, target), offset=-1 - index)
+    _reduce(builder, index, view, (taken, target), view.outputs, max(1, element_count(target)), True)
+
+
+_WINDOWS = ("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d",
+            "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d",
+            "upsample_bicubic2d", "reflection_pad1d", "reflection_pad2d", "replication_pad2d")  # fmt: skip
+_WINDOW_GRADIENTS = ("avg_pool2d_backward", "_adaptive_avg_pool2d_backward")
+_MOVES = ("constant_pad_nd", "roll", "flip", "repeat", "tril", "triu", "pixel_shuffle", "pixel_unshuffle",
+          "channel_shuffle", "slice_backward", "select_backward", "glu", "glu_backward",
+          "binary_cross_entropy_backward")  # fmt: skip
+_REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "all", "any", "norm",
+               "linalg_vector_norm", "logsumexp", "var", "var_mean", "std", "count_nonzero")  # fmt: skip
+_RULES: dict[str, Rule] = {
+    **{name: pointwise(len(functions)) for name, functions in POINTWISE.items()},
+    **dict.fromkeys(FILLING, fill),
+    **dict.fromkeys(COPYING, copy),
+    **dict.fromkeys(_MOVES, pointwise()),
+    **dict.fromkeys(_WINDOWS, pointwise(4, windowed=True)),
+    **dict.fromkeys(_WINDOW_GRADIENTS, pointwise(4, windowed=True, read=("grad_output",))),
+    "max_pool2d_with_indices": max_pool,
+    "max_pool2d_with_indices_backward": max_pool_backward,
+    **dict.fromkeys(_REDUCTIONS, reduction),
+    **dict.fromkeys(("native_dropout", "_fused_dropout"), dropout),
+    **dict.fromkeys(("cat", "stack"), concatenate),
+    **dict.fromkeys(("embedding", "index", "_unsafe_index", "index_select", "gather"), gather),
+    **dict.fromkeys(("_softmax", "_log_softmax", "_safe_softmax"), softmax),
+    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), softmax_backward),
+    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), layer_norm),
+    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), layer_norm_backward),
+    "native_group_norm": group_norm,
+    "native_group_norm_backward": group_norm_backward,
+    **dict.fromkeys(
+        ("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+         "_native_batch_norm_legit_functional", "_batch_norm_with_update", "_batch_norm_no_update"),
+        batch_norm,
+    ),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"), batch_norm_backward
+    ),
+    **dict.fromkeys(("convolution", "_convolution", "cudnn_convolution"), convolution),
+    "convolution_backward": convolution_backward,
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss),
+    **dict.fromkeys(
+        ("nll_loss_backward", "nll_loss2d_backward"), pointwise(2, read=("grad_output", "target", "total_weight"))
+    ),
+    **dict.fromkeys(
+        ("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"),
+        elementwise_loss,
+    ),
+}  # fmt: skip

@@ -1,0 +1,196 @@
+"""Fusion of stored loop nodes into kernels, by the rules of Inductor's scheduler for GPUs."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, is_flat
+from roller.insight.cost.gpu.operator_view import distinct_bytes, element_count
+from roller.insight.trace.trace import TensorRecord
+
+#: Most nodes of a kernel, rounds of fusion, and readers of a buffer that are compared pairwise (``max_fusion_size``,
+#: ten rounds in ``Scheduler.fuse_nodes``, ``max_fusion_buffer_group_pairwise_attempts``; PyTorch 2.13).
+MOST_NODES, ROUNDS, MOST_COMPARED = 64, 10, 64
+#: Bytes that a fusion saves at least (``score_fusion_memory_threshold``).
+LEAST_SAVED_BYTES = 10
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes of one kernel.
+
+    Parameters
+    ----------
+    nodes
+        In order.
+    first, last
+        Places of the first and the last node.
+    before
+        Groups that write what this one reads.
+    """
+
+    nodes: list[LoopNode]
+    first: int
+    last: int
+    before: set[Group] = field(default_factory=set, repr=False)
+    after: set[Group] = field(default_factory=set, repr=False)
+
+    @property
+    def loops(self) -> LoopNode:
+        """The node whose loops the kernel has: its reduction, or any element-wise node."""
+        return next((n for n in self.nodes if n.kind == "reduction"), self.nodes[0])
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether the kernel reduces."""
+        return self.loops.kind == "reduction"
+
+    def reads(self) -> dict[Access, TensorRecord]:
+        """Return the reads of values from outside."""
+        own = {value for node in self.nodes for value in node.writes}
+        return {a: t for node in self.nodes for a, t in node.reads.items() if a.value not in own}
+
+    def writes(self) -> dict[Value, TensorRecord]:
+        """Return the values that its nodes compute."""
+        return {value: t for node in self.nodes for value, t in node.writes.items()}
+
+
+def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
+    """Return kernels, in an order in which each runs after what it reads.
+
+    Parameters
+    ----------
+    nodes
+        Those that are stored, in order.
+
+    Notes
+    -----
+    Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
+    bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
+    the innermost ones is fused with no element-wise node over all its points.
+    """
+    groups = [Group([node], n, n) for n, node in enumerate(nodes)]
+    writer = {value: group for group in groups for node in group.nodes for value in node.writes}
+    for group in groups:
+        for value in group.nodes[0].values():
+            source = writer.get(value)
+            if source is not None and source is not group:
+                group.before.add(source)
+                source.after.add(group)
+    for _ in range(ROUNDS):
+        pairs = sorted(_pairs(groups), key=lambda p: p[0], reverse=True)
+        merged: dict[Group, Group] = {}
+        for _, one, other in pairs:
+            a, b = (_find(merged, g) for g in (one, other))
+            a, b = sorted((a, b), key=lambda g: (g.first, g.last))
+            if a is not b and _can_fuse(a, b) and not _has_path_between(a, b):
+                merged[b] = a
+                _merge(a, b)
+        if not merged:
+            break
+        groups = [g for g in groups if g not in merged]
+    return _in_order(groups)
+
+
+def _find(merged: dict[Group, Group], group: Group) -> Group:
+    while group in merged:
+        group = merged[group]
+    return group
+
+
+def _merge(a: Group, b: Group) -> None:
+    """Put the nodes of ``b`` into ``a``."""
+    a.nodes = sorted(a.nodes + b.nodes, key=lambda n: (n.operator, n.kind == "pointwise"))
+    a.first, a.last = min(a.first, b.first), max(a.last, b.last)
+    for x in b.before:
+        x.after.discard(b)
+        if x is not a:
+            x.after.add(a)
+    for x in b.after:
+        x.before.discard(b)
+        if x is not a:
+            x.before.add(a)
+    a.before = (a.before | b.before) - {a, b}
+    a.after = (a.after | b.after) - {a, b}
+
+
+def _pairs(groups: Sequence[Group]) -> Iterator[tuple[tuple[bool, float, int], Group, Group]]:
+    """Yield pairs that share a buffer, with their score."""
+    users: dict[Access | Value, list[Group]] = defaultdict(list)
+    shared: dict[tuple[int, int], tuple[Group, Group, float]] = {}
+    fusible = [group for group in groups if group.nodes[0].kind != "extern"]
+    for group in fusible:
+        for value in group.writes():
+            users[value].append(group)
+    for group in fusible:
+        for access, record in group.reads().items():
+            users[access].append(group)
+            source = users.get(access.value)
+            if source and is_flat(access, element_count(record)):
+                _add(shared, source[0], group, distinct_bytes(record))
+    for key, members in users.items():
+        if isinstance(key, Access):
+            size = float(distinct_bytes(members[0].reads()[key]))
+            for n, one in enumerate(members[:MOST_COMPARED]):
+                for other in members[n + 1 : MOST_COMPARED]:
+                    _add(shared, one, other, size)
+    for one, other, size in shared.values():
+        if size >= LEAST_SAVED_BYTES:
+            yield (one.is_reduction == other.is_reduction, size, -abs(other.first - one.last)), one, other
+
+
+def _add(shared: dict[tuple[int, int], tuple[Group, Group, float]], one: Group, other: Group, size: float) -> None:
+    if one is not other:
+        key = (id(one), id(other)) if one.first <= other.first else (id(other), id(one))
+        before = shared.get(key, (one, other, 0.0))[2]
+        shared[key] = (one, other, before + size)
+
+
+def _can_fuse(a: Group, b: Group) -> bool:
+    """Return whether the loops of two kernels agree, of which ``a`` begins earlier."""
+    if len(a.nodes) + len(b.nodes) > MOST_NODES:
+        return False
+    x, y = a.loops, b.loops
+    if a.is_reduction and b.is_reduction:
+        return (x.rows, x.length, x.trailing) == (y.rows, y.length, y.trailing)
+    if not a.is_reduction and not b.is_reduction:
+        return x.points == y.points
+    reducing, mapping = (x, b) if a.is_reduction else (y, a)
+    return all(n.points == reducing.rows or (n.points == reducing.points and reducing.trailing) for n in mapping.nodes)
+
+
+def _has_path_between(a: Group, b: Group) -> bool:
+    """Return whether some other kernel has to run between two of them."""
+    low = min(a.first, b.first)
+    todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[Group]()
+    while todo:
+        group = todo.pop()
+        if group in seen or group.last < low:
+            continue
+        seen.add(group)
+        if a in group.before or b in group.before:
+            return True
+        todo.extend(group.before)
+    return False
+
+
+def _in_order(groups: Sequence[Group]) -> list[Group]:
+    """Return groups in an order in which each follows what it reads, else by their first nodes."""
+    waiting = {g: len(g.before) for g in groups}
+    ready = [(g.last, n, g) for n, g in enumerate(groups) if not g.before]
+    heapq.heapify(ready)
+    found: list[Group] = []
+    while ready:
+        group = heapq.heappop(ready)[2]
+        found.append(group)
+        for other in group.after:
+            waiting[other] -= 1
+            if not waiting[other]:
+                heapq.heappush(ready, (other.last, id(other), other))
+    if len(found) < len(groups):  # two kernels that wait for each other, by a path that began before both
+        seen = set(found)
+        found += sorted((g for g in groups if g not in seen), key=lambda g: g.last)
+    return found

@@ -1,0 +1,125 @@
+"""The operators of a compiled graph: calls of libraries, and generated kernels in place of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from roller.insight.cost.compiled.decompositions import add_nodes, extern
+from roller.insight.cost.compiled.fusion import Group, fuse
+from roller.insight.cost.compiled.inlining import inline
+from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
+from roller.insight.cost.compiled.partition import partition
+from roller.insight.cost.gpu.operator_view import View
+from roller.insight.trace.trace import Operator, TensorRecord
+
+#: Namespace of the names of generated kernels.
+GENERATED = "inductor"
+#: Operators named in a kernel's name, and reduced elements up to which a block holds a whole row.
+_MOST_NAMED, _PERSISTENT = 6, 1024
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """An operator of the compiled graph.
+
+    Parameters
+    ----------
+    operator
+        What runs.
+    of
+        Places, in the list that was compiled, of the operators that it computes.
+    writes
+        Storages that it writes.
+    is_generated
+        Whether it is a kernel that the compiler generates.
+    """
+
+    operator: Operator
+    of: tuple[int, ...]
+    writes: frozenset[int]
+    is_generated: bool
+
+
+def unread_values(nodes: Sequence[LoopNode]) -> set[Value]:
+    """Return the values that no node reads, of those that their storages hold in the end."""
+    read = {value for node in nodes for value in node.values()}
+    return {v for v in {value.storage: value for node in nodes for value in node.writes}.values() if v not in read}
+
+
+def compile_graph(
+    operators: Sequence[Operator], builder: Builder, is_compiled: Callable[[Operator], bool],
+    outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
+) -> list[Emitted]:  # fmt: skip
+    """Return what runs in place of the operators of a forward and its backward, in order.
+
+    Parameters
+    ----------
+    operators
+        In order, the forward's before the backward's.
+    builder
+        Knows the storages that are taken.
+    is_compiled
+        Whether an operator is part of what is compiled; all others stay as they are.
+    outliving
+        Returns the values of nodes that something outside of them reads.
+    """
+    start = len(builder.nodes)
+    for place, operator in enumerate(operators):
+        if is_compiled(operator):
+            add_nodes(builder, place, operator)
+        else:
+            extern(builder, place, View(operator))
+    nodes = builder.nodes[start:]
+    needed = outliving(nodes)
+    forward = [n for n in nodes if n.phase == "forward"]
+    backward = [n for n in nodes if n.phase != "forward"]
+    if not forward or not backward:
+        return _emit(operators, nodes, needed)
+    parts = partition(forward, backward, _NewStorages(builder))
+    return [*_emit(operators, parts.forward, needed | parts.saved), *_emit(operators, parts.backward, needed)]
+
+
+def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[Emitted]:
+    """Return the kernels and calls of nodes, without those whose results nothing reads."""
+    groups = fuse(inline(nodes, needed))
+    readers: dict[Value, set[int]] = {}
+    for n, group in enumerate(groups):
+        for access in group.reads():
+            readers.setdefault(access.value, set()).add(n)
+    found = []
+    for n, group in enumerate(groups):
+        node = group.nodes[0]
+        if node.kind == "extern":
+            call = node.call or operators[node.operator]
+            found.append(Emitted(call, (node.operator,), frozenset(v.storage for v in node.writes), False))
+            continue
+        written = {v: t for v, t in group.writes().items() if v in needed or readers.get(v, set()) - {n}}
+        if written:
+            found.append(_generated(operators, group, tuple(written.values())))
+    return found
+
+
+def _generated(operators: Sequence[Operator], group: Group, written: tuple[TensorRecord, ...]) -> Emitted:
+    """Return the operator of a generated kernel; it belongs to the line and module of its last node."""
+    members = dict.fromkeys(member for node in group.nodes for member in node.members)
+    names = list(dict.fromkeys(name for _, name in sorted(members)))
+    loops, last = group.loops, group.nodes[-1]
+    kind = "poi" if not group.is_reduction else "per" if loops.length <= _PERSISTENT and loops.trailing else "red"
+    operator = replace(
+        operators[last.operator], name=f"{GENERATED}.triton_{kind}_fused_{'_'.join(names[:_MOST_NAMED])}.default",
+        phase=last.phase, inputs=tuple(dict.fromkeys(group.reads().values())), outputs=written, arguments={},
+    )  # fmt: skip
+    return Emitted(operator, tuple(dict.fromkeys(n for n, _ in members)), frozenset(t.storage for t in written), True)
+
+
+class _NewStorages(dict[Value, int]):
+    """Numbers of storages for values that are computed again."""
+
+    def __init__(self, builder: Builder) -> None:
+        super().__init__()
+        self._builder = builder
+
+    def __missing__(self, value: Value) -> int:
+        self[value] = number = self._builder.new_storage()
+        return number

@@ -1,0 +1,87 @@
+"""Element-wise nodes that are never stored: their readers compute them again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value
+from roller.insight.cost.gpu.operator_view import element_count
+from roller.insight.trace.trace import TensorRecord
+
+#: Reads up to which an element-wise node with several readers is computed in each of them, reads and operations from
+#: which on it is stored, and inputs up to which a concatenation is element-wise (``realize_reads_threshold``,
+#: ``_realize_acc_reads_threshold_default``, ``_realize_opcount_threshold_default``, ``max_pointwise_cat_inputs`` of
+#: ``torch/_inductor/config.py``, PyTorch 2.13).
+SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
+
+
+def inline(nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[LoopNode]:
+    """Return the nodes whose results are stored; these read what the others would have read.
+
+    Parameters
+    ----------
+    nodes
+        In order.
+    needed
+        Values that something outside of the nodes reads.
+    """
+    readers: dict[Value, list[LoopNode]] = defaultdict(list)
+    for node in nodes:
+        for value in node.values():
+            readers[value].append(node)
+    gone: dict[Value, LoopNode] = {}
+    kept: list[LoopNode] = []
+    for node in nodes:
+        whole = _with_inputs_inlined(node, gone) if node.kind != "extern" else node
+        if _is_stored(whole, [r for value in node.writes for r in readers[value]], needed):
+            kept.append(whole)
+        else:
+            gone |= dict.fromkeys(node.writes, whole)
+    return kept
+
+
+def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[Value]) -> bool:
+    if node.kind != "pointwise" or len(node.writes) != 1 or any(value in needed for value in node.writes):
+        return True
+    if not readers:
+        return False  # nothing reads it
+    if any(r.kind == "extern" for r in readers):
+        return True
+    reads = len(node.reads)
+    if not reads:
+        return node.is_random and len(readers) > 1  # else a constant
+    if len(readers) > 1 and (reads > SHARED_READS or node.operations > MOST_OPERATIONS):
+        return True
+    if reads > 1 and any(r.windowed for r in readers):
+        return True
+    return node.joins > MOST_JOINED or reads > MOST_READS or node.operations > MOST_OPERATIONS
+
+
+def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNode:
+    """Return a node that reads the inputs of its inlined inputs."""
+    reads: dict[Access, TensorRecord] = {}
+    operations, inlined = node.operations, list(node.inlined)
+    for access, record in node.reads.items():
+        source = gone.get(access.value)
+        if source is None:
+            reads[access] = record
+            continue
+        operations += source.operations
+        inlined += source.members
+        (written,) = source.writes.values()
+        same = (written.shape, written.stride, written.offset) == (record.shape, record.stride, record.offset)
+        for inner, inner_record in source.reads.items():
+            reads[inner if same or not _is_whole(inner_record, source) else _moved(inner)] = inner_record
+    return replace(node, reads=reads, operations=operations, inlined=tuple(dict.fromkeys(inlined)))
+
+
+def _is_whole(record: TensorRecord, node: LoopNode) -> bool:
+    """Return whether a read has an element of its own for each point of a node."""
+    return element_count(record) == node.points
+
+
+def _moved(access: Access) -> Access:
+    """Return an access through a view: in the loops of the reader it no longer is in the order of memory."""
+    return access._replace(layout=(*access.layout, (-1, -1)))

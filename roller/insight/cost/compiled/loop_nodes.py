@@ -1,0 +1,181 @@
+"""Operators of a step as a compiler's nodes of loops: element-wise nodes, reductions, and calls of libraries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.trace.trace import Operator, Phase, TensorRecord
+
+
+class Value(NamedTuple):
+    """Contents of a storage: an operator in place makes a further version."""
+
+    storage: int
+    version: int = 0
+
+
+class Access(NamedTuple):
+    """A read of a value: two reads of equal places are one in a fused kernel."""
+
+    value: Value
+    offset: int
+    layout: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class LoopNode:
+    """A node of the step's graph.
+
+    Parameters
+    ----------
+    operator
+        Index of its operator in the list that is compiled.
+    kind
+        ``"extern"``: a call of a library, or of a kernel of PyTorch's own, which is fused with nothing.
+    rows, length
+        Results of its loops, and elements that each of them reduces (1 of an element-wise node).
+    trailing
+        Whether the reduced axes are the innermost ones in memory, so that what follows fits the same loops.
+    reads, writes
+        Tensors by access, and results by value.
+    operations
+        Scalar functions for each element, of the node and of those inlined into it.
+    windowed
+        Whether it reads elements several times, so that its inputs are stored before.
+    joins
+        Inputs of a concatenation; 0 of all other nodes.
+    call
+        The operator that a call of a library runs, where it is not the traced one.
+    inlined
+        Operators of the nodes inlined into it, each with its name.
+    is_random
+        Whether it draws numbers, which cannot be drawn again.
+    recomputed
+        Whether the backward runs it once more.
+    """
+
+    operator: int
+    kind: Literal["pointwise", "reduction", "extern"]
+    name: str
+    phase: Phase
+    rows: int = 0
+    length: int = 1
+    trailing: bool = True
+    reads: dict[Access, TensorRecord] = field(default_factory=dict)
+    writes: dict[Value, TensorRecord] = field(default_factory=dict)
+    operations: int = 1
+    windowed: bool = False
+    joins: int = 0
+    call: Operator | None = None
+    inlined: tuple[tuple[int, str], ...] = ()
+    is_random: bool = False
+    recomputed: bool = False
+
+    @property
+    def points(self) -> int:
+        """Points of the whole loop nest."""
+        return self.rows * self.length
+
+    @property
+    def members(self) -> tuple[tuple[int, str], ...]:
+        """Indices and names of all operators that it computes."""
+        return (*self.inlined, (self.operator, self.name))
+
+    def values(self) -> set[Value]:
+        """Return the values that it reads."""
+        return {access.value for access in self.reads}
+
+
+def access_of(value: Value, record: TensorRecord) -> Access:
+    """Return the access of a tensor; dimensions that are contiguous in one another are one."""
+    merged: list[tuple[int, int]] = []
+    own = [(n, s) for n, s in zip(record.shape, record.stride, strict=False) if n != 1]
+    for extent, stride in sorted(own, key=lambda d: -d[1]):
+        if merged and merged[-1][1] == extent * stride:
+            merged[-1] = (merged[-1][0] * extent, stride)
+        else:
+            merged.append((extent, stride))
+    return Access(value, record.offset, tuple(merged))
+
+
+def is_flat(access: Access, points: int) -> bool:
+    """Return whether an access reads ``points`` neighbours in memory."""
+    return access.layout == ((points, 1),) or (points == 1 and not access.layout)
+
+
+def loop_order(record: TensorRecord) -> tuple[int, ...]:
+    """Return the dimensions of a tensor from the outermost to the innermost in memory."""
+    dims = [d for d, n in enumerate(record.shape) if n != 1]
+    return tuple(sorted(dims, key=lambda d: (-record.stride[d], d)))
+
+
+def is_trailing(record: TensorRecord, dims: Iterable[int]) -> bool:
+    """Return whether some dimensions of a tensor are its innermost ones in memory."""
+    order, wanted = loop_order(record), {d % max(1, len(record.shape)) for d in dims}
+    inner = [d for d in order if d in wanted]
+    return list(order[len(order) - len(inner) :]) == inner
+
+
+class Builder:
+    """Nodes of operators in order; keeps the version of each storage and the numbers of new ones.
+
+    Parameters
+    ----------
+    first_storage
+        Number from which on storages are free.
+    """
+
+    def __init__(self, first_storage: int) -> None:
+        self.nodes: list[LoopNode] = []
+        self._versions: dict[int, int] = {}
+        self._next = first_storage
+
+    def current(self, record: TensorRecord) -> Value:
+        """Return the value that a tensor holds now."""
+        return Value(record.storage, self._versions.get(record.storage, 0))
+
+    def new_storage(self) -> int:
+        """Return the number of a storage that the trace does not have."""
+        self._next += 1
+        return self._next - 1
+
+    def reserve(self, count: int) -> int:
+        """Return the first of ``count`` free numbers of storages."""
+        self._next += count
+        return self._next - count
+
+    def temporary(self, shape: Sequence[int], dtype: str) -> TensorRecord:
+        """Return a contiguous tensor in a new storage."""
+        stride = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+        return TensorRecord(tuple(shape), stride, dtype, self.new_storage())
+
+    def add(
+        self, index: int, operator: Operator, kind: Literal["pointwise", "reduction", "extern"],
+        reads: Iterable[TensorRecord], writes: Iterable[TensorRecord], *, rows: int = 0, length: int = 1,
+        trailing: bool = True, operations: int = 1, windowed: bool = False, joins: int = 0,
+    ) -> LoopNode:  # fmt: skip
+        """Add a node that reads the current values of tensors, and writes new ones."""
+        read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
+        written = {}
+        for t in writes:
+            if t.storage in self._versions or any(a.value.storage == t.storage for a in read):
+                self._versions[t.storage] = self._versions.get(t.storage, 0) + 1
+            else:
+                self._versions.setdefault(t.storage, 0)
+            written[self.current(t)] = t
+        node = LoopNode(
+            index, kind, View(operator).packet.removeprefix("aten."), operator.phase, rows, length, trailing, read,
+            written, operations, windowed, joins,
+        )  # fmt: skip
+        self.nodes.append(node)
+        return node
+
+
+def with_shape_of(record: TensorRecord, like: TensorRecord) -> TensorRecord:
+    """Return a read of as many elements of a table as a result has: those that a gather takes."""
+    stride = tuple(math.prod(like.shape[n + 1 :]) for n in range(len(like.shape)))
+    return replace(record, shape=like.shape, stride=stride)

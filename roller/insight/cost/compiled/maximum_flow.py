@@ -1,0 +1,90 @@
+"""The minimum cut of a network, by Dinic's algorithm (E. A. Dinic, Soviet Math. Doklady 11, 1970)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable
+from typing import Any
+
+#: Capacity of an edge that no cut has.
+INFINITE = float("inf")
+_LEAST = 1e-6
+
+
+class Network:
+    """A directed network of capacities."""
+
+    def __init__(self) -> None:
+        self._number: dict[Any, int] = {}
+        self._edges: list[list[int]] = []
+        self._to: list[int] = []
+        self._room: list[float] = []
+
+    def _node(self, name: Hashable) -> int:
+        if name not in self._number:
+            self._number[name] = len(self._edges)
+            self._edges.append([])
+        return self._number[name]
+
+    def connect(self, source: Hashable, to: Hashable, capacity: float) -> None:
+        """Add an edge."""
+        a, b = self._node(source), self._node(to)
+        for start, end, room in ((a, b, capacity), (b, a, 0.0)):
+            self._edges[start].append(len(self._to))
+            self._to.append(end)
+            self._room.append(room)
+
+    def minimum_cut(self, source: Hashable, sink: Hashable) -> set[Any]:
+        """Return the nodes at the beginnings of the cut's edges.
+
+        Parameters
+        ----------
+        source, sink
+            Nodes that the cut separates by edges of finite capacity.
+        """
+        a, b = self._node(source), self._node(sink)
+        while (level := self._levels(a))[b] >= 0:
+            tried = [0] * len(self._edges)
+            while self._push(a, b, level, tried):
+                pass
+        names = {number: name for name, number in self._number.items()}
+        return {
+            names[n] for n, edges in enumerate(self._edges) if level[n] >= 0
+            for e in edges if e % 2 == 0 and level[self._to[e]] < 0
+        }  # fmt: skip
+
+    def _levels(self, start: int) -> list[int]:
+        level = [-1] * len(self._edges)
+        level[start] = 0
+        todo = deque([start])
+        while todo:
+            n = todo.popleft()
+            for e in self._edges[n]:
+                if self._room[e] > _LEAST and level[self._to[e]] < 0:
+                    level[self._to[e]] = level[n] + 1
+                    todo.append(self._to[e])
+        return level
+
+    def _push(self, start: int, end: int, level: list[int], tried: list[int]) -> bool:
+        """Send flow along one shortest path; return whether there was one."""
+        path: list[int] = []
+        n = start
+        while n != end:
+            while tried[n] < len(self._edges[n]):
+                e = self._edges[n][tried[n]]
+                if self._room[e] > _LEAST and level[self._to[e]] == level[n] + 1:
+                    break
+                tried[n] += 1
+            if tried[n] < len(self._edges[n]):
+                path.append(e)
+                n = self._to[e]
+            elif path:  # a dead end
+                n = self._to[path.pop() ^ 1]
+                tried[n] += 1
+            else:
+                return False
+        sent = min(self._room[e] for e in path)
+        for e in path:
+            self._room[e] -= sent
+            self._room[e ^ 1] += sent
+        return True

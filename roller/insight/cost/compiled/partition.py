@@ -1,0 +1,174 @@
+"""What a compiled forward saves for its backward, and what the backward computes again: a minimum cut of bytes."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value
+from roller.insight.cost.compiled.maximum_flow import INFINITE, Network
+from roller.insight.cost.gpu.operator_view import distinct_bytes
+from roller.insight.trace.trace import TensorRecord
+
+#: Bias towards values near the backward, and the factor of a value that is otherwise not stored (``get_node_weight``
+#: in ``torch/_functorch/partitioners.py``, PyTorch 2.13).
+DISTANCE_BIAS, FARTHEST, UNSTORED_FACTOR = 1.1, 100, 2.0
+#: Ratio of a node's inputs to its result from which on the result is saved: a reduction.
+REDUCTION_RATIO = 4
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Nodes of the forward and of the backward.
+
+    Parameters
+    ----------
+    forward, backward
+        In order; the backward has copies of the nodes that it computes again.
+    saved
+        Values that the forward hands to the backward.
+    """
+
+    forward: list[LoopNode]
+    backward: list[LoopNode]
+    saved: frozenset[Value]
+
+
+def partition(forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[Value, int]) -> Partition:
+    """Return the nodes of both directions, and what passes between them.
+
+    Parameters
+    ----------
+    forward, backward
+        In order.
+    new_storage
+        Gives a value that is computed again a storage of its own.
+    """
+    writer = {value: node for node in forward for value in node.writes}
+    wanted = {value for node in backward for value in node.values() if value in writer}
+    saved = _cut(forward, backward, writer, wanted)
+    return Partition(list(forward), _with_recomputation(backward, writer, saved, new_storage), frozenset(saved))
+
+
+def _cut(
+    forward: Sequence[LoopNode], backward: Sequence[LoopNode], writer: Mapping[Value, LoopNode],
+    wanted: Collection[Value],
+) -> set[Value]:  # fmt: skip
+    """Return the values of least weight from which the backward can compute the ones that it wants."""
+    readers: dict[Value, list[LoopNode]] = defaultdict(list)
+    for node in forward:
+        for value in node.values():
+            readers[value].append(node)
+    stored_in_backward = {value for node in backward if node.kind == "extern" for value in node.values()}
+    far = _used_far_apart(forward, readers)
+    distance = _distances(forward, readers, wanted)
+    network, todo, seen = Network(), deque(wanted), set(wanted)
+    while todo:
+        value = todo.popleft()
+        node = writer[value]
+        stored = node.kind == "extern" or any(r.kind == "extern" for r in readers[value])
+        weight = distinct_bytes(node.writes[value]) * DISTANCE_BIAS ** max(1, min(distance.get(value, 1), FARTHEST))
+        network.connect((value, "in"), (value, "out"), weight if stored else UNSTORED_FACTOR * weight)
+        if value in wanted:
+            network.connect((value, "out"), "backward", INFINITE)
+        if _is_kept(node, value, stored_in_backward) or id(node) in far:
+            network.connect("forward", (value, "in"), INFINITE)
+            continue
+        for read in node.values():  # inputs of the step are at hand
+            if read in writer:
+                network.connect((read, "out"), (value, "in"), INFINITE)
+                if read not in seen:
+                    seen.add(read)
+                    todo.append(read)
+    return {value for value, _ in network.minimum_cut("forward", "backward")}
+
+
+def _is_kept(node: LoopNode, value: Value, stored_in_backward: Collection[Value]) -> bool:
+    """Return whether a value is never computed again."""
+    if node.kind == "extern" or node.is_random or value in stored_in_backward:
+        return True
+    return REDUCTION_RATIO * distinct_bytes(node.writes[value]) < sum(map(distinct_bytes, node.reads.values()))
+
+
+def _distances(
+    forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]], wanted: Collection[Value]
+) -> dict[Value, int]:
+    """Return for each value over how many nodes it is from one that the backward reads."""
+    found: dict[Value, int] = {}
+    for node in reversed(forward):
+        for value in node.writes:
+            near = [found[v] + 1 for r in readers[value] for v in r.writes if v in found]
+            found[value] = 1 if value in wanted else min(near, default=FARTHEST)
+    return found
+
+
+def _used_far_apart(forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]]) -> set[int]:
+    """Return the nodes, by identity, that read a value again after a call that depends on it.
+
+    To compute them again in the backward would hold the value from there to there.
+    """
+    place = {id(node): n for n, node in enumerate(forward)}
+    found: set[int] = set()
+    for node in forward:
+        for value in node.writes:
+            users = readers[value]
+            if len(users) > 1:
+                limit = max(place[id(u)] for u in users)
+                first = _first_stored(users, limit, place, readers)
+                found |= {id(u) for u in users if u.kind != "extern" and place[id(u)] > first}
+    return found
+
+
+def _first_stored(
+    users: Sequence[LoopNode], limit: int, place: Mapping[int, int], readers: Mapping[Value, Sequence[LoopNode]]
+) -> int:
+    """Return the place of the first node up to ``limit``, along chains from ``users``, that a call reads."""
+    todo, seen, first = list(users), set[int](), limit
+    while todo:
+        node = todo.pop()
+        here = place[id(node)]
+        if id(node) in seen or here >= first:
+            continue
+        seen.add(id(node))
+        if node.kind == "extern":
+            first = here
+            continue
+        for value in node.writes:
+            todo.extend(readers[value])
+    return first
+
+
+def _with_recomputation(
+    backward: Sequence[LoopNode], writer: Mapping[Value, LoopNode], saved: Collection[Value],
+    new_storage: Mapping[Value, int],
+) -> list[LoopNode]:  # fmt: skip
+    """Return the backward's nodes with copies of those of the forward that it needs once more."""
+    found: list[LoopNode] = []
+    again: dict[Value, Value] = {}
+
+    def provide(value: Value, at: LoopNode) -> None:
+        if value in saved or value in again or value not in writer:
+            return
+        source = writer[value]
+        for read in source.values():
+            provide(read, at)
+        names = {v: Value(new_storage[v]) for v in source.writes if v not in saved}
+        again.update(names)
+        writes = {names[v]: replace(t, storage=names[v].storage) for v, t in source.writes.items() if v in names}
+        found.append(replace(source, reads=renamed(source.reads), writes=writes, recomputed=True, phase=at.phase))
+
+    def renamed(reads: Mapping[Access, TensorRecord]) -> dict[Access, TensorRecord]:
+        return {
+            a._replace(value=again[a.value]) if a.value in again else a:
+            replace(t, storage=again[a.value].storage) if a.value in again else t
+            for a, t in reads.items()
+        }  # fmt: skip
+
+    for node in backward:
+        for value in node.values():
+            provide(value, node)
+        if any(v in again for v in node.values()):
+            node = replace(node, reads=renamed(node.reads))
+        found.append(node)
+    return found
