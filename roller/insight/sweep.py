@@ -12,6 +12,7 @@ from typing import Any
 
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.cost.compiled import trace_as_run
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
@@ -141,7 +142,8 @@ def _forecast_row(
     step: TracedStep, spec: DeviceSpec, count: int, batch: int | str | None, amp: str, checkpoint: bool, policy: str
 ) -> Choice:
     def trace_with_batch(part: int) -> Trace:
-        trace = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
+        traced = step.at(batch=part, device=spec, amp=amp, checkpoint=checkpoint)
+        trace = trace_as_run(traced, policy, on_gpu=spec.traits.blocks)
         return trace if count == 1 else add_bucket_storages(trace, buckets(trace))
 
     if batch == LARGEST:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.cost.compiled import trace_as_run
 from roller.insight.forecast import Forecast, forecast
 from roller.insight.memory.largest_batch import LargestBatch, largest_batch_on_device, memory_on_device
 from roller.insight.memory.settings import AllocatorSettings
@@ -98,7 +99,7 @@ class TracedStep(Trace):
     ) -> Memory:
         """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
-        return memory_on_device(step, device, settings)
+        return memory_on_device(_as_run(step, device), device, settings)
 
     def memory_with(self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1) -> Memory:
         """Return the memory of this step with a change; of several different iterations, the fullest one.
@@ -126,7 +127,8 @@ class TracedStep(Trace):
                 amp=change.amp or self.options.get("amp") or "fp32",
                 checkpoint=tuple(dict.fromkeys((*(self.options.get("checkpoint") or ()), *(change.checkpoint or ())))),
             )  # fmt: skip
-        held = add_bucket_storages(changed, buckets(changed)) if count > 1 else changed
+        run = _as_run(changed, device)
+        held = add_bucket_storages(run, buckets(run)) if count > 1 else run
         return memory_on_device(held, device)  # its peak is that of all steps, of the fullest one, too
 
     def max_batch(
@@ -146,9 +148,12 @@ class TracedStep(Trace):
             Not even one sample fits, or the device has no limit.
         """
         return largest_batch_on_device(
-            lambda n: self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release),
-            device, settings,
-        )  # fmt: skip
+            lambda n: _as_run(
+                self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release), device
+            ),
+            device,
+            settings,
+        )
 
     def graph(
         self,
@@ -161,6 +166,13 @@ class TracedStep(Trace):
     ) -> StepGraph:
         """Return the graph of the step on a device: see :func:`roller.insight.step.from_trace.from_trace`."""
         return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)
+
+
+def _as_run(step: Trace, device: str | DeviceSpec) -> Trace:
+    """Return a step with what it compiles itself compiled, on a device for which that is described."""
+    from roller.arguments import target_of
+
+    return trace_as_run(step, on_gpu=target_of(device)[0].traits.blocks)
 
 
 def _changed_batch(step: Trace, factor: float) -> int | None:

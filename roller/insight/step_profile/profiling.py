@@ -15,6 +15,7 @@ from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
 from roller.insight.capture.patience import PATIENCE_S
 from roller.insight.capture.script_tracer import trace_script
+from roller.insight.cost.compiled import trace_as_run
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import capacity_of, largest_batch_on_device
 from roller.insight.step.from_trace import from_trace
@@ -155,7 +156,7 @@ def profile(
         found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
         make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
         memory_of=lambda change: chosen.memory_with(change, spec, devices=devices),
-        find_pads=lambda graph: padded_weights(graph, chosen, policy),
+        find_pads=lambda graph: padded_weights(graph, chosen, "roller" if policy == "roller" else "library"),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made
 
@@ -261,6 +262,8 @@ def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name
     name
         Of the step.
     """
+    if forecast.step.trace.options.get("is_compiled"):  # its operators and storages are those of the compiled step
+        trace = forecast.step.trace
     root = tree_of_forecast(trace, forecast)
     took = root.wall_s
     scale = took / forecast.iteration_s if forecast.iteration_s else 1.0
@@ -325,7 +328,10 @@ def _curve_of_trace(trace: TracedStep, spec: DeviceSpec, found: StepProfile, pol
 
     def largest() -> int:
         try:
-            held = lambda batch: trace_on_devices(traces.at(batch), devices)  # noqa: E731 - one line for one use
+
+            def held(batch: int) -> Trace:
+                return trace_on_devices(trace_as_run(traces.at(batch), policy, on_gpu=spec.traits.blocks), devices)
+
             return largest_batch_on_device(held, spec).batch if found.capacity_bytes else 0
         except NoCandidateError:  # not even one sample fits, or the device has no limit
             return 0

@@ -175,6 +175,7 @@ class Session:
         self.recorder = OperatorRecorder(self.origins, self.values, name=target.type)
         self.device = DeviceMode(target, self.origins, self.values)
         self.calls: list[call_count.Call] = []
+        self.compiled: dict[str, str] = {}
         self._optimizers: dict[int, int] = {}
         self._hooked: dict[int, tuple[str, torch.Tensor]] = {}
         #: Handles of the hooks on parameters.
@@ -197,6 +198,7 @@ class Session:
     def name_storages(self, model: torch.nn.Module, inputs: Any = (), targets: Any = (), prefix: str = "") -> None:
         """Name the parameters, buffers and inputs that exist before the first step; ``prefix`` is the model's path."""
         self.names.update({id(module): path for path, module in model.named_modules(prefix=prefix)})
+        self.compiled.update(unsupported_wrappers.compiled_modules(model, prefix))
         self.parameters.update(model.named_parameters(prefix))
         for name, held in self.parameters.items():
             if not torch.nn.parameter.is_lazy(held):
@@ -341,6 +343,7 @@ class Session:
                 "libraries": libraries,
                 "tf32": tf32_kinds() if self.tf32 is None else self.tf32,
                 "torch_release": str(self.target.release),
+                **({"compiled": _selection(self.compiled)} if self.compiled else {}),
             },
             tuple(self.values.warnings),
             self.registered,
@@ -370,3 +373,9 @@ def _batch_size(request: Request) -> int | None:
     """Return the batch size: that of the first tensor that has the batch axis."""
     sizes = (t.shape[request.batch_axis] for t in iterate_tensors(request.inputs) if t.dim() > request.batch_axis)
     return next(map(int, sizes), None)
+
+
+def _selection(compiled: Mapping[str, str]) -> dict[str, Any]:
+    """Return the compiled modules as an option of the trace; several modes are one, the most usual."""
+    modes = list(compiled.values())
+    return {"modules": list(compiled), "mode": max(modes, key=modes.count)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -29,15 +29,31 @@ _WAYS = {
     "apex": ("kernels of its own, which a trace does not follow",
              "Use what torch has of the same kind, e.g. torch.optim.AdamW(fused=True)."),
     "torch._dynamo": ("code that is compiled as it runs, which a trace does not follow",
-                      "Leave torch.compile out: the step is priced as eager."),
+                      "Leave torch.compile out, and ask for the policy 'compiled'."),
 }  # fmt: skip
 
 
-#: Note on a compiled step.
-EAGER = (
-    "torch.compile: the step is traced and priced as eager. Compiled kernels are fused, so time and memory differ: "
-    "activations may be kept or computed again."
+#: Notes on a compiled module, and on a compiled function.
+COMPILED = (
+    "torch.compile: compiled modules are traced as eager, and priced on a GPU as the compiler fuses them; a processor "
+    "is priced as eager."
 )
+EAGER = (
+    "torch.compile: a compiled function is traced and priced as eager. Compiled kernels are fused, so time and memory "
+    "differ: activations may be kept or computed again. Compile the module instead."
+)
+#: Attribute of a module that is compiled: the mode.
+_MODE = "_roller_compile_mode"
+
+
+def compiled_modules(model: torch.nn.Module, prefix: str = "") -> dict[str, str]:
+    """Return the paths of compiled modules, each with its mode."""
+    return {path: vars(m)[_MODE] for path, m in model.named_modules(prefix=prefix) if _MODE in vars(m)}
+
+
+def _mark_compiled(model: torch.nn.Module, options: Mapping[str, Any]) -> None:
+    # past Module.__setattr__: the model must look as before
+    object.__setattr__(model, _MODE, str(options.get("mode") or "default"))
 
 
 def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torch.nn.Module:
@@ -54,9 +70,12 @@ def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torc
             if home is not None and home != "torch._dynamo":
                 raise ModelError(_error_sentence(f"{base.__name__} of {home}" + (f" in {path}" if path else ""), home))
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
-    if isinstance(inner, torch.nn.Module) or getattr(model, "_compiled_call_impl", None) is not None:
-        said(EAGER)
-    return inner if isinstance(inner, torch.nn.Module) else model
+    found = inner if isinstance(inner, torch.nn.Module) else model
+    if found is inner or getattr(model, "_compiled_call_impl", None) is not None:
+        said(COMPILED)
+        if _MODE not in vars(found):
+            _mark_compiled(found, {})
+    return found
 
 
 @contextmanager
@@ -66,8 +85,12 @@ def disable_compile(said: Callable[[str], None], foreign: Callable[[str], bool] 
     def return_uncompiled(model: Any = None, **options: Any) -> Any:
         if model is None:
             return lambda given: return_uncompiled(given, **options)
+        method = getattr(model, "__self__", None)  # of module.compile(): its own call
+        module = method if isinstance(method, torch.nn.Module) else model
         if foreign is None or not foreign(sys._getframe(1).f_code.co_filename):
-            said(EAGER)
+            said(COMPILED if isinstance(module, torch.nn.Module) else EAGER)
+        if isinstance(module, torch.nn.Module):
+            _mark_compiled(module, options)
         if isinstance(model, torch.nn.Module):
             object.__setattr__(model, "_orig_mod", model)  # what a compiled module calls the one within
         return model
