@@ -1,0 +1,74 @@
+"""Durations of tasks that a compiler fuses: of a traced step by its kernels, of a profile by neighbours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from roller.insight.cost.compiled import compiled_operators
+from roller.insight.cost.operator_price import Pricer
+from roller.insight.cost.step_cost import cached_pricer
+from roller.insight.step.graph import StepGraph
+from roller.insight.trace.trace import Operator
+from roller.insight.whatif import already_applied
+from roller.insight.whatif.select import compute_tasks, neighbouring_kernels, sort_by_start
+from roller.insight.whatif.task_prices import TaskPrices
+
+#: Duration of each task that changes; ``None`` of one that is gone.
+Durations = Mapping[int, float | None]
+
+
+def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
+    """Return the durations of kernels that PyTorch's compiler would generate; ``None`` if the operators are unknown.
+
+    Each kernel takes the share of its operators' time that its price has of theirs, so that tasks whose time another
+    change has set keep that change.
+    """
+    tasks = sort_by_start(graph, compute_tasks(graph, "forward", "backward"))
+    device, known = graph.device, graph.operators
+    if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
+        return None
+    return _durations(graph, tasks, cached_pricer(device))
+
+
+def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durations:
+    operators = [graph.operators[n] for n in tasks]
+    kernels = list(_replacements(operators))
+    uses = Counter(place for _, of in kernels for place in of)
+    own_s = [pricer.price_operator(o).seconds for o in operators]
+    found: dict[int, float] = {}
+    for kernel, of in kernels:
+        before_s = sum(own_s[place] / uses[place] for place in of)
+        before_us = sum(graph.tasks[tasks[place]].duration_us / uses[place] for place in of)
+        share = pricer.price_operator(kernel).seconds / before_s if before_s else 0.0
+        last = tasks[max(of)]
+        found[last] = found.get(last, 0.0) + share * before_us
+    return {tasks[place]: found.get(tasks[place]) for place in uses}
+
+
+def _replacements(operators: Sequence[Operator]) -> Iterator[tuple[Operator, tuple[int, ...]]]:
+    """Yield generated kernels, and calls of which they take a part, with the places of what they replace."""
+    found = compiled_operators(operators)
+    taken = {place for one in found if one.is_generated for place in one.of}
+    for one in found:
+        if one.is_generated or taken.intersection(one.of):
+            yield one.operator, one.of
+
+
+def durations_of_chains(graph: StepGraph, longest: int) -> Durations:
+    """Return the durations of chains of at most ``longest`` neighbours of one phase and layer, bound by memory."""
+    prices, before = TaskPrices(graph), neighbouring_kernels(graph)[0]
+    chains: dict[int, list[int]] = {}
+    head_of: dict[int, int] = {}
+    for n in sort_by_start(graph, compute_tasks(graph, "forward", "backward")):
+        task, previous = graph.tasks[n], before.get(n)
+        head = n if previous is None else head_of.get(previous.id, n)
+        same = previous is not None and previous.context[:3] == task.context[:3]
+        if prices.bound_by(task) == "memory" and already_applied.COMPILED not in task.name:
+            head_of[n] = head if same and len(chains.get(head, ())) < longest else n
+            chains.setdefault(head_of[n], []).append(n)
+    found: dict[int, float | None] = {}
+    for head, own in chains.items():
+        if len(own) > 1:
+            found |= {**dict.fromkeys(own[1:]), head: max(graph.tasks[n].duration_us for n in own)}
+    return found
