@@ -181,7 +181,7 @@ def test_what_does_not_fit_says_what_would(cli, tmp_path):
         (("memory", "--checkpoint", "maybe"), "no, yes"), (("memory", "-d", "2xa100"), "roller sweep"),
         (("memory", "--allocator", "magic:1"), "magic"),
         (("memory", "-b", "8,16", "--snapshot", "s"), "one device, batch"),
-        (("sweep", "--prices", "none.yaml"), "a YAML file"), (("sweep", "--policy", "magic"), "library, roller"),
+        (("sweep", "--prices", "none.yaml"), "a YAML file"), (("sweep", "--policy", "magic"), "compiled, roller"),
         (("sweep", "--csv", "/nowhere/x.csv"), "does not exist"),
         (("sweep", "--picture", "/nowhere/x.png"), "does not exist"),
         (("memory", "-b", "8", "--snapshot", "/nowhere/x"), "does not exist"),

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph, unread_values
 from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
-from roller.insight.cost.compiled.memory_format import convolution_format, in_channels_last
+from roller.insight.cost.compiled.memory_format import convolution_format, laid_out
 from roller.insight.cost.compiled.selection import COMPILED_PHASES, Selection, selection_of
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, Trace
@@ -92,10 +92,9 @@ class _TraceWriter:
         return index
 
     def _add_compiled(self, segment: Sequence[Operator]) -> None:
-        covers, operators = self.selection.covers, list(segment)
-        own = [o for o in segment if covers(o)]
-        if convolution_format(own) == "channels_last":
-            operators = in_channels_last(segment, self.builder.reserve(sum(len(o.inputs) for o in segment)))
+        covers = self.selection.covers
+        memory_format = convolution_format([o for o in segment if covers(o)])
+        operators = laid_out(segment, memory_format, self.builder.new_storage)
         last = segment[-1].index
         outlives: set[Value] = set()
 

@@ -12,6 +12,8 @@ from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, PO
 from roller.insight.cost.gpu.operator_view import View, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
+#: Reduced elements from which on a reduction is a loop; fewer are written out (``unroll_reductions_threshold``).
+UNROLLED = 8
 #: Adds the nodes of the operator at an index.
 Rule = Callable[[Builder, int, View], None]
 
@@ -136,6 +138,9 @@ def _reduce(
     length: int, trailing: bool,
 ) -> None:  # fmt: skip
     points = max(map(element_count, reads))
+    if 1 < length < UNROLLED:
+        builder.add(index, view.operator, "pointwise", reads, writes, rows=points // length, operations=length)
+        return
     builder.add(
         index, view.operator, "reduction", reads, writes, rows=points // max(1, length), length=max(1, length),
         trailing=trailing,

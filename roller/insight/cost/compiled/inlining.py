@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value
+from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, access_of
 from roller.insight.cost.gpu.operator_view import element_count
 from roller.insight.trace.trace import TensorRecord
 
@@ -71,17 +71,26 @@ def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNod
         operations += source.operations
         inlined += source.members
         (written,) = source.writes.values()
-        same = (written.shape, written.stride, written.offset) == (record.shape, record.stride, record.offset)
         for inner, inner_record in source.reads.items():
-            reads[inner if same or not _is_whole(inner_record, source) else _moved(inner)] = inner_record
+            moved = _through_view(inner, inner_record, written, record)
+            reads[moved[0]] = moved[1]
     return replace(node, reads=reads, operations=operations, inlined=tuple(dict.fromkeys(inlined)))
 
 
-def _is_whole(record: TensorRecord, node: LoopNode) -> bool:
-    """Return whether a read has an element of its own for each point of a node."""
-    return element_count(record) == node.points
+def _through_view(
+    access: Access, read: TensorRecord, written: TensorRecord, record: TensorRecord
+) -> tuple[Access, TensorRecord]:
+    """Return a read of an inlined node, by a reader that takes ``record``, a view of what the node would have written.
 
-
-def _moved(access: Access) -> Access:
-    """Return an access through a view: in the loops of the reader it no longer is in the order of memory."""
-    return access._replace(layout=(*access.layout, (-1, -1)))
+    A read in the layout of the result is the same view of its own tensor. One in another layout is no longer in the
+    order of memory, and a smaller one, of a row or of a channel, stays.
+    """
+    if (read.shape, read.stride) == (written.shape, written.stride):
+        seen = replace(
+            record, storage=read.storage, dtype=read.dtype, offset=record.offset - written.offset + read.offset
+        )
+        return access_of(access.value, seen), seen
+    same = (written.shape, written.stride, written.offset) == (record.shape, record.stride, record.offset)
+    if same or element_count(read) < element_count(written):
+        return access, read
+    return access._replace(layout=(*access.layout, (-1, -1))), read

@@ -143,11 +143,6 @@ class Builder:
         self._next += 1
         return self._next - 1
 
-    def reserve(self, count: int) -> int:
-        """Return the first of ``count`` free numbers of storages."""
-        self._next += count
-        return self._next - count
-
     def temporary(self, shape: Sequence[int], dtype: str) -> TensorRecord:
         """Return a contiguous tensor in a new storage."""
         stride = tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))

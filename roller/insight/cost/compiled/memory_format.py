@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from roller.insight.cost.compiled.loop_nodes import loop_order
 from roller.insight.cost.gpu import is_view
 from roller.insight.cost.gpu.operator_view import View, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
@@ -73,47 +74,79 @@ def _multiplications(view: View) -> float:
     return float(element_count(view.out) * math.prod(_weight(view).shape[1:]))
 
 
-def in_channels_last(operators: Sequence[Operator], first_storage: int) -> list[Operator]:
-    """Return the operators with images and filters of convolutions in channels-last, with the copies that this takes.
+class _Layout(NamedTuple):
+    """The tensor of a storage, and the strides that it has in place of those of the eager step."""
 
-    Results of four dimensions keep the format from one operator to the next. Images and filters from outside that a
-    convolution reads are copied first; filters of one point, or of one channel, are the same in both formats.
+    shape: tuple[int, ...]
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+
+
+def laid_out(
+    operators: Sequence[Operator], memory_format: MemoryFormat, new_storage: Callable[[], int]
+) -> list[Operator]:
+    """Return the operators in the layouts that the compiler gives their results, with the copies that this takes.
+
+    In channels-last, results of four dimensions keep the format from one operator to the next. Images and filters from
+    outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
+    formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), where eager takes
+    the order of the first.
 
     Parameters
     ----------
     operators
         Of one graph, in order.
-    first_storage
-        Number from which on storages are free.
+    memory_format
+        That of its convolutions.
+    new_storage
+        Returns the number of a storage that nothing has.
     """
-    shapes: dict[int, tuple[int, int, int, int]] = {}
+    layouts: dict[int, _Layout] = {}
     copies: dict[int, TensorRecord] = {}
     found: list[Operator] = []
     for operator in operators:
         view = View(operator)
-        inputs = list(operator.inputs)
-        if view.packet in _CONVOLUTIONS | _GRADIENTS:
+        inputs = [_relaid(t, layouts) for t in operator.inputs]
+        convolves = memory_format == "channels_last" and view.packet in _CONVOLUTIONS | _GRADIENTS
+        if convolves:
             for n, t in enumerate(inputs):
-                if len(t.shape) == 4 and t.storage not in shapes and _is_nchw(t) and _differs(t):
+                if len(t.shape) == 4 and t.storage not in layouts and _is_contiguous(t) and _differs(t):
                     if t.storage not in copies:
-                        copies[t.storage] = replace(t, storage=first_storage, stride=_channels_last(t.shape), offset=0)
-                        first_storage += 1
+                        copies[t.storage] = replace(t, storage=new_storage(), stride=_channels_last(t.shape), offset=0)
                         found.append(_copy_of(operator, t, copies[t.storage]))
                     inputs[n] = copies[t.storage]
-        touched = any(t.storage in shapes for t in operator.inputs) or view.packet in _CONVOLUTIONS | _GRADIENTS
-        given = {t.storage for t in operator.inputs}
-        if touched and not is_view(view):
-            for t in operator.outputs:
-                if len(t.shape) == 4 and t.storage not in given and _is_nchw(t) and t.offset == 0:
-                    n, c, h, w = t.shape
-                    shapes[t.storage] = (n, c, h, w)
-        found.append(
-            replace(
-                operator, inputs=tuple(_converted(t, shapes) for t in inputs),
-                outputs=tuple(_converted(t, shapes) for t in operator.outputs),
+        if not is_view(view):
+            keeps = memory_format == "channels_last" and (
+                convolves or any(_is_relaid(t, layouts) for t in operator.inputs)
             )
-        )  # fmt: skip
+            for t in operator.outputs:
+                new = _new_stride(t, operator, inputs, keeps)
+                if new is not None and t.storage not in {x.storage for x in operator.inputs}:
+                    layouts[t.storage] = _Layout(t.shape, t.stride, new)
+        outputs = tuple(_relaid(t, layouts) for t in operator.outputs)
+        found.append(replace(operator, inputs=tuple(inputs), outputs=outputs))
     return found
+
+
+def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
+    """Return whether a tensor is in a storage that channels-last has reached."""
+    layout = layouts.get(t.storage)
+    return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last(layout.shape)
+
+
+def _new_stride(
+    t: TensorRecord, operator: Operator, inputs: Sequence[TensorRecord], keeps: bool
+) -> tuple[int, ...] | None:
+    """Return the strides of a result, if they are others than those of the eager step."""
+    if t.offset:
+        return None
+    if keeps and len(t.shape) == 4 and _is_contiguous(t):
+        return _channels_last(t.shape)
+    orders = {loop_order(x) for x in inputs if x.shape == t.shape and 0 not in x.stride}
+    whole = TensorRecord(t.shape, _contiguous(t.shape), t.dtype, t.storage)
+    follows = len(orders) > 1 or orders == {loop_order(whole)}
+    span = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride, strict=True))
+    return whole.stride if follows and not _is_contiguous(t) and element_count(t) == span else None
 
 
 def _copy_of(operator: Operator, source: TensorRecord, copied: TensorRecord) -> Operator:
@@ -122,8 +155,12 @@ def _copy_of(operator: Operator, source: TensorRecord, copied: TensorRecord) -> 
     )
 
 
-def _is_nchw(t: TensorRecord) -> bool:
-    return t.stride == tuple(math.prod(t.shape[n + 1 :]) for n in range(len(t.shape)))
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
+
+
+def _is_contiguous(t: TensorRecord) -> bool:
+    return t.stride == _contiguous(t.shape)
 
 
 def _differs(t: TensorRecord) -> bool:
@@ -136,21 +173,22 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
     return (c * h * w, 1, w * c, c)
 
 
-def _converted(t: TensorRecord, shapes: Mapping[int, tuple[int, int, int, int]]) -> TensorRecord:
-    """Return a view of a storage in NCHW as one of the storage in channels-last."""
-    shape = shapes.get(t.storage)
-    if shape is None:
+def _relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> TensorRecord:
+    """Return a view of a storage in the new layout; one that no strides describe there stays as it is."""
+    layout = layouts.get(t.storage)
+    if layout is None:
         return t
-    _, c, h, w = shape
-    points = h * w
-    image = c * points
+    dims = sorted(range(len(layout.shape)), key=lambda d: (-layout.old[d], layout.shape[d] == 1))
 
     def place(step: int) -> int:
-        whole, rest = divmod(step, image)
-        return whole * image + rest // points + rest % points * c
+        found = 0
+        for d in dims:
+            if layout.old[d]:
+                whole, step = divmod(step, layout.old[d])
+                found += whole * layout.new[d]
+        return found
 
-    fits = all(
-        n == 1 or s >= image or (s >= points and s % points == 0) or (n - 1) * s < points
-        for n, s in zip(t.shape, t.stride, strict=True)
-    )
-    return replace(t, stride=tuple(map(place, t.stride)), offset=place(t.offset)) if fits else t
+    steps = [(n, s, place(s)) for n, s in zip(t.shape, t.stride, strict=True)]
+    if any(n > 1 and place((n - 1) * s) != (n - 1) * new for n, s, new in steps):
+        return t
+    return replace(t, stride=tuple(new for *_, new in steps), offset=place(t.offset))
