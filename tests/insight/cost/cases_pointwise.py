@@ -232,9 +232,28 @@ def lists(draw: Draw) -> Iterator[Case]:
     yield Case("_amp_update_scale", aten._amp_update_scale_.default, update)
 
 
+def block_wise(draw: Draw) -> Iterator[Case]:
+    from roller.insight.trace.pytorch import block_wise as ours
+
+    weight, gradient = draw.dense(64, 80), draw.dense(64, 80)
+    momentum, scales, table = draw.dense(64, 80, dtype=torch.uint8), draw.dense(20), draw.dense(256)
+    update = ours.update_block_wise._opoverload
+    yield Case("roller.update_block_wise", update, [weight, gradient, [momentum, scales], [table], 0],
+               writes=[weight, momentum, scales], launches=1, results=[])  # fmt: skip
+    # Paged states are in memory that the allocator does not hold: read and written all the same.
+    paged = 2 * 4 * weight.numel()
+    yield Case("roller.update_block_wise", update, [weight, gradient, [], [], paged],
+               reads=[weight, gradient, paged], writes=[weight, paged], results=[])  # fmt: skip
+    codes = draw.dense(64 * 40, 1, dtype=torch.uint8)
+    yield Case("roller.dequantize_4bit", ours.dequantize_4bit._opoverload,
+               [codes, draw.dense(80), draw.dense(16), [64, 80], F16])  # fmt: skip
+    yield Case("roller.dequantize_8bit", ours.dequantize_8bit._opoverload, [draw.dense(80, dtype=torch.uint8),
+               draw.dense(1), table])  # fmt: skip
+
+
 def pointwise_cases(draw: Draw) -> Iterator[Case]:
     """Return all of them."""
-    for family in (unary, binary, several, filled, copied, idle, losses, lists):
+    for family in (unary, binary, several, filled, copied, idle, losses, lists, block_wise):
         yield from family(draw)
 
 

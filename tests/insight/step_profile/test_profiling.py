@@ -186,7 +186,7 @@ def test_the_curve_beside_its_line(step):
 def test_a_step_that_does_not_fit_says_at_which_line(step):
     from roller.hardware import load_spec
 
-    spec = load_spec("t4", {"memory_layers.global.capacity_bytes": 5.5e8})
+    spec = load_spec("t4", {"memory_layers.global.capacity_bytes": 1.4e9})
     found = profile(step, spec, batch=20_000)
     assert not found.fits and found.throughput == 0.0
     assert found.out_of_memory_at.startswith("train.py:") and f" at {found.out_of_memory_at}: " in found.out_of_memory

@@ -13,6 +13,8 @@ __all__ = ["is_view", "launches_of"]
 
 #: Namespace of kernels that PyTorch's compiler generates.
 _GENERATED = "inductor."
+#: Namespaces of PyTorch's own operators.
+_MAY_RETURN_VIEWS = ("aten.", "prims.")
 
 
 def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
@@ -53,7 +55,8 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
 
 def is_view(view: View) -> bool:
     """Return whether every result shares the storage of an input that the operator does not write."""
-    if not view.outputs or view.in_place:
+    # A custom operator may not return an alias of its inputs: such a result is an input that it writes.
+    if not view.outputs or view.in_place or not view.packet.startswith(_MAY_RETURN_VIEWS):
         return False
     given = {t.storage for t in view.inputs}
     return all(t.storage in given for t in view.outputs)

@@ -60,10 +60,10 @@ def foreach_copy(view: View) -> tuple[Launch, ...]:
 
 
 def block_wise_optimizer(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of one parameter: it reads all, and writes all but the gradient; paged states both ways."""
+    """Return the kernel of one parameter: it reads all, and writes parameter and states; paged states both ways."""
     paged = float(view.argument("paged_bytes") or 0)
-    read = total_bytes(view.inputs)
-    return (Stream(read + paged, read - total_bytes((view.tensor("gradient"),)) + paged),)
+    written = total_bytes((*view.tensors("parameter"), *view.tensors("states")))
+    return (Stream(total_bytes(view.inputs) + paged, written + paged),)
 
 
 def fused_optimizer(view: View) -> tuple[Launch, ...]:

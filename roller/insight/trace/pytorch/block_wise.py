@@ -25,7 +25,10 @@ STATE_BLOCK, LEAST_8BIT, LEAST_PAGED = 256, 4096, 100_000
 WEIGHT_BLOCK, SCALE_BLOCK = 64, 256
 
 
-def _update(parameter: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tensor], paged_bytes: int) -> None:
+def _update(
+    parameter: torch.Tensor, gradient: torch.Tensor, states: list[torch.Tensor], tables: list[torch.Tensor],
+    paged_bytes: int,
+) -> None:  # fmt: skip
     raise _nothing_computed("optimizer")
 
 
@@ -46,13 +49,13 @@ def _nothing_computed(what: str) -> ModelError:
     )
 
 
-#: Updates a parameter and its states in one kernel; ``paged_bytes`` of them are in memory that the driver pages.
+#: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for; ``paged_bytes`` of them are in memory that the driver pages.
 update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
 #: Returns a weight of 4 bits in a floating-point dtype.
 dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
 #: Returns 8-bit numbers in float32.
 dequantize_8bit = torch.library.custom_op("roller::dequantize_8bit", _dequantize_8bit, mutates_args=())
-update_block_wise.register_fake(lambda parameter, gradient, states, paged_bytes: None)
+update_block_wise.register_fake(lambda parameter, gradient, states, tables, paged_bytes: None)
 dequantize_4bit.register_fake(lambda codes, scales, table, shape, dtype: codes.new_empty(shape, dtype=dtype))
 dequantize_8bit.register_fake(lambda codes, scales, table: codes.new_empty(codes.shape, dtype=torch.float32))
 
@@ -90,8 +93,8 @@ class BlockWise(torch.optim.Optimizer):
                 state = self.state[parameter]
                 if not state:
                     state.update(self._new_state(parameter))
-                held = [*(v for v in state.values() if isinstance(v, torch.Tensor)), *self._tables]
-                update_block_wise(parameter, parameter.grad, held, self._paged_bytes(parameter))
+                held = [v for v in state.values() if isinstance(v, torch.Tensor)]
+                update_block_wise(parameter, parameter.grad, held, self._tables, self._paged_bytes(parameter))
         return loss
 
     def _new_state(self, parameter: torch.Tensor) -> dict[str, Any]:
