@@ -21,6 +21,7 @@ from roller.cli.training import (
     BatchesOption,
     CallsOption,
     CheckpointOption,
+    TorchReleaseOption,
     batches_of,
     checkpoints_of,
     devices_of,
@@ -104,6 +105,7 @@ def profile_command(
     amp: AmpOption = "fp32",
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
+    torch_release: TorchReleaseOption = "",
     depth: DepthOption = 5,
     top: TopOption = 5,
     sort: SortOption = "time",
@@ -138,6 +140,7 @@ def profile_command(
     asked = Asked(
         devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
         MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
+        torch_release,
     )  # fmt: skip
     if measure_s is not None and not measure:
         raise UsageError("--measure-s: expected --measure beside it, got none. Add it, or leave both out.")

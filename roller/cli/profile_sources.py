@@ -37,6 +37,7 @@ class Asked:
     trace: Path | None
     snapshot: Path | None
     script: ScriptRun
+    torch_release: str = ""
 
 
 def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
@@ -63,10 +64,11 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
     if kind != "script":
         asked.script.check(file, is_script=False)
     several = any(count > 1 for _, count in asked.specs)
-    if not is_traced and (asked.trace or asked.snapshot or asked.calls is not None or several):
+    for_traces = asked.trace or asked.snapshot or asked.calls is not None or several or asked.torch_release
+    if not is_traced and for_traces:
         raise UsageError(
-            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls and several devices, "
-            f"got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
+            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls, --torch-release and "
+            f"several devices, got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
         )
     if asked.curve and kind not in ("entry", "script"):
         raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
@@ -116,7 +118,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
             f"--against: expected an entry file or a script that is traced for git:{revision}, got {got}. Name a file."
         )
     (spec, count), size, script = asked.specs[0], asked.sizes[0], asked.script
-    options = TraceOptions(size, spec, asked.amp, asked.checkpoint)
+    options = TraceOptions(size, spec, asked.amp, asked.checkpoint, asked.torch_release)
     with checked_out(file, revision) as then:
         was_script = kind_of_file(then.entry) == "script"
         if was_script:  # if the file was an entry file then, the arguments are for today's script
@@ -176,7 +178,7 @@ def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
 
 def _traced(file: Path, asked: Asked) -> TracedStep:
     (spec, _), batch = asked.specs[0], asked.sizes[0]
-    step = step_of(file, asked.calls, asked.script, batch=batch, device=spec)
+    step = step_of(file, asked.calls, asked.script, batch=batch, device=spec, torch_release=asked.torch_release)
     return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
 
 

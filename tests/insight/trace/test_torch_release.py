@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from roller.errors import ModelError
@@ -162,3 +164,21 @@ def test_an_entry_file_sets_its_allocator(tmp_path):
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == before
     plain = step.memory("a100", settings=AllocatorSettings())
     assert step.memory("a100").peak.reserved_bytes != plain.peak.reserved_bytes
+
+
+def test_a_profile_takes_a_release_and_says_so(tmp_path, cli):
+    entry = tmp_path / "entry.py"
+    entry.write_text(
+        "import torch\n"
+        "def model_provider(): return torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.Softmax(-1))\n"
+        "def input_provider(batch_size=512): return (torch.zeros(batch_size, 64),)\n"
+        "def iteration_provider(model): return lambda x: model(x).square().sum().backward()\n"
+    )
+    (today,), (older,) = (
+        json.loads(cli("profile", entry, "--json", *options)[1]) for options in ([], ["--torch-release", "1.10"])
+    )
+    assert older["total_bytes"] > today["total_bytes"]
+    said = "operators and memory are those of PyTorch 1.10"
+    assert [any(note.startswith(said) for note in found["notes"]) for found in (today, older)] == [False, True]
+    code, _, err = cli("profile", entry, "--measure", "--torch-release", "1.10")
+    assert code == 2 and "--torch-release" in err

@@ -327,6 +327,10 @@ class Session:
         for operator in recorder.operators[self.calls[0].first :]:
             step = bisect_right(starts, operator.iteration) - 1
             object.__setattr__(operator, "iteration", step)
+        if release := str(self.target.release):
+            self.values.add_note(
+                f"operators and memory are those of PyTorch {release}; their kernels are priced as today's libraries."
+            )
         libraries = _libraries_with_memory(self.target, recorder)
         return Trace(
             tuple(recorder.operators),
