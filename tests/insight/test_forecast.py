@@ -46,7 +46,7 @@ def test_small_operators_are_bound_by_launches():
 
 
 def test_what_does_not_fit_has_no_throughput():
-    found = forecast(step(4096, 2048), roller.load_spec("a100", {"memory_layers.global.capacity_bytes": 5.5e8}))
+    found = forecast(step(4096, 2048), roller.load_spec("a100", {"memory_layers.global.capacity_bytes": 1.35e9}))
     assert not found.memory.fits and found.throughput == 0.0 and found.to_dict()["memory"]["oom"]["wanted_bytes"] > 0
 
 

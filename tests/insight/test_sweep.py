@@ -120,7 +120,7 @@ def test_rows_cost_what_their_throughput_says(step):
 
 
 def test_the_largest_batch_of_several_leaves_room_for_buckets(step):
-    small = roller.load_spec("a100", {"memory_layers.global.capacity_bytes": 5.4e8})
+    small = roller.load_spec("a100", {"memory_layers.global.capacity_bytes": 1.337e9})
     one, two = sweep(step, [(small, 1), (small, 2)], batches=["max"])
     assert one.forecast.memory.fits and two.forecast.memory.fits and two.batch <= 2 * one.batch
     assert not step.forecast(small, batch=two.batch // 2 + 1, devices=2).memory.fits
@@ -159,7 +159,7 @@ def test_the_verbs(cli, tmp_path):
 
 def test_what_does_not_fit_says_what_would(cli, tmp_path):
     (tmp_path / "train.py").write_text(ENTRY)
-    small = ("--set", "memory_layers.global.capacity_bytes=5.3e8")
+    small = ("--set", "memory_layers.global.capacity_bytes=1.327e9")
     out = cli("memory", str(tmp_path / "train.py"), "-d", "a100", "-b", "20000", *small)[1]
     assert "does not fit" in out and "tried to allocate" in out and "train.py:" in out
     assert "--amp bf16:" in out and "the largest batch that fits as it is: " in out

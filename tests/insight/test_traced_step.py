@@ -65,7 +65,7 @@ def test_devices_share_a_trace_where_nothing_asks_for_their_capability():
 
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_the_largest_batch_fits_and_one_more_does_not(checkpoint):
-    small = roller.load_spec("t4", {"memory_layers.global.capacity_bytes": 1.2e9})
+    small = roller.load_spec("t4", {"memory_layers.global.capacity_bytes": 2.7e9})
     step = traced()
     found = step.max_batch(small, checkpoint=checkpoint)
     assert found.memory.fits and not found.over.fits
@@ -76,7 +76,7 @@ def test_the_largest_batch_fits_and_one_more_does_not(checkpoint):
 
 
 def test_more_fits_with_checkpointing():
-    small = roller.load_spec("t4", {"memory_layers.global.capacity_bytes": 1.2e9})
+    small = roller.load_spec("t4", {"memory_layers.global.capacity_bytes": 2.7e9})
     assert traced().max_batch(small, checkpoint=True).batch > traced().max_batch(small).batch
 
 
