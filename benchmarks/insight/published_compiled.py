@@ -72,7 +72,7 @@ def timm_cases(path: Path, count: int) -> list[tuple[Case, dict[str, float]]]:
                 case = Case(f"timm {device} {mode}", device, name, mode, r["layout"], batch, int(r["image"]),
                             batch / float(r["samples_per_s"]))  # fmt: skip
                 key = device, mode, name, r["image"]
-                found.append((case, {n: batch * eager[*key, n] for n in ("nchw", "nhwc") if (*key, n) in eager}))
+                found.append((case, {n: batch * eager[(*key, n)] for n in ("nchw", "nhwc") if (*key, n) in eager}))
     return found
 
 
