@@ -4,12 +4,14 @@
 ``fusion_fp32.csv``. Of the compiled rows of timm on each device the models are
 ``random.Random(3).sample(sorted names, 60)``; the first ``--count`` of them are predicted, beside the eager time of the
 same model in the layout in which the compiler runs it, so that an error is told apart from one that the eager step has
-too. Steps are traced as :mod:`benchmarks.insight.published` traces them, and kept. Nothing is fitted to a row.
+too. Steps are those of :mod:`benchmarks.insight.published`, with the kernels of the release that was measured; their
+traces are kept. Nothing is fitted to a row.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 import statistics
 from collections.abc import Iterator, Sequence
@@ -20,12 +22,13 @@ from typing import Annotated
 import typer
 
 import roller
-from benchmarks.insight.published import SAMPLE, SEED, Case, kept_step
+from benchmarks.insight.published import RELEASES, SAMPLE, SEED, Case, step_of
 from roller.insight.cost.compiled.memory_format import convolution_format
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
 from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
+from roller.insight.trace.trace import Trace
 
 #: Names of devices in ``fusion_fp32.csv``, and of specifications.
 FUSION_DEVICES = {"NVIDIA_A100-PCIE-40GB": "a100", "NVIDIA_L4": "l4"}
@@ -85,6 +88,20 @@ def fusion_cases(path: Path) -> list[tuple[Case, dict[str, float]]]:
                     float(r["compiled_ms"]) / 1e3, "fp32")  # fmt: skip
         found.append((case, {"": float(r["eager_ms"]) / 1e3}))
     return found
+
+
+def kept_step(case: Case, folder: Path | None) -> Trace:
+    """Return the step of a case from the folder of kept traces; what is not there yet is traced and kept."""
+    if folder is None:
+        return step_of(case)
+    release = () if case.precision == "fp32" else (RELEASES[case.mode],)
+    path = folder / f"{'-'.join((*release, case.device, case.mode, case.model))}-{case.size}-{case.batch}.json.gz"
+    if path.exists():
+        return Trace.from_json(gzip.decompress(path.read_bytes()).decode(), path.name)
+    step = step_of(case)
+    folder.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(replace(step, registered={}).to_json().encode(), 1))
+    return step
 
 
 def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None) -> Iterator[Row]:
