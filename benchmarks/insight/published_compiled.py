@@ -3,8 +3,7 @@
 ``python -m benchmarks.insight published-compiled FOLDER --keep TRACES``: FOLDER has ``timm_amp.csv`` and
 ``fusion_fp32.csv``. Of the compiled rows of timm on each device the models are
 ``random.Random(3).sample(sorted names, 60)``; the first ``--count`` of them are predicted, beside the eager time of the
-same model in the layout in which the compiler runs it, so that an error is told apart from one that the eager step has
-too. Steps are those of :mod:`benchmarks.insight.published`, with the kernels of the release that was measured; their
+same model, so that an error is told apart from one that the eager step has too. Steps are those of :mod:`benchmarks.insight.published`, with the kernels of the release that was measured; their
 traces are kept. Nothing is fitted to a row.
 """
 
@@ -23,7 +22,6 @@ import typer
 
 import roller
 from benchmarks.insight.published import RELEASES, SAMPLE, SEED, Case, step_of
-from roller.insight.cost.compiled.memory_format import convolution_format
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
 from roller.insight.step.from_trace import graph_of_priced_step
@@ -115,7 +113,6 @@ def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None)
             continue
         spec = roller.load_spec(case.device)
         own = kernels.setdefault(case.device, cached_pricer(spec).kernels)
-        as_run = "nhwc" if convolution_format(step.steady()) == "channels_last" else "nchw"
         seconds = []
         for policy in ("compiled", "library"):
             priced = price_step(step, spec, policy, kernels=own)
@@ -125,7 +122,7 @@ def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None)
                 seconds.append(simulate(graph_of_priced_step(priced, HOST_OP_S)).makespan_us / 1e6)
         own.save()
         named = replace(case, group="fusion fp32") if case.precision == "fp32" else case
-        yield Row(named, eager.get("", eager.get(as_run, eager.get("nchw"))), *seconds)
+        yield Row(named, eager.get(case.layout), *seconds)
 
 
 def line_of(row: Row) -> str:

@@ -30,7 +30,7 @@ class Kernel:
     ways
         Other ways in which a library may run it; it takes the fastest.
     simple
-        The framework's own kernel, which runs in its place on NVIDIA's devices.
+        The kernel that runs in its place on NVIDIA's devices: the framework's own, or one of groups.
     """
 
     expr: TensorExpr
@@ -38,7 +38,7 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
 
 
 @dataclass(frozen=True)

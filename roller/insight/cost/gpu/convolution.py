@@ -114,7 +114,7 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
+        own = depthwise.forward(x, weight, out, g.stride, g.dilation, g.innermost)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
     around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
     return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
@@ -241,7 +241,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
+        own = depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation, g.innermost)
         along = Kernel(windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own)
         if own is not None:  # its traffic is its own
             return (along,)
@@ -273,7 +273,7 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
+        own = depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation, g.innermost)
         return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own)
     if g.groups == 1:
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
