@@ -3,8 +3,9 @@
 ``python -m benchmarks.insight published-compiled FOLDER --keep TRACES``: FOLDER has ``timm_amp.csv`` and
 ``fusion_fp32.csv``. Of the compiled rows of timm on each device the models are
 ``random.Random(3).sample(sorted names, 60)``; the first ``--count`` of them are predicted, beside the eager time of the
-same model, so that an error is told apart from one that the eager step has too. Steps are those of :mod:`benchmarks.insight.published`, with the kernels of the release that was measured; their
-traces are kept. Nothing is fitted to a row.
+same model, so that an error is told apart from one that the eager step has too. Steps are those of
+:mod:`benchmarks.insight.published`, with the kernels of the release that was measured (PyTorch 2.4; of the
+transformers, published in 2024, it is assumed); their traces are kept. Nothing is fitted to a row.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None)
         except Exception as error:  # noqa: BLE001 - of others' models, which may be of another release
             print(f"{case.group} {case.model}: not traced: {str(error).splitlines()[0]}", flush=True)
             continue
+        step = replace(step, options={**step.options, "torch_release": RELEASES["infer"]})
         spec = roller.load_spec(case.device)
         own = kernels.setdefault(case.device, cached_pricer(spec).kernels)
         seconds = []
