@@ -90,3 +90,15 @@ def test_depthwise_windows_beyond_seven_points_are_groups_of_padded_channels_whe
     assert seconds(9, innermost=True) > 10 * seconds(7, innermost=True)
     assert seconds(9, innermost=True) > 2 * seconds(9, innermost=False)  # PyTorch's own kernel takes planes
     assert seconds(7, innermost=True) < seconds(7, innermost=False)
+
+
+def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
+    left = TensorRecord((4096, 7, 384), (7 * 384, 384, 1), "float16", 0)
+    out = TensorRecord((4096, 7, 1152), (7 * 1152, 1152, 1), "float16", 2)
+    pricer = Pricer(load_spec("rtx4090"))
+
+    def seconds(batch_stride):
+        right = TensorRecord((4096, 384, 1152), (batch_stride, 1, 384), "float16", 1)
+        return pricer.price_operator(Operator(0, "aten.bmm.default", "forward", (left, right), (out,))).seconds
+
+    assert seconds(0) < 0.2 * seconds(384 * 1152)
