@@ -16,6 +16,7 @@ import random
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
 
@@ -29,6 +30,21 @@ from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.trace import Trace
 
+RESULTS = Path(__file__).parents[1] / "results" / "insight_compiled.md"
+#: Begin of the page of results, and of its table.
+HEAD = """# Compiled steps, predicted beside published times
+
+Steps that `torch.compile` runs (default mode), by `policy="compiled"`: timm's throughputs of inference under AMP on an
+RTX 4090 with PyTorch 2.4, the models of `random.Random(3).sample(sorted names, 60)`; and transformers in FP32, of which
+NeuSight published both times. *Fused over eager* is the published eager time, times the predicted ratio of compiled to
+eager, beside the published compiled time. No number is fitted to a row.
+`python -m benchmarks.insight published-compiled FOLDER --write`, {day}.
+"""
+TABLE = (
+    "| device | model | size, length | batch | published ms | predicted ms | error | eager published | predicted "
+    "| fused over eager |",
+    "|---|---|---|---|---|---|---|---|---|---|",
+)
 #: Names of devices in ``fusion_fp32.csv``, and of specifications.
 FUSION_DEVICES = {"NVIDIA_A100-PCIE-40GB": "a100", "NVIDIA_L4": "l4"}
 
@@ -155,12 +171,26 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def page(rows: Sequence[Row], day: str) -> str:
+    """Return the results as Markdown."""
+    lines = [HEAD.format(day=day), *(f"- {line}" for line in summary(rows)), "", *TABLE]
+    for r in rows:
+        c, eager, ratio = r.case, r.eager_s, r.ratio_error
+        lines.append(
+            f"| {c.device} | {c.model} | {c.size} | {c.batch} | {1e3 * c.seconds:.1f} | {1e3 * r.compiled_told_s:.1f} "
+            f"| {100 * r.error:+.1f} % | {'-' if eager is None else f'{1e3 * eager:.1f}'} "
+            f"| {1e3 * r.eager_told_s:.1f} | {'-' if ratio is None else f'{100 * ratio:+.1f} %'} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
 def main(
     folder: Annotated[Path, typer.Argument(help="Folder of the published tables.")],
     *,
     keep: Annotated[Path | None, typer.Option(help="Folder of kept traces.")] = None,
     only: Annotated[str, typer.Option(help="Groups whose name contains this: timm, fp32.")] = "",
     count: Annotated[int, typer.Option(min=1, help="Models of every table of timm.")] = SAMPLE,
+    write: Annotated[bool, typer.Option(help="Write the page of results.")] = False,
 ) -> None:
     """Predict every published compiled step, and print the errors of every group."""
     found = fusion_cases(folder / "fusion_fp32.csv") + timm_cases(folder / "timm_amp.csv", count)
@@ -170,3 +200,5 @@ def main(
         print(line_of(row), flush=True)
     for line in summary(rows):
         print(line)
+    if write:
+        RESULTS.write_text(page(rows, datetime.now(timezone.utc).date().isoformat()), encoding="utf-8")
