@@ -92,7 +92,9 @@ def step_of(case: Case) -> Trace:
         kept = [o for o in step.steady() if o.phase in ("forward", "backward")]
         return replace(step, operators=tuple(kept), iterations=(0, len(kept)), events=(), storages={})
     old = case.mode == OLD and case.group.startswith("timm")
-    build = models.SUITE["resnet50"].build if case.group == "nvidia published" else _timm(case.model, fused=not old)
+    build = models.SUITE["resnet50"].build if case.group == "nvidia published" else _timm(
+        case.model, fused=not old, fast_norm=not old
+    )
     options: dict[str, Any] = {
         "amp": "fp16" if case.precision == "fp16" else None, "scale_loss": False, "device": case.device,
         "channels_last": case.layout == "nhwc",
@@ -112,11 +114,12 @@ def step_of(case: Case) -> Trace:
     return Trace(operators, (), {}, (0, len(operators)), kept_options, step.warnings)
 
 
-def _timm(model: str, *, fused: bool) -> Callable[[], Any]:
+def _timm(model: str, *, fused: bool, fast_norm: bool) -> Callable[[], Any]:
     """Return what builds a model of timm."""
     import timm
 
     timm.layers.set_fused_attn(fused)
+    timm.layers.set_fast_norm(fast_norm)
     return lambda: timm.create_model(model)
 
 

@@ -176,7 +176,9 @@ def _windows_in_all_ways(
             ways.append(Way(Kernel(planar, units="matrix", kind="convolution")))
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
-            merged = replace(windows, groups=groups // together).expression(channels, filters, groups == together)
+            blocks = -(-groups // together)
+            sides = (blocks * together * (side // groups) for side in (channels, filters))
+            merged = replace(windows, groups=blocks).expression(*sides, blocks == 1)
             ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))
@@ -188,10 +190,13 @@ _MERGED_CHANNELS = (16, 32)
 
 
 def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
-    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero."""
+    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero.
+
+    Where they do not divide all groups, the last block is padded with groups of zeros.
+    """
     own = max(channels, filters)
-    merged = (side // own for side in _MERGED_CHANNELS if side > own)
-    return list(dict.fromkeys((1, *(n for n in merged if n > 1 and groups % n == 0))))
+    merged = (min(groups, side // own) for side in _MERGED_CHANNELS if side > own)
+    return list(dict.fromkeys((1, *(n for n in merged if n > 1))))
 
 
 def _product_in_all_ways(
@@ -279,7 +284,7 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
     else:
         merges = _groups_together(weight.shape[1], m, g.groups)
-        others = [_merged_weight_gradient(m * many, n * many, k, g.groups // many, x.dtype) for many in merges]
+        others = [_merged_weight_gradient(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges]
     return _product_in_all_ways(g, planar, others, (gradient, x), weight)
 
 
