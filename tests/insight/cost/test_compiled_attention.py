@@ -8,7 +8,7 @@ import pytest
 
 from roller.insight.cost.compiled import compiled_trace
 from roller.insight.cost.compiled.attention_patterns import fusible_dtypes
-from roller.insight.trace.trace import Operator, TensorRecord, Trace
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage, TensorRecord, Trace
 
 BATCH, HEADS, ROWS, DEPTH = 2, 4, 128, 64
 SCORES = (BATCH, HEADS, ROWS, ROWS)
@@ -91,3 +91,15 @@ def test_float32_is_fused_by_older_releases_and_where_products_round():
 def test_a_mask_that_selects_and_weights_that_are_read_elsewhere_are_not_fused(change):
     found = names(attention("float16", **change))
     assert found.count("aten.bmm") == 2 and not any("scaled_dot_product" in name for name in found)
+
+
+def test_memory_between_the_products_is_gone():
+    step = attention("float16")
+    written = {t.storage: n for n, o in enumerate(step.operators) for t in o.outputs}
+    last = {t.storage: n for n, o in enumerate(step.operators) for t in o.inputs}
+    events = [AllocEvent(s, 512, n) for s, n in written.items()]
+    events += [FreeEvent(s, last[s]) for s in written if s in last]
+    events.sort(key=lambda e: (e.operator, isinstance(e, FreeEvent)))
+    storages = {s: Storage("activation", size_bytes=512) for s in written}
+    found = compiled_trace(Trace(step.operators, tuple(events), storages, step.iterations, {"batch": BATCH}))
+    assert {e.storage for e in found.events} == {16}
