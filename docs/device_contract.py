@@ -70,6 +70,7 @@ UNKNOWN = {
     "busy_cycle_j": "no limit of power",
     "matrix_cycle_j": "what the pipes draw",
     "idle_cycle_j": "0: cycles without arithmetic draw nothing",
+    "byte_j": "0: the energies of cycles include what bytes draw",
     "standing_w": "the energies of cycles include what the board draws without them",
     "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic meets the bandwidth of copies",
     "triad_bandwidth_bytes_per_s": "given with read_bandwidth_bytes_per_s",

@@ -9,7 +9,7 @@ import typer
 
 VERBS = (
     "memory", "time", "trace", "batches", "cpu", "replay", "loader", "ddp", "handover", "goldens", "speed", "zoo",
-    "kineto", "measured", "profiles", "editor", "published", "memory_published",
+    "kineto", "measured", "profiles", "editor", "published", "published_compiled", "memory_published",
 )  # fmt: skip
 
 

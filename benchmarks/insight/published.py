@@ -4,7 +4,7 @@
 and ``amd_fp32.csv``. Of every table of timm (device, mode, layout, execution) the models are
 ``random.Random(3).sample(sorted names, 60)``. They are traced as timm's ``benchmark.py`` runs them: SGD with Nesterov
 momentum, cross entropy, ``autocast`` without a scaler. Training was measured with PyTorch 1.12: attention that is not
-fused, and an optimizer that visits one parameter after the other. Traces are slow, so the steady steps are kept as
+fused, and an optimizer that visits one parameter after the other; inference with PyTorch 2.4. Traces are slow, so the steady steps are kept as
 files. Nothing is fitted to a row.
 """
 
@@ -29,12 +29,12 @@ from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
 from roller.insight.trace.trace import Trace
 
-#: Tables of timm that are eager, and the mode that was measured with PyTorch 1.12.
+#: Tables of timm that are eager, the releases of PyTorch they were measured with, and the mode of the older one.
 TABLES = (
     ("rtx3090", "train", "nchw"), ("rtx3090", "train", "nhwc"), ("rtx3090", "infer", "nchw"),
     ("rtx3090", "infer", "nhwc"), ("rtx4090", "infer", "nchw"), ("rtx4090", "infer", "nhwc"),
 )  # fmt: skip
-OLD = "train"
+RELEASES, OLD = {"train": "1.12", "infer": "2.4"}, "train"
 #: Names of devices of AMD in published tables, and of specifications: one die of an MI250 has the units of an MI210.
 AMD = {"AMD_Instinct_MI250": "mi210", "AMD_Instinct_MI210": "mi210", "AMD_Instinct_MI100": "mi100"}
 #: Gain of a layout from which its sign counts.
@@ -92,10 +92,13 @@ def step_of(case: Case) -> Trace:
         kept = [o for o in step.steady() if o.phase in ("forward", "backward")]
         return replace(step, operators=tuple(kept), iterations=(0, len(kept)), events=(), storages={})
     old = case.mode == OLD and case.group.startswith("timm")
-    build = models.SUITE["resnet50"].build if case.group == "nvidia published" else _timm(case.model, fused=not old)
+    build = models.SUITE["resnet50"].build if case.group == "nvidia published" else _timm(
+        case.model, fused=not old, fast_norm=not old
+    )
     options: dict[str, Any] = {
         "amp": "fp16" if case.precision == "fp16" else None, "scale_loss": False, "device": case.device,
-        "channels_last": case.layout == "nhwc", "attention": "math" if old else "auto",
+        "channels_last": case.layout == "nhwc",
+        "torch_release": RELEASES[case.mode] if case.group.startswith("timm") else None,
     }  # fmt: skip
     if case.mode == "train":
         options |= {
@@ -111,11 +114,12 @@ def step_of(case: Case) -> Trace:
     return Trace(operators, (), {}, (0, len(operators)), kept_options, step.warnings)
 
 
-def _timm(model: str, *, fused: bool) -> Callable[[], Any]:
+def _timm(model: str, *, fused: bool, fast_norm: bool) -> Callable[[], Any]:
     """Return what builds a model of timm."""
     import timm
 
     timm.layers.set_fused_attn(fused)
+    timm.layers.set_fast_norm(fast_norm)
     return lambda: timm.create_model(model)
 
 

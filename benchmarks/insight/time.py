@@ -20,7 +20,8 @@ from rich.table import Table
 
 import roller
 from benchmarks.insight import models
-from roller.insight.cost.operator_price import Pricer
+from roller.insight.cost.cache_residency import cached_shares
+from roller.insight.cost.operator_price import Pricer, price_all
 from roller.insight.trace.trace import Operator
 
 #: Names of devices in the table, and of their specifications.
@@ -77,7 +78,9 @@ def predicted(found: list[Case]) -> dict[Case, float]:
         alike = [c for c in found if c.name == name]
         operators = operators_of(alike[0])
         for case in alike:
-            times[case] = sum(pricers[case.device].price_operator(o).seconds for o in operators)
+            pricer = pricers[case.device]
+            cached = cached_shares(operators, pricer.spec)
+            times[case] = sum(p.seconds for p in price_all(pricer, operators, cached))
     return times
 
 

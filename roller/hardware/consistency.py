@@ -52,6 +52,8 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
         if (layer.bandwidth_per_teu_bytes_per_s is None) != (layer.saturation_exponent is None):
             problem = "expected bandwidth_per_teu_bytes_per_s and saturation_exponent together. Add the other one."
             raise fail(where, f"{path}.saturation_exponent", problem)
+        if layer.byte_j is not None and spec.power_w is None:
+            raise fail(where, f"{path}.byte_j", "expected beside power_w: alone it limits nothing. Add power_w.")
         if (layer.read_bandwidth_bytes_per_s is None) != (layer.triad_bandwidth_bytes_per_s is None):
             problem = "expected read_bandwidth_bytes_per_s and triad_bandwidth_bytes_per_s together. Add the other one."
             raise fail(where, f"{path}.triad_bandwidth_bytes_per_s", problem)

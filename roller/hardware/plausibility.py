@@ -31,8 +31,15 @@ _TIMES = {
 #: Share of a board's power that its units draw at the clock: busy, with the matrix unit, and idle.
 _POWERS_DRAWN = {"busy_cycle_j": (0.1, 20.0), "matrix_cycle_j": (0.1, 20.0), "idle_cycle_j": (2e-3, 2.0)}
 _POWER_W, _STANDING = (5.0, 5000.0), (0.02, 0.9)
+#: The same of the bytes of a layer at its bandwidth: 0.2 of memory and 0.8 of the shared cache on shipped devices.
+_BYTES_DRAWN = (5e-3, 5.0)
 #: Bytes that are moved at once, bytes of a link a second, and of memory, at the most and least.
-_MOST_MOVED, _LEAST_LINK, _MOST_MEMORY, _LEAST_CONTEXT = 1024, 1e9, 4 << 40, 10_000_000
+_MOST_MOVED, _LEAST_LINK, _MOST_MEMORY = 1024, 1e9, 4 << 40
+#: Memory of a process beside its tensors: its fields, their least bytes, and the largest share of the device's memory.
+#: The 1.9 GiB of an A100 with cuDNN are a quarter of a small board.
+_PROCESS = ("process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes",
+            "process_most_bytes")  # fmt: skip
+_LEAST_CONTEXT, _MOST_CONTEXT = 10_000_000, 0.5
 #: Least and most rates of pipes, and of dot products, as a share of what the schedulers issue.
 _RATES, _MOST_DOT = (1 / 200, 8.0), 64.0
 #: Float32 operations for every byte of memory: shipped devices have 1 to 114.
@@ -140,9 +147,9 @@ def _sizes(spec: DeviceSpec) -> Iterator[str]:
         most = bytes_text(_MOST_MEMORY)
         yield (f"memory_layers.{home.name}.capacity_bytes: {bytes_text(home.capacity_bytes)}, where at most {most} are "
                "usual: check the unit")  # fmt: skip
-    for name in ("process_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes"):
+    for name in _PROCESS:
         held = getattr(spec, name)
-        if held and not _LEAST_CONTEXT <= held <= 0.25 * home.capacity_bytes:
+        if held and not _LEAST_CONTEXT <= held <= _MOST_CONTEXT * home.capacity_bytes:
             yield (f"{name}: {bytes_text(held)} beside a memory of {bytes_text(home.capacity_bytes)}, "
                    f"where at least {bytes_text(_LEAST_CONTEXT)} are usual: check the unit")  # fmt: skip
     for layer in spec.memory_layers:
@@ -216,6 +223,11 @@ def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
         drawn = 0.0 if joules is None else joules * spec.units * spec.clock_hz
         if joules is not None and not low <= drawn / power <= high:
             yield (f"execution.{name}: {joules:.3g} J x {spec.units} units x {spec.clock_hz / 1e9:.4g} GHz are "
+                   f"{drawn:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
+    for layer in spec.memory_layers:
+        drawn, (low, high) = (layer.byte_j or 0.0) * layer.bandwidth_bytes_per_s, _BYTES_DRAWN
+        if layer.byte_j is not None and not low <= drawn / power <= high:
+            yield (f"memory_layers.{layer.name}.byte_j: {layer.byte_j:.3g} J at {_rate(layer.bandwidth_bytes_per_s)} are "
                    f"{drawn:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
 
 

@@ -276,6 +276,9 @@ class MemoryLayer(Section):
         Load-to-use latency.
     bandwidth_per_teu_bytes_per_s
         What one resident TEU draws when it is alone on the device.
+    byte_j
+        GPU with ``power_w``, of the shared cache and of the device's memory: energy the board draws for a byte that
+        passes the layer, beside the energies of cycles; absent: those include it.
     saturation_exponent
         ``p`` of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)`` for W resident TEUs of ``b`` each.
     """
@@ -303,6 +306,7 @@ class MemoryLayer(Section):
     latency_s: float | None = number("s", 1e-11, 1e-3, required=False)
     bandwidth_per_teu_bytes_per_s: float | None = number("bytes/s", 1e6, 1e14, required=False)
     saturation_exponent: float | None = number("", 0.1, 20, required=False)
+    byte_j: float | None = number("J", 1e-14, 1e-6, required=False)
 
     @property
     def most_bytes_per_s(self) -> float:

@@ -11,6 +11,7 @@ from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.overrides import NOT_OF_KERNELS
+from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.insight.cost.operator_price import Pricer, check_policy
@@ -107,9 +108,10 @@ def sensitivity_of_step(
             of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
         )
     programs: Programs = {}
+    shares = cached_shares(operators, device)
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
-        return (_step_seconds(operators, _Fixed(spec.sustained, policy, programs, device.sustained)),)
+        return (_step_seconds(operators, shares, _Fixed(spec.sustained, policy, programs, device.sustained)),)
 
     found = of_price(device, ("step",), total_seconds, anew=False, fields=_varied_fields(device))
     return WholeSensitivity(
@@ -117,10 +119,10 @@ def sensitivity_of_step(
     )
 
 
-def _step_seconds(operators: Sequence[Operator], kernels: Kernels) -> float:
+def _step_seconds(operators: Sequence[Operator], shares: Sequence[float], kernels: Kernels) -> float:
     pricer = Pricer(kernels.spec, kernels.policy, kernels)
     try:
-        return math.fsum(pricer.price_operator(operator).seconds for operator in operators)
+        return math.fsum(pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True))
     except RollerError:  # a program that the changed device has no room for
         return math.inf
 

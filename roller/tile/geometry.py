@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,6 +43,16 @@ class Geometry:
     def order(self) -> tuple[int, ...]:
         """Spatial axes in the order threads and blocks run over them: the one contiguous in the output last."""
         return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
+
+    @cached_property
+    def written(self) -> Access:
+        """The store as memory sees it: what follows the anchor on the chip may end in another dtype."""
+        if len(self.expr.output_tensors) != 1:
+            return self.store
+        (out,), own = self.expr.output_tensors, self.store.tensor
+        if out.dtype == own.dtype or out.elements != own.elements:
+            return self.store
+        return replace(self.store, tensor=replace(own, dtype=out.dtype), _memo={})
 
     @cached_property
     def spatial_axes(self) -> tuple[int, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from roller.core.files import whole_file
 from roller.core.processor import usable_processors
 from roller.errors import RollerError
@@ -26,7 +28,17 @@ ANY_UNITS = "library-graph"
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """Cost of launches, as :class:`~roller.insight.cost.operator_price.Price`; ``work_s`` is their arithmetic alone."""
+    """Cost of launches, as :class:`~roller.insight.cost.operator_price.Price`.
+
+    Parameters
+    ----------
+    seconds, lower, upper, resource, provenance
+        As there.
+    work_s, l2_s
+        Time of the arithmetic alone, and of the traffic of the shared cache alone.
+    waits_s
+        Time in which memory moves nothing: launches, and the way to memory and back.
+    """
 
     seconds: float
     lower: float
@@ -34,13 +46,25 @@ class KernelPrice:
     resource: str
     provenance: str
     work_s: float = 0.0
+    l2_s: float = 0.0
+    waits_s: float = 0.0
 
     def repeated(self, count: int) -> KernelPrice:
         """Return the price of ``count`` such launches, one after the other."""
         if count == 1:
             return self
-        s, low, high, work = (count * v for v in (self.seconds, self.lower, self.upper, self.work_s))
-        return replace(self, seconds=s, lower=low, upper=high, work_s=work)
+        names = ("seconds", "lower", "upper", "work_s", "l2_s", "waits_s")
+        return replace(self, **{name: count * getattr(self, name) for name in names})
+
+    def cached(self, share: float) -> KernelPrice:
+        """Return the price where a share of the bytes stays in the shared cache, of a kernel that memory bounds."""
+        if not share or self.resource != "dram":
+            return self
+        moved = (1.0 - share) * max(0.0, self.seconds - self.waits_s)
+        seconds = min(self.seconds, self.waits_s + max(self.work_s, self.l2_s, moved))
+        factor = seconds / self.seconds
+        resource = "dram" if moved >= max(self.work_s, self.l2_s) else "l2" if self.l2_s >= self.work_s else "compute"
+        return replace(self, seconds=seconds, lower=factor * self.lower, upper=factor * self.upper, resource=resource)
 
 
 class Kernels:
@@ -143,21 +167,39 @@ class Kernels:
     def _from_estimate(self, estimate: Estimate, provenance: str) -> KernelPrice:
         factor = math.exp(estimate.expected_error or _UNKNOWN_ERROR)
         seconds, work = estimate.seconds, estimate.terms.get("compute_s", estimate.seconds)
-        return KernelPrice(seconds, seconds / factor, seconds * factor, estimate.bottleneck, provenance, work)
+        l2_s, waits_s = estimate.terms.get("l2_s", estimate.seconds), estimate.terms.get("launch_s", 0.0)
+        lower, upper = seconds / factor, seconds * factor
+        return KernelPrice(seconds, lower, upper, estimate.bottleneck, provenance, work, l2_s, waits_s)
 
-    def price_stream(self, read_bytes: float, written_bytes: float, launches: int) -> KernelPrice:
-        """Return the price of kernels that move bytes: at the bandwidth of copies, and of reads for the excess."""
+    def price_stream(
+        self, read_bytes: float, written_bytes: float, launches: int, teus: float | None = None
+    ) -> KernelPrice:
+        """Return the price of kernels that move bytes: at the bandwidth of copies, and of reads for the excess.
+
+        Few TEUs draw less than that: the time is stretched by what they reach of the bandwidth of copies.
+        """
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
         moved = both / memory.bandwidth_bytes_per_s + (read_bytes - both / 2) / reading
         moved += (written_bytes - both / 2) / memory.bandwidth_bytes_per_s
+        if teus is not None:
+            moved *= memory.bandwidth_bytes_per_s / self._bandwidth_of(teus)
         waits = launches * (launch_s + 2 * (memory.latency_s or 0.0))
         accuracy = self.spec.accuracy
         factor = math.exp(accuracy.memory_error or accuracy.prediction_error or _UNKNOWN_ERROR)
         seconds = moved + waits
         resource = "launch" if waits > moved else "dram"
-        return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream")
+        l2_s = (read_bytes + written_bytes) / self.spec.memory_layers[-2].bandwidth_bytes_per_s
+        return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream", 0.0, l2_s, waits)
+
+    def _bandwidth_of(self, teus: float) -> float:
+        """Return the bytes per second that some TEUs draw together, where the device tells how many it takes."""
+        if not self.spec.traits.blocks:
+            return self.spec.memory_layers[-1].bandwidth_bytes_per_s
+        from roller.templates.gpu.common.traffic import dram_bandwidth
+
+        return float(dram_bandwidth(self.spec, np.array(teus)))
 
     def price_fused(self, launch: Fused, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of a fused kernel: the longer of its arithmetic and its memory traffic."""
@@ -167,7 +209,7 @@ class Kernels:
         arithmetic = launch.share * sum(p.work_s for p in products) + special_s
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         if moved.seconds >= arithmetic:
-            return moved
+            return replace(moved, work_s=arithmetic)
         seconds = arithmetic + launch.launches * self.spec.execution.launch_s
         factor = max(p.upper / p.seconds for p in products)
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
@@ -178,7 +220,7 @@ class Kernels:
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue
         if moved.seconds >= issued_s:
-            return moved
+            return replace(moved, work_s=issued_s)
         factor = math.exp(self.spec.accuracy.prediction_error or _UNKNOWN_ERROR)
         return KernelPrice(issued_s, issued_s / factor, issued_s * factor, "compute", "instructions", issued_s)
 

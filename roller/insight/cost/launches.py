@@ -30,7 +30,7 @@ class Kernel:
     ways
         Other ways in which a library may run it; it takes the fastest.
     simple
-        The framework's own kernel, which runs in its place on NVIDIA's devices.
+        The kernel that runs in its place on NVIDIA's devices: the framework's own, or one of groups.
     """
 
     expr: TensorExpr
@@ -38,7 +38,7 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,14 @@ class Stream:
         Of all kernels, from and to the device's memory.
     launches
         Kernels; 0 for bytes that another launch of the operator moves beside its own.
+    teus
+        TEUs (warps) that move the bytes together; ``None``: as many as it takes to saturate memory.
     """
 
     read_bytes: float
     written_bytes: float
     launches: int = 1
+    teus: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,9 @@ class LibraryWays:
             return self.kernels.price_fused(launch, self._library(launch))
         if isinstance(launch, Instructions):
             return self.kernels.price_instructions(launch)
-        read, written = launch.read_bytes, launch.written_bytes if isinstance(launch, Stream) else 0.0
-        return self.kernels.price_stream(read, written, kernel_count(launch))
+        if isinstance(launch, Stream):
+            return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.teus)
+        return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))
 
 
 def _expressions(kernel: Kernel | Fused) -> tuple[TensorExpr, ...]:

@@ -130,18 +130,20 @@ class Pricer:
         self._ways = LibraryWays(self.kernels, tf32)
         self._known: dict[Any, Price] = {}
 
-    def price_operator(self, operator: Operator) -> Price:
-        """Return the price of an operator."""
+    def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
+        """Return the price of an operator, of whose bytes a share stays in the device's shared cache."""
         key = operator.signature
-        found = self._known.get(key)
+        found = self._known.get((key, cached_share))
         if found is None:
-            found = self._known[key] = self._price_launches(*_cached_launches(key, operator))
+            found = self._price_launches(*_cached_launches(key, operator), cached_share)
+            self._known[key, cached_share] = found
         return found
 
-    def _price_launches(self, given: tuple[Launch, ...], mapped: bool) -> Price:
+    def _price_launches(self, given: tuple[Launch, ...], mapped: bool, cached_share: float) -> Price:
         if not given:
             return _NOTHING
-        chosen = [pair for launch in given for pair in self._ways.fastest(launch)]
+        ways = [pair for launch in given for pair in self._ways.fastest(launch)]
+        chosen = [(launch, price.cached(cached_share)) for launch, price in ways]
         launches, parts = zip(*chosen, strict=True)
         longest = max(parts, key=lambda p: p.seconds)
         seconds, lower, upper = (math.fsum(getattr(p, n) for p in parts) for n in ("seconds", "lower", "upper"))
@@ -172,12 +174,15 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
     return found
 
 
-def price_all(pricer: Pricer, operators: Iterable[Operator]) -> list[Price]:
-    """Return the prices of operators, and save those of their kernels, also after an interrupt."""
+def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
+    """Return the prices of operators, and save those of their kernels, also after an interrupt.
+
+    ``cached`` has for each the share of its bytes that stays in the device's shared cache; none by default.
+    """
     todo, found = tuple(operators), list[Price]()
     try:
-        for operator in todo:
-            found.append(pricer.price_operator(operator))
+        for operator, share in zip(todo, tuple(cached) or (0.0,) * len(todo), strict=True):
+            found.append(pricer.price_operator(operator, share))
             report("price", len(found), len(todo))
     finally:
         pricer.kernels.save()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from roller.core.cache_location import cache_folder
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
+from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
@@ -95,7 +96,8 @@ def price_step(
     trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
     pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, kinds)
     if spec.traits.discrete or policy == "roller":
-        prices = price_all(pricer, trace.steady())
+        steady = trace.steady()
+        prices = price_all(pricer, steady, cached_shares(steady, spec))
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)

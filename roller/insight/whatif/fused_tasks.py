@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import compiled_operators
 from roller.insight.cost.operator_price import Pricer
 from roller.insight.cost.step_cost import cached_pricer
@@ -33,26 +34,31 @@ def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
 
 def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durations:
     operators = [graph.operators[n] for n in tasks]
-    kernels = list(_replacements(operators))
+    kernels = list(_replacements(operators, pricer))
     uses = Counter(place for _, of in kernels for place in of)
-    own_s = [pricer.price_operator(o).seconds for o in operators]
+    own_s = _seconds(operators, pricer)
     found: dict[int, float] = {}
-    for kernel, of in kernels:
+    for kernel_s, of in kernels:
         before_s = sum(own_s[place] / uses[place] for place in of)
         before_us = sum(graph.tasks[tasks[place]].duration_us / uses[place] for place in of)
-        share = pricer.price_operator(kernel).seconds / before_s if before_s else 0.0
+        share = kernel_s / before_s if before_s else 0.0
         last = tasks[max(of)]
         found[last] = found.get(last, 0.0) + share * before_us
     return {tasks[place]: found.get(tasks[place]) for place in uses}
 
 
-def _replacements(operators: Sequence[Operator]) -> Iterator[tuple[Operator, tuple[int, ...]]]:
-    """Yield generated kernels, and calls of which they take a part, with the places of what they replace."""
+def _seconds(operators: Sequence[Operator], pricer: Pricer) -> list[float]:
+    shares = cached_shares(operators, pricer.spec)
+    return [pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True)]
+
+
+def _replacements(operators: Sequence[Operator], pricer: Pricer) -> Iterator[tuple[float, tuple[int, ...]]]:
+    """Yield seconds of generated kernels, and of calls that they take a part of, with the places that they replace."""
     found = compiled_operators(operators)
     taken = {place for one in found if one.is_generated for place in one.of}
-    for one in found:
+    for one, seconds in zip(found, _seconds([one.operator for one in found], pricer), strict=True):
         if one.is_generated or taken.intersection(one.of):
-            yield one.operator, one.of
+            yield seconds, one.of
 
 
 def durations_of_chains(graph: StepGraph, longest: int) -> Durations:

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from roller.hardware import DeviceSpec
 from roller.perf.terms import Reader, Term
 from roller.templates.gpu.common.compute import Work
-from roller.templates.gpu.common.power import busy_cycles, cycle_energies_j, cycles_w
+from roller.templates.gpu.common.power import busy_cycles, byte_energies_j, cycle_energies_j, cycles_w, other_cycles
 from roller.templates.gpu.common.price import Parts
 
 #: Names of the two kinds of waves, and of a wave where there is no other.
@@ -68,13 +66,20 @@ def _power(p: Parts, at: Reader) -> Term:
     spec, batch, each = p["spec"], p["batch"], cycle_energies_j(p["batch"], p["spec"])
     assert each is not None
     busy = busy_cycles(batch, spec, p["work"])
-    idle = np.maximum(p["every"] * spec.clock_hz * spec.units - busy, 0.0)
+    idle = other_cycles(spec, busy, p["core_total"])
     energies = [
         at.made("product", f"energy of {name} cycles", n * e, "J", at.given(f"{name} cycles of all units", n, "cycles"),
                 at.given("energy of such a cycle", e, "J"))
         for name, n, e in zip(("busy", "other"), (busy, idle), each, strict=True)
     ]  # fmt: skip
-    drawn = at.made("sum", "energy of all cycles", busy * each[0] + idle * each[1], "J", *energies)
+    name, joules = "energy of all cycles", busy * each[0] + idle * each[1]
+    for layer, term, e in zip(("L2", "DRAM"), ("l2_bytes", "dram_bytes"), byte_energies_j(spec), strict=True):
+        if e:
+            moved = p["terms"][term]
+            name, joules = "energy of all cycles and bytes", joules + moved * e
+            factors = at.given(f"bytes through {layer}", moved), at.given("energy of such a byte", e, "J")
+            energies.append(at.made("product", f"energy of bytes through {layer}", moved * e, "J", *factors))
+    drawn = at.made("sum", name, joules, "J", *energies)
     return at.made("quotient", "at the limit of power", p["power"], "s", drawn,
                    at.given(_drawn_by(spec), cycles_w(spec), "W"))  # fmt: skip
 

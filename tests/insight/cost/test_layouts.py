@@ -79,3 +79,26 @@ def test_float32_uses_the_matrix_unit_of_cdna_in_libraries_alone():
         peak_s = 2 * 4096**3 / (2 * 128 * spec.units * spec.clock_hz)
         assert peak_s < pipeline.predict(expr, spec, policy="library-graph").seconds < 1.9 * peak_s
         assert pipeline.construct(expr, spec, top_k=1)[0].program.fragment is None
+
+
+def test_depthwise_windows_beyond_seven_points_are_groups_of_padded_channels_where_channels_are_innermost():
+    pricer = Pricer(load_spec("rtx4090"))
+
+    def seconds(k, innermost):
+        return pricer.price_operator(convolution(512, 512, k, groups=512, innermost=innermost)).seconds
+
+    assert seconds(9, innermost=True) > 10 * seconds(7, innermost=True)
+    assert seconds(9, innermost=True) > 2 * seconds(9, innermost=False)  # PyTorch's own kernel takes planes
+    assert seconds(7, innermost=True) < seconds(7, innermost=False)
+
+
+def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
+    left = TensorRecord((4096, 7, 384), (7 * 384, 384, 1), "float16", 0)
+    out = TensorRecord((4096, 7, 1152), (7 * 1152, 1152, 1), "float16", 2)
+    pricer = Pricer(load_spec("rtx4090"))
+
+    def seconds(batch_stride):
+        right = TensorRecord((4096, 384, 1152), (batch_stride, 1, 384), "float16", 1)
+        return pricer.price_operator(Operator(0, "aten.bmm.default", "forward", (left, right), (out,))).seconds
+
+    assert seconds(0) < 0.2 * seconds(384 * 1152)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+from roller.insight.cost.compiled.attention_patterns import fusible_dtypes, with_fused_attention
 from roller.insight.cost.compiled.generated_kernels import Emitted, compile_graph, unread_values
 from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
 from roller.insight.cost.compiled.memory_format import convolution_format, laid_out
@@ -93,8 +94,9 @@ class _TraceWriter:
 
     def _add_compiled(self, segment: Sequence[Operator]) -> None:
         covers = self.selection.covers
+        operators = with_fused_attention(segment, fusible_dtypes(self.old), covers)
         memory_format = convolution_format([o for o in segment if covers(o)])
-        operators = laid_out(segment, memory_format, self.builder.new_storage)
+        operators = laid_out(operators, memory_format, self.builder.new_storage)
         last = segment[-1].index
         outlives: set[Value] = set()
 

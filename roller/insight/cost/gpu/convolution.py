@@ -114,7 +114,7 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
+        own = depthwise.forward(x, weight, out, g.stride, g.dilation, g.innermost)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
     around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
     return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
@@ -176,7 +176,9 @@ def _windows_in_all_ways(
             ways.append(Way(Kernel(planar, units="matrix", kind="convolution")))
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
-            merged = replace(windows, groups=groups // together).expression(channels, filters, groups == together)
+            blocks = -(-groups // together)
+            sides = (blocks * together * (side // groups) for side in (channels, filters))
+            merged = replace(windows, groups=blocks).expression(*sides, blocks == 1)
             ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))
@@ -188,10 +190,13 @@ _MERGED_CHANNELS = (16, 32)
 
 
 def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
-    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero."""
+    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero.
+
+    Where they do not divide all groups, the last block is padded with groups of zeros.
+    """
     own = max(channels, filters)
-    merged = (side // own for side in _MERGED_CHANNELS if side > own)
-    return list(dict.fromkeys((1, *(n for n in merged if n > 1 and groups % n == 0))))
+    merged = (min(groups, side // own) for side in _MERGED_CHANNELS if side > own)
+    return list(dict.fromkeys((1, *(n for n in merged if n > 1))))
 
 
 def _product_in_all_ways(
@@ -241,7 +246,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
+        own = depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation, g.innermost)
         along = Kernel(windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own)
         if own is not None:  # its traffic is its own
             return (along,)
@@ -273,13 +278,13 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if _is_depthwise(g, weight):
-        own = None if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
+        own = depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation, g.innermost)
         return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own)
     if g.groups == 1:
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
     else:
         merges = _groups_together(weight.shape[1], m, g.groups)
-        others = [_merged_weight_gradient(m * many, n * many, k, g.groups // many, x.dtype) for many in merges]
+        others = [_merged_weight_gradient(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges]
     return _product_in_all_ways(g, planar, others, (gradient, x), weight)
 
 

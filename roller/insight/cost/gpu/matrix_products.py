@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from roller import ops
 from roller.expr import TensorExpr
-from roller.insight.cost.gpu.operator_view import View, total_bytes
+from roller.insight.cost.gpu.operator_view import View, itemsize, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
 from roller.insight.trace.trace import TensorRecord
+
+#: Rows of a matrix unit's fragment of 16-bit operands (PTX ISA, ``mma.m16n8k16``).
+_FRAGMENT_ROWS = 16
 
 
 def is_column_major(tensor: TensorRecord) -> bool:
@@ -38,9 +42,25 @@ def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ..
     """Return the mapping of a matrix product of the two named operands."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
-        return (_product(matrix_product_expression(view.required_tensor(first, 0), view.required_tensor(second, 1))),)
+        left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
+        if len(right.shape) == 3 and right.shape[0] > 1 and right.stride[0] == 0:
+            return (_product_by_one_matrix(left, right, view.out),)
+        return (_product(matrix_product_expression(left, right)),)
 
     return map_operator
+
+
+def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
+    """Return the kernel of a batch by one matrix that is expanded: a linear layer on a tensor that no view makes flat.
+
+    The matrix stays in the shared cache; in 16 bits each of the batch fills whole fragments of a matrix unit.
+    """
+    batch, m, k = left.shape
+    rows = -(-m // _FRAGMENT_ROWS) * _FRAGMENT_ROWS if itemsize(left.dtype) < 4 else m
+    whole = replace(left, shape=(batch * rows, k), stride=left.stride[-2:])
+    one = replace(right, shape=right.shape[1:], stride=right.stride[1:])
+    product = matrix_product_expression(whole, one)
+    return Fused((product,), 0.0, total_bytes((left, right)), total_bytes((out,)), kind="product")
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
+from roller.insight.cost.gpu.image_layout import channels_innermost
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Kernel, Launch, Stream
 from roller.insight.trace.trace import TensorRecord
@@ -126,11 +128,34 @@ def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tu
     return map_operator
 
 
+#: TEUs of a block of a batch norm on planes of channels: 512 threads, and one block for each channel. PyTorch's own
+#: kernels: ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh. Of cuDNN's, which
+#: PyTorch runs in spatial mode there (not the persistent one, ATen/native/cudnn/BatchNorm.cpp), profiles show kernels
+#: named ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among their template's arguments; their grid is assumed.
+_CHANNEL_TEUS = 16.0
+
+
 def batch_norm(view: View) -> tuple[Launch, ...]:
     """Return the kernels of a batch norm; computing the batch's statistics takes a pass of its own.
 
     The batch's statistics are computed in training, and where there are no running ones.
     """
-    x = view.required_tensor("input", 0)
-    own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
-    return (Stream((2.0 if own else 1.0) * total_bytes((x,)), total_bytes(view.outputs[:1]), 1),)
+    x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
+    if view.has_tensor("running_mean") and not view.argument("training", True):
+        return (Stream(total_bytes((x,)), out),)
+    return (Stream(2.0 * total_bytes((x,)), out, teus=_teus_of_channels(x)),)
+
+
+def batch_norm_backward(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a batch norm's gradient: two sums over each channel, then the image's gradient."""
+    x = view.tensor("input") or view.inputs[0]
+    (moved,) = channel_norm(2.0, 1.0, 1)(view)
+    assert isinstance(moved, Stream)
+    return (replace(moved, teus=_teus_of_channels(x)),)
+
+
+def _teus_of_channels(x: TensorRecord) -> float | None:
+    """Return the TEUs of a norm that has a block for each channel; ``None`` where channels are innermost."""
+    if len(x.shape) < 3 or channels_innermost(x):
+        return None
+    return _CHANNEL_TEUS * x.shape[1]

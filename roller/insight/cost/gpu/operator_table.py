@@ -71,9 +71,10 @@ _ROWS: dict[str, Mapping] = {
     "_batch_norm_with_update": normalization.batch_norm,
     "_batch_norm_no_update": normalization.channel_norm(1.0, 1.0, 1),
     "cudnn_batch_norm": normalization.batch_norm,
-    "native_batch_norm_backward": normalization.channel_norm(2.0, 1.0, 2),
-    "cudnn_batch_norm_backward": normalization.channel_norm(2.0, 1.0, 1),
-    "batch_norm_backward": normalization.channel_norm(2.0, 1.0, 1),
+    **dict.fromkeys(
+        ("native_batch_norm_backward", "cudnn_batch_norm_backward", "batch_norm_backward"),
+        normalization.batch_norm_backward,
+    ),
     "native_group_norm": normalization.channel_norm(2.0, 1.0, 3),
     "native_group_norm_backward": normalization.channel_norm(2.0, 1.0, 4),
 }

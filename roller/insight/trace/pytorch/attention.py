@@ -36,9 +36,7 @@ def dispatch_attention(target: Any, func: Any, args: Any, kwargs: Any) -> Any:
     kernel = choose_attention_kernel(target, q, k, v, mask)
     grads = torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v))
     if kernel == "math":
-        if not target.release.unfused_attention_widens:
-            return _written_out_attention(target, q, k, v, mask, drop, causal, scale)
-        return _math_attention(q, k, v, mask, drop, causal, scale)
+        return _math_attention(q, k, v, mask, drop, causal, scale, widens=target.release.unfused_attention_widens)
     if kernel == "flash":
         if not target.release.flash_attention_keeps_layout:
             q, k, v = (_by_samples(t) for t in (q, k, v))
@@ -135,11 +133,12 @@ def _align_bias(bias: torch.Tensor) -> torch.Tensor:
 
 
 def _math_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None
-) -> Any:
-    """Return attention by separate products and a softmax; 16-bit floats are widened, as in PyTorch by default."""
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, drop: float, causal: bool, scale: float | None, *,
+    widens: bool,
+) -> Any:  # fmt: skip
+    """Return attention by separate products and a softmax, which autocast does not reach; 16-bit floats may widen."""
     dtype = q.dtype
-    if dtype in _HALF:
+    if dtype in _HALF and widens:
         q, k, v = q.float(), k.float(), v.float()
     factor = math.sqrt(scale if scale is not None else 1 / math.sqrt(q.shape[-1]))
     if causal:
@@ -150,12 +149,19 @@ def _math_attention(
     scores = torch.matmul(q * factor, k.transpose(-2, -1) * factor)
     if mask is not None:
         scores = scores.add_(mask)
-        weights = torch.ops.aten._safe_softmax.default(scores, -1)
+        # Before 2.5 it is a plain softmax, rows that are masked as a whole included.
+        weights = torch.ops.aten._safe_softmax.default(scores, -1) if widens else _softmax(scores)
     else:
-        weights = torch.softmax(scores, -1)
+        weights = _softmax(scores)
     if drop:
         weights = torch.native_dropout(weights, drop, True)[0]
     return torch.matmul(weights, v).to(dtype)
+
+
+def _softmax(scores: torch.Tensor) -> torch.Tensor:
+    """Return a softmax in the dtype of its input: an operator that autocast does not widen."""
+    weights: torch.Tensor = torch.ops.aten._softmax.default(scores, -1, False)
+    return weights
 
 
 def _written_out_attention(

@@ -228,6 +228,7 @@ def _wave_s(
         parts["loads"] = memory - stores
     parts.update(issuing=issuing, fill=fill, stores=stores, slowest=slowest, filled=slowest + fill + stores)
     parts["seconds"] = np.maximum(parts["filled"], chain)
+    parts["core"] = np.minimum(arithmetic + copying, parts["seconds"])
     return parts
 
 
@@ -263,16 +264,18 @@ def _lower_bound_s(batch: TileBatch, spec: DeviceSpec, phases: Phases) -> Floats
     l2_s = l2_bytes / spec.layer("l2").bandwidth_bytes_per_s
     dram_s = dram_bytes / spec.layer("global").most_bytes_per_s
     memory = np.maximum(l2_s, dram_s) * (waves.active / batch.blocks)
-    return np.where(resident > 0, _running_s(batch, spec, memory, work, waves, phases), np.inf)
+    running = _running_s(batch, spec, memory, work, waves, phases, (l2_bytes, dram_bytes))
+    return np.where(resident > 0, running, np.inf)
 
 
 def _running_s(
     batch: TileBatch, spec: DeviceSpec, memory: Floats, work: Work, waves: _Waves, phases: Phases,
-    least: Work | None = None,
+    moved: tuple[Floats, Floats], least: Work | None = None,
 ) -> Floats:  # fmt: skip
     """Return a bound of the seconds of launches whose waves take ``memory`` and do ``work``, at ``least``, ``(N,)``."""
-    every = waves.total(_wave_s(memory, least or work, waves, batch, spec, phases)["seconds"])
-    running = np.maximum(every, least_power_s(batch, spec, work, every))
+    wave = _wave_s(memory, least or work, waves, batch, spec, phases)
+    power = least_power_s(batch, spec, work, waves.total(wave["core"]), moved)
+    running = np.maximum(waves.total(wave["seconds"]), power)
     launches = 1 + (batch.split_k > 1)
     return np.asarray((running + launches * spec.execution.launch_s + combining_s(batch, spec)) * _BOUND_SHARE)
 
@@ -295,7 +298,8 @@ def least_held_s(
     dram = dram_time_s(batch, spec, dram_bytes * share, waves.active, dram_bytes)
     memory = np.maximum(dram, l2_bytes * share / spec.layer("l2").bandwidth_bytes_per_s)
     work = phases.work(batch, spec, copies, None)
-    return _running_s(batch, spec, memory, work, waves, phases, work.spread() if most else work)
+    moved = l2_bytes, dram_bytes
+    return _running_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
 
 
 def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[Parts] | None, phases: Phases) -> Terms:
@@ -328,8 +332,8 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[P
         through, written = stored_shares(batch, spec, l2_bytes, dram_bytes)
         stores = phases.stores(batch, waves.per_unit, np.maximum(l2 * through, dram * written))
     wave = _wave_s(memory, work, waves, batch, spec, phases, stores)
-    every = waves.total(wave["seconds"])
-    power = least_power_s(batch, spec, work, every)
+    every, core = waves.total(wave["seconds"]), waves.total(wave["core"])
+    power = least_power_s(batch, spec, work, core, (l2_bytes, dram_bytes))
     running = np.maximum(every, power)
     named = {"compute_s": wave["arithmetic"], "copy_s": wave["copying"], "dram_s": dram, "l2_s": l2}
     named["latency_s"] = wave["chain"]
@@ -347,7 +351,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[P
     terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
     terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
     if told is not None:
-        wave.update(every=every, power=power, running=running)
+        wave.update(every=every, core_total=core, power=power, running=running)
         wave.update(waves=waves, share=share, dram=dram, l2=l2, moved=moved, access=access, memory=memory)
         wave.update(batch=batch, spec=spec, terms=terms, combining=combining, launches=launches, laid=laid)
         told.append(wave | {"bus": on_the_bus, "by_tensor": by_tensor, "scratchpad": pad})

@@ -34,8 +34,8 @@ def counted_traffic(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     g, transaction = batch.geometry, spec.layer("l2").transaction_bytes
     once = np.where(g.spatial, batch.block, g.extents)  # an output tile is stored once, whatever the reduction steps
     found = {}
-    for n, a in enumerate((*g.reads, g.store)):
-        known = counted_bytes(a, once if a is g.store else batch.block, transaction)
+    for n, a in enumerate((*g.reads, g.written)):
+        known = counted_bytes(a, once if a is g.written else batch.block, transaction)
         if not np.isnan(known).all():
             found[n] = known
     return found
@@ -98,9 +98,9 @@ def moved_bytes(
         dram = dram + fetched
         if told is not None:
             told.append((f"loads of {a.tensor.name}", through, fetched))
-    expected = functools.partial(_stored, g.store, block, transaction)
+    expected = functools.partial(_stored, g.written, block, transaction)
     stored = _known_or(counted.get(len(g.reads)), batch, spec, ("stored", transaction), expected)
-    partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.store.tensor.nbytes)
+    partial, written = _partial_bytes(batch), np.minimum(stored, 2.0 * g.written.tensor.nbytes)
     if told is not None:
         told += [(f"stores of {g.store.tensor.name}", stored, written), ("partial results", partial, partial)]
     return l2 + stored + partial, dram + written + partial
@@ -118,7 +118,7 @@ def _known_or(
 
 def stored_shares(batch: TileBatch, spec: DeviceSpec, l2_bytes: Floats, dram_bytes: Floats) -> tuple[Floats, Floats]:
     """Return the shares of the bytes of :func:`global_traffic` that tiled programs store, through L2 and to DRAM."""
-    transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.store
+    transaction, store = spec.layer("l2").transaction_bytes, batch.geometry.written
     (stored,) = batch.of_tiles(
         spec, ("stored", transaction), functools.partial(_stored, store, batch.block, transaction)
     )
@@ -152,7 +152,7 @@ def least_traffic(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
         l2, dram = row_traffic(batch, spec, np.ones(len(batch), np.int64), least=True)
         return l2 + _partial_bytes(batch), dram + _partial_bytes(batch)
     fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
-    once = g.store.tensor.nbytes + _partial_bytes(batch)
+    once = g.written.tensor.nbytes + _partial_bytes(batch)
     cached = cached_bytes(batch, spec, np.ones(len(batch))) if batch.fragment is not None else {}
     loaded = _least_loaded(batch, spec)
     l2 = once + sum(np.minimum(x, cached[n]) if n in cached else x for n, x in enumerate(loaded))
@@ -169,7 +169,7 @@ def _least_loaded(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, ...]:
 
 def least_counted(batch: TileBatch, spec: DeviceSpec) -> dict[int, Floats]:
     """Return the least that :func:`counted_traffic` may find: bytes that tiles use, not those of whole transactions."""
-    stored = np.full(len(batch), float(batch.geometry.store.tensor.nbytes))
+    stored = np.full(len(batch), float(batch.geometry.written.tensor.nbytes))
     return dict(enumerate((*_least_loaded(batch, spec), stored)))
 
 
@@ -249,7 +249,7 @@ def peak_bandwidth(batch: TileBatch, spec: DeviceSpec, launch_bytes: Floats) -> 
     read, triad = layer.read_bandwidth_bytes_per_s, layer.triad_bandwidth_bytes_per_s
     if read is None or triad is None:
         return layer.bandwidth_bytes_per_s
-    stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.store, *_row_stores(batch))}
+    stored = {a.tensor.name: float(a.tensor.nbytes) for a in (batch.geometry.written, *_row_stores(batch))}
     written = sum(stored.values()) + 0.5 * _partial_bytes(batch)
     share = written / np.maximum(launch_bytes, 1.0)
     return np.asarray(np.interp(share, (0.0, 1 / 3, 0.5), (read, triad, layer.bandwidth_bytes_per_s)))

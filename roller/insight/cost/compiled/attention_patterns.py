@@ -1,0 +1,200 @@
+"""Attention that is written out as products and a softmax, in the fused kernels that the compiler puts in its place.
+
+Inductor matches a graph before it lowers it (``torch/_inductor/fx_passes/fuse_attention.py``, PyTorch 2.13): a product
+of queries and keys, divided or multiplied by a number, a mask that is added, a softmax, dropout that does nothing, and
+the product with the values, each read by the next alone. Inference is described: in training the backward reads what
+lies between. A mask that selects (``where``) is in the patterns of few models, which are left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from roller.insight.cost.gpu import is_view
+from roller.insight.cost.gpu.operator_view import View, element_count
+from roller.insight.cost.library_ways import DEFAULT_TF32
+from roller.insight.trace.torch_release import TorchRelease
+from roller.insight.trace.trace import Operator, TensorRecord, Trace
+
+#: Release from which on attention of float32 is fused only where products may be computed in TF32 (pull request 151924
+#: of PyTorch, April 2025).
+_CAREFUL_RELEASE = TorchRelease(2, 8)
+_SCALES, _CASTS = frozenset({"aten.div", "aten.mul"}), frozenset({"aten._to_copy", "aten.clone"})
+
+
+def fusible_dtypes(trace: Trace) -> frozenset[str]:
+    """Return the dtypes whose written-out attention the compiler of a trace's release fuses."""
+    release = TorchRelease.parse(trace.options.get("torch_release"))
+    rounds = "product" in trace.options.get("tf32", DEFAULT_TF32)
+    return frozenset({"float16", "bfloat16"} | ({"float32"} if rounds or release < _CAREFUL_RELEASE else set()))
+
+
+def with_fused_attention(
+    operators: Sequence[Operator], dtypes: Collection[str], is_compiled: Callable[[Operator], bool]
+) -> list[Operator]:
+    """Return operators with one of fused attention in place of each that is written out.
+
+    Parameters
+    ----------
+    operators
+        Of one graph, in order.
+    dtypes
+        Of queries, keys and values that are fused.
+    is_compiled
+        Whether an operator is part of what is compiled.
+    """
+    graph = _Graph(operators, is_compiled)
+    found: dict[int, Operator] = {}
+    gone: set[int] = set()
+    for place, operator in enumerate(operators):
+        match = _match(graph, place, operator) if operator.name == "aten._softmax.default" else None
+        if match is not None and match.query.dtype in dtypes:
+            found[match.last] = match.operator(operators[match.last])
+            gone |= match.places
+    return [found.get(n, o) for n, o in enumerate(operators) if n in found or n not in gone]
+
+
+class _Graph:
+    """Who writes and who reads each storage; views read nothing."""
+
+    def __init__(self, operators: Sequence[Operator], is_compiled: Callable[[Operator], bool]) -> None:
+        self.operators = operators
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.writers: dict[int, list[int]] = defaultdict(list)
+        for place, operator in enumerate(operators):
+            view = View(operator)
+            if is_view(view):
+                continue
+            for storage in {t.storage for t in operator.inputs}:
+                self.readers[storage].append(place)
+            if is_compiled(operator):
+                for storage in {t.storage for t in operator.outputs}:
+                    self.writers[storage].append(place)
+
+    def writer(self, record: TensorRecord) -> int | None:
+        """Return the operator that alone writes a tensor; ``None`` of one that several write, or none here."""
+        found = self.writers.get(record.storage, ())
+        return found[0] if len(found) == 1 else None
+
+    def only_reader(self, record: TensorRecord) -> int | None:
+        """Return the operator that alone reads a tensor."""
+        found = self.readers.get(record.storage, ())
+        return found[0] if len(found) == 1 else None
+
+    def packet(self, place: int) -> str:
+        """Return the name of an operator without its overload."""
+        return View(self.operators[place]).packet
+
+
+@dataclass(frozen=True)
+class _Match:
+    """Operators of an attention, and its operands as ``(batch, heads, length, depth)``."""
+
+    last: int
+    places: set[int]
+    query: TensorRecord
+    key: TensorRecord
+    value: TensorRecord
+    mask: TensorRecord | None
+
+    def operator(self, product: Operator) -> Operator:
+        """Return the fused operator in place of the last product; it writes the heads of a token side by side."""
+        batch, heads, rows, _ = self.query.shape
+        depth = self.value.shape[-1]
+        out = replace(
+            product.outputs[0], shape=(batch, heads, rows, depth),
+            stride=(rows * heads * depth, depth, heads * depth, 1),
+        )  # fmt: skip
+        masked = () if self.mask is None else (self.mask,)
+        kernel = "flash" if self.query.dtype != "float32" and not masked else "efficient"
+        names = ("query", "key", "value", "attn_bias")[: 3 + len(masked)]
+        return replace(
+            product, name=f"aten._scaled_dot_product_{kernel}_attention.default",
+            inputs=(self.query, self.key, self.value, *masked), outputs=(out,),
+            arguments={name: {"tensor": n} for n, name in enumerate(names)},
+        )  # fmt: skip
+
+
+def _match(graph: _Graph, place: int, softmax: Operator) -> _Match | None:
+    """Return the attention around a softmax over its last dimension."""
+    x = softmax.inputs[0]
+    if len(x.shape) != 4 or int(softmax.arguments.get("dim", -1)) % 4 != 3:
+        return None
+    before = _before(graph, place)
+    after = _after(graph, place)
+    if before is None or after is None:
+        return None
+    first, mask, others = before
+    last, more = after
+    places = {first, place, last, *others, *more}
+    scores, result = graph.operators[first], graph.operators[last]
+    operands = [_operand(graph, t, x.shape[:2], places) for t in (*scores.inputs[:2], result.inputs[1])]
+    if any(t is None for t in operands):
+        return None
+    query, key, value = (t for t in operands if t is not None)
+    key = replace(key, shape=(*key.shape[:2], key.shape[3], key.shape[2]), stride=(*key.stride[:2], *key.stride[:1:-1]))
+    return _Match(last, places, query, key, value, mask)
+
+
+def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
+    """Return the product of queries and keys before a softmax, the mask, and what lies between."""
+    mask: TensorRecord | None = None
+    between: set[int] = set()
+    record = graph.operators[place].inputs[0]
+    while True:
+        at = graph.writer(record)
+        if at is None or graph.only_reader(record) is None:
+            return None
+        operator, packet = graph.operators[at], graph.packet(at)
+        if packet == "aten.bmm":
+            return at, mask, between
+        large = [t for t in operator.inputs if element_count(t) == element_count(record)]
+        if packet == "aten.add" and mask is None and len(operator.inputs) == 2:
+            # the scores are the operand that is computed for this sum alone
+            scores = [t for t in large if graph.only_reader(t) is not None and graph.writer(t) is not None]
+            if not scores:
+                return None
+            record, (mask,) = scores[0], [t for t in operator.inputs if t is not scores[0]]
+        elif packet in _SCALES | _CASTS and len(operator.inputs) == 1 and large:
+            record = large[0]
+        else:
+            return None
+        between.add(at)
+
+
+def _after(graph: _Graph, place: int) -> tuple[int, set[int]] | None:
+    """Return the product with the values after a softmax, and what lies between."""
+    between: set[int] = set()
+    record = graph.operators[place].outputs[0]
+    while True:
+        at = graph.only_reader(record)
+        if at is None:
+            return None
+        operator = graph.operators[at]
+        if graph.packet(at) == "aten.bmm":
+            return (at, between) if operator.inputs[0].storage == record.storage else None
+        if graph.packet(at) not in _CASTS or len(operator.inputs) != 1:
+            return None
+        between.add(at)
+        record = operator.outputs[0]
+
+
+def _operand(graph: _Graph, record: TensorRecord, outer: Sequence[int], places: set[int]) -> TensorRecord | None:
+    """Return an operand of a batched product in four dimensions, without the copy that only the product needs."""
+    if record.shape[0] != outer[0] * outer[1]:
+        return None
+    at = graph.writer(record)
+    if at is not None and graph.packet(at) == "aten.clone" and graph.only_reader(record) is not None:
+        source = graph.operators[at].inputs[0]
+        if source.shape == (*outer, *record.shape[1:]) and not _is_turned(record):
+            places.add(at)
+            return source
+    step = record.stride[0]
+    return replace(record, shape=(*outer, *record.shape[1:]), stride=(outer[1] * step, step, *record.stride[1:]))
+
+
+def _is_turned(record: TensorRecord) -> bool:
+    """Return whether the rows of a matrix are its innermost dimension."""
+    return record.stride[-1] != 1
