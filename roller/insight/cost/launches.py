@@ -31,6 +31,10 @@ class Kernel:
         Other ways in which a library may run it; it takes the fastest.
     simple
         The framework's own kernel, which runs in its place on NVIDIA's devices.
+    older
+        What NVIDIA's library ran in its place before cuDNN 9.
+    cache_bytes
+        Bytes that a framework's kernel moves between the shared cache and its threads; 0 where the expression tells.
     """
 
     expr: TensorExpr
@@ -39,6 +43,8 @@ class Kernel:
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
     simple: Instructions | None = None
+    older: Instructions | None = None
+    cache_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Fused:
         Share of the products' points that is computed: a half under a causal mask.
     launches
         Kernels.
-    units, kind, ways, simple
+    units, kind, ways, simple, older
         As of :class:`Kernel`.
     """
 
@@ -91,6 +97,7 @@ class Fused:
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
     simple: Instructions | None = None
+    older: Instructions | None = None
 
 
 @dataclass(frozen=True)
