@@ -57,14 +57,14 @@ class Stream:
         Of all kernels, from and to the device's memory.
     launches
         Kernels; 0 for bytes that another launch of the operator moves beside its own.
-    teus
-        TEUs (warps) that move the bytes together; ``None``: as many as it takes to saturate memory.
+    threads
+        Threads that move the bytes together; ``None``: as many as it takes to saturate memory.
     """
 
     read_bytes: float
     written_bytes: float
     launches: int = 1
-    teus: float | None = None
+    threads: float | None = None
 
 
 @dataclass(frozen=True)

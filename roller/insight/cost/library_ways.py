@@ -92,7 +92,7 @@ class LibraryWays:
         if isinstance(launch, Instructions):
             return self.kernels.price_instructions(launch)
         if isinstance(launch, Stream):
-            return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.teus)
+            return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.threads)
         return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))
 
     def _at_cache_rate(self, launch: Kernel, price: KernelPrice) -> KernelPrice:

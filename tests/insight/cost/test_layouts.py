@@ -140,3 +140,14 @@ def test_the_clock_of_a_whole_model_reaches_published_products_and_no_more_than_
     spec = load_spec(device).sustained
     peak = 2e-12 * spec.compute.ops_per_cycle_per_unit["matrix.bfloat16"] * spec.units * spec.clock_hz
     assert peak == pytest.approx(published_tflops, rel=1e-3)
+
+
+def test_an_interpolation_on_planes_has_a_thread_for_each_point_of_a_plane():
+    pricer = Pricer(load_spec("rtx3090"))
+
+    def seconds(innermost, name="bilinear2d"):
+        x, y = (TensorRecord(*image(64, 512, n, n, "float32", innermost), n) for n in (7, 14))
+        return pricer.price_operator(Operator(0, f"aten.upsample_{name}.default", "forward", (x,), (y,))).seconds
+
+    assert seconds(innermost=False) > 50 * seconds(innermost=True)
+    assert seconds(innermost=False, name="nearest2d") < 1.1 * seconds(innermost=True)
