@@ -18,7 +18,7 @@ from roller.insight.cost.gpu import depthwise
 from roller.insight.cost.gpu.image_layout import channels_innermost, conversions_to_innermost, vector_channels
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
-from roller.insight.cost.launches import Fused, Kernel, Launch, Stream, Units, Way
+from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Units, Way
 from roller.insight.trace.trace import TensorRecord
 
 
@@ -117,7 +117,26 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         own = depthwise.forward(x, weight, out, g.stride, g.dilation, g.innermost)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
     around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
-    return _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
+    found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
+    return replace(found, older=_before_cudnn_9(g, weight, out, (x, weight), out))
+
+
+#: Channels of a group for which cuDNN 8 had kernels of a matrix unit on channels innermost: assumed to be ResNeXt's.
+#: Of 64, profiles show direct kernels instead (pytorch/pytorch#34977); other numbers are assumed to have those, too.
+_GROUPS_OF_CUDNN_8 = (4, 8, 16, 32)
+
+
+def _before_cudnn_9(
+    g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
+) -> Instructions | None:
+    """Return the direct kernel that ran groups on channels innermost; ``None`` where it was one of a matrix unit.
+
+    ``points`` is the tensor at whose points all windows are multiplied.
+    """
+    alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
+    if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
+        return None
+    return depthwise.direct_kernel(points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written)
 
 
 def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
@@ -253,6 +272,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     else:
         around = conversions_to_innermost((gradient, weight), (x,), g.innermost, g.groups)
         along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
+        along = replace(along, older=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that leaves of the windows' sums only the middle
         moved = total_bytes((gradient, weight)), total_bytes((x,))
@@ -264,7 +284,9 @@ def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
     """Return a kernel in all its ways as one that moves other bytes than its expression names."""
 
     def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
-        return Fused((one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways)
+        return Fused(
+            (one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways, older=one.older
+        )  # fmt: skip
 
     ways = tuple(Way(fused(w.kernel), w.conversions) for w in kernel.ways if isinstance(w.kernel, Kernel))
     return fused(kernel, ways)
@@ -285,7 +307,8 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     else:
         merges = _groups_together(weight.shape[1], m, g.groups)
         others = [_merged_weight_gradient(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges]
-    return _product_in_all_ways(g, planar, others, (gradient, x), weight)
+    found = _product_in_all_ways(g, planar, others, (gradient, x), weight)
+    return replace(found, older=_before_cudnn_9(g, weight, points, (gradient, x), weight))
 
 
 def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:

@@ -115,3 +115,12 @@ def weight_gradient(
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
     return Instructions(count, total_bytes((gradient, x)), total_bytes((weight,)))
+
+
+def direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> Instructions:
+    """Return cuDNN's direct kernel of a grouped convolution: a thread for every result, a tap for every product.
+
+    Its source is not published: the instructions of a tap are assumed to be those of PyTorch's loop.
+    """
+    count = element_count(written) * _PLACE + products * _TAP
+    return Instructions(count, total_bytes(read), total_bytes((written,)))
