@@ -1,10 +1,10 @@
 """What a wave loses where the pages it reads are more than the device's last TLB holds.
 
-Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at the same
-time: a wave of 4000 rows of 20000 numbers of float32 has 320 MB of pages open. Blocks whose pages are looked up in
-memory fall behind the others, so that the shared cache no longer has what these have loaded, nor the rest of a line when
-the next step asks for it: a tile then comes from memory, in whole bursts. Of a tile that share is lost by which the
-pages exceed the TLB. Sources of its entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
+Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at the
+same time: a wave of 4000 rows of 20000 numbers of float32 has 320 MB of pages open. Blocks whose pages are looked up in
+memory fall behind the others, so that the shared cache no longer has what these have loaded, nor the rest of a line
+when the next step asks for it: a tile then comes from memory, in whole bursts. Of a tile that share is lost by which
+the pages exceed the TLB. Sources of its entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
 microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
 """
 
@@ -31,8 +31,8 @@ def runs_along_steps(access: Access, batch: TileBatch) -> bool:
 def lost_to_pages(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
     """Return the share of an operand's tiles that comes from memory, and all bytes of it, by position in ``reads``.
 
-    ``waves`` are the tiles that all blocks of one wave may cover together, by the order of blocks; libraries are taken to
-    have the one with fewer pages. Operands that lose nothing are left out.
+    ``waves`` are the tiles that all blocks of one wave may cover together, by the order of blocks; the one with fewer
+    pages counts. Operands that lose nothing are left out.
     """
     far, g = spec.layer("global"), batch.geometry
     if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:

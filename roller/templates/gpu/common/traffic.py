@@ -208,8 +208,8 @@ def _touched(access: Access, fetch_bytes: int) -> float:
 def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
     """Return the tile all blocks of one wave cover together.
 
-    Blocks run along the output's contiguous axis first, or where they are ``turned`` along the next one; with ``raster`` along that many tiles of the next axis that has
-    several of them before the first one advances.
+    Blocks run along the output's contiguous axis first, or where they are ``turned`` along the next one; with
+    ``raster`` along that many tiles of the next axis that has several of them before the first one advances.
     """
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
