@@ -196,8 +196,8 @@ def _windows_in_all_ways(
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
             blocks = -(-groups // together)
-            sides = (blocks * together * (side // groups) for side in (channels, filters))
-            merged = replace(windows, groups=blocks).expression(*sides, blocks == 1)
+            padded = (blocks * together * (channels // groups), blocks * together * (filters // groups))
+            merged = replace(windows, groups=blocks).expression(*padded, blocks == 1)
             ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))

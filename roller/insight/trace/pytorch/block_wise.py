@@ -49,7 +49,8 @@ def _nothing_computed(what: str) -> ModelError:
     )
 
 
-#: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for; ``paged_bytes`` of them are in memory that the driver pages.
+#: Updates a parameter and its states in one kernel, by ``tables`` of the numbers that 8 bits stand for;
+#: ``paged_bytes`` of the states are in memory that the driver pages.
 update_block_wise = torch.library.custom_op("roller::update_block_wise", _update, mutates_args=("parameter", "states"))
 #: Returns a weight of 4 bits in a floating-point dtype.
 dequantize_4bit = torch.library.custom_op("roller::dequantize_4bit", _dequantize_4bit, mutates_args=())
