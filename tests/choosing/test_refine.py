@@ -11,7 +11,7 @@ import pytest
 import roller
 from roller import ConstructOptions, KernelArtifact, ops
 from roller.choosing import Workshop
-from roller.choosing.refine import BATCH, refine
+from roller.choosing.refine import BATCH, MARGIN, refine
 from roller.errors import BuildError
 from roller.hardware import load_spec
 from roller.runtime import build_pool
@@ -136,7 +136,8 @@ def test_the_same_times_lead_to_the_same_program(start) -> None:
     one, other = (refine(shop_of(b), start, 40.0, ticking()) for b in runs)
     assert runs[0].rounds == runs[1].rounds
     assert one.program == other.program
-    assert one.measured_s == min(seconds_of(name, 1) for name in runs[0].seen)
+    # Less than the margin is no win, so that the very fastest may be seen and not chosen.
+    assert one.measured_s * (1 - MARGIN) <= min(seconds_of(name, 1) for name in runs[0].seen) <= one.measured_s
 
 
 def test_the_seconds_end_it(start) -> None:
