@@ -225,10 +225,12 @@ def _of_the_board(spec: DeviceSpec) -> Iterator[str]:
             yield (f"execution.{name}: {joules:.3g} J x {spec.units} units x {spec.clock_hz / 1e9:.4g} GHz are "
                    f"{drawn:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
     for layer in spec.memory_layers:
-        drawn, (low, high) = (layer.byte_j or 0.0) * layer.bandwidth_bytes_per_s, _BYTES_DRAWN
-        if layer.byte_j is not None and not low <= drawn / power <= high:
-            yield (f"memory_layers.{layer.name}.byte_j: {layer.byte_j:.3g} J at {_rate(layer.bandwidth_bytes_per_s)} are "
-                   f"{drawn:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
+        if layer.byte_j is None:
+            continue
+        rate, (low, high) = layer.bandwidth_bytes_per_s, _BYTES_DRAWN
+        if not low <= layer.byte_j * rate / power <= high:
+            yield (f"memory_layers.{layer.name}.byte_j: {layer.byte_j:.3g} J at {_rate(rate)} are "
+                   f"{layer.byte_j * rate:.3g} W beside power_w = {power:g}: check the unit")  # fmt: skip
 
 
 def _pipes(spec: DeviceSpec, accused: Collection[str]) -> Iterator[str]:

@@ -260,7 +260,8 @@ class MemoryLayer(Section):
     fetch_bytes
         Bytes one access moves at least from behind this layer (the DRAM burst), where larger than a transaction.
     page_bytes, tlb_entries, tlb_miss_s
-        CPU: a page, pages the first-level TLB holds, and the time of a miss that the next level answers.
+        CPU: a page, pages the first-level TLB holds, and the time of a miss that the next level answers. GPU, memory of
+        the device: a page, and pages the last TLB holds.
     usable_bytes
         Budget of the tiles of one block (GPU) or one task (CPU) in this layer.
     kept_share

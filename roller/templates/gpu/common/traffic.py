@@ -13,6 +13,7 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.copied import copied
+from roller.templates.gpu.common.page_reach import lost_to_pages
 from roller.templates.gpu.common.warm import is_warm
 from roller.templates.gpu.matrix.copies import cached_bytes
 from roller.templates.gpu.rows.shape import RowShape, words_in_flight
@@ -82,6 +83,7 @@ def moved_bytes(
     wave = _wave_tiles(batch, resident)
     capacity = spec.layer("l2").kept_bytes
     cached = cached_bytes(batch, spec, resident / spec.units) if batch.fragment is not None else {}
+    missed = lost_to_pages(batch, spec, (wave, _wave_tiles(batch, resident, turned=True)))
     for n, a in enumerate(g.reads):
         expected = functools.partial(_loaded, a, block, transaction)
         through = _known_or(counted.get(n), batch, spec, ("loaded", n, transaction), expected)
@@ -94,6 +96,9 @@ def moved_bytes(
         # their borders. Gaps of strided rows are in `touched`.
         again = _loaded_bytes(a, wave, g)
         fetched = touched if a.tensor.nbytes <= capacity else np.maximum(touched, again)
+        if n in missed:
+            lost, alone = missed[n]
+            fetched = fetched + lost * np.maximum(alone - fetched, 0.0)
         fetched = 0.0 if is_warm(a, batch, spec) else fetched
         dram = dram + fetched
         if told is not None:
@@ -200,16 +205,18 @@ def _touched(access: Access, fetch_bytes: int) -> float:
     return float(access._memo[fetch_bytes])
 
 
-def _wave_tiles(batch: TileBatch, resident: Ints) -> Ints:
+def _wave_tiles(batch: TileBatch, resident: Ints, turned: bool = False) -> Ints:
     """Return the tile all blocks of one wave cover together.
 
-    Blocks run along the output's contiguous axis first; with ``raster`` along that many tiles of the next axis that has
-    several of them before the first one advances.
+    Blocks run along the output's contiguous axis first, or where they are ``turned`` along the next one; with
+    ``raster`` along that many tiles of the next axis that has several of them before the first one advances.
     """
     left = np.minimum(resident, batch.blocks)
     tiles = batch.block.copy()
     taken = np.ones_like(tiles)
     order = list(reversed(batch.geometry.order))
+    if turned:
+        order[:2] = order[1::-1]
     if np.max(batch.raster, initial=1) > 1:
         several = batch.counts[:, order] > 1
         slower = several & (several.cumsum(axis=1) == 2)  # the second axis with several tiles

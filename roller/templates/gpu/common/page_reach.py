@@ -1,0 +1,63 @@
+"""What a wave loses where the pages it reads are more than the device's last TLB holds.
+
+Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at the
+same time: a wave of 4000 rows of 20000 numbers of float32 has 320 MB of pages open. Blocks whose pages are looked up in
+memory fall behind the others, so that the shared cache no longer has what these have loaded, nor the rest of a line
+when the next step asks for it: a tile then comes from memory, in whole bursts. Of a tile that share is lost by which
+the pages exceed the TLB. Sources of its entries: Jia et al., "Dissecting the NVIDIA Volta GPU architecture via
+microbenchmarking" (2018), "... Turing T4 GPU ..." (2019).
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.transactions import tile_transaction_bytes
+
+
+def runs_along_steps(access: Access, batch: TileBatch) -> bool:
+    """Whether rows of an operand run along a reduction of several steps, so that a step reads a part of each."""
+    if access.gather or not access.coefficients.shape[0]:
+        return False
+    along = np.flatnonzero(access.coefficients[-1])
+    return len(along) == 1 and not batch.geometry.spatial[along[0]]
+
+
+def lost_to_pages(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -> dict[int, tuple[Floats, Floats]]:
+    """Return the share of an operand's tiles that comes from memory, and all bytes of it, by position in ``reads``.
+
+    ``waves`` are the tiles that all blocks of one wave may cover together, by the order of blocks; the one with fewer
+    pages counts. Operands that lose nothing are left out.
+    """
+    far, g = spec.layer("global"), batch.geometry
+    if not far.tlb_entries or not far.page_bytes or batch.traits.spreads_reductions:
+        return {}
+    rows = [n for n, a in enumerate(g.reads) if runs_along_steps(a, batch)]
+    reach = float(far.tlb_entries * far.page_bytes)
+    if sum(g.reads[n].tensor.nbytes for n in rows) <= reach:
+        return {}
+    opened = np.minimum.reduce([sum(_opened_bytes(g.reads[n], w) for n in rows) for w in waves])
+    lost = np.where(batch.steps > 1, 1.0 - np.minimum(reach / np.maximum(opened, 1.0), 1.0), 0.0)
+    if not lost.any():
+        return {}
+    burst = far.fetch_bytes or far.transaction_bytes
+    loads = {n: functools.partial(_all_bursts, g.reads[n], batch.block, burst) for n in rows}
+    return {n: (lost, batch.of_tiles(spec, ("bursts", n, burst), load)[0]) for n, load in loads.items()}
+
+
+def _opened_bytes(access: Access, wave: Ints) -> Floats:
+    """Return the bytes between the first and the last row that a wave reads at a time."""
+    whole = np.where(access.coefficients[-1] != 0, access.axis_extents, wave)
+    return np.asarray(np.minimum(access.elements(whole) * access.tensor.itemsize_bytes, float(access.tensor.nbytes)))
+
+
+def _all_bursts(access: Access, block: Ints, burst_bytes: int) -> tuple[Floats]:
+    """Return the bytes of all tiles of a launch where each is loaded from memory by itself."""
+    moved, _ = tile_transaction_bytes(access, block, burst_bytes)
+    rows, run = access.runs(block)
+    return (np.asarray(access.loaded_elements(block) * moved / (rows * run)),)
