@@ -103,6 +103,23 @@ def test_before_cudnn_9_planes_are_converted_for_a_point_too_and_wide_groups_run
     assert len(set(on_amd)) == 1
 
 
+def test_depthwise_windows_on_channels_innermost_run_directly_where_cudnn_has_no_kernel_for_them():
+    spec = load_spec("rtx3090")
+    today, then = Pricer(spec), Pricer(spec, release=TorchRelease.parse("1.12"))
+    three, nine = (convolution(256, 256, k, innermost=True, groups=256) for k in (3, 9))
+    assert today.price_operator(three).resource == "dram" and today.price_operator(nine).resource == "compute"
+    assert then.price_operator(three).seconds > 1.2 * today.price_operator(three).seconds
+    assert then.price_operator(nine) == today.price_operator(nine)
+
+
+def test_planes_are_copied_before_a_depthwise_convolution_whose_filters_suggest_channels_innermost():
+    given = convolution(256, 256, 3, innermost=True, groups=256)
+    planes = TensorRecord(*image(32, 256, 28, 28, "float16", False), 0)
+    mixed = Operator(0, given.name, given.phase, (planes, given.inputs[1]), given.outputs, given.arguments)
+    kernels = [Pricer(load_spec("rtx3090")).price_operator(o).kernels for o in (given, mixed)]
+    assert kernels == [1, 2]
+
+
 def norm(channels, innermost, name="aten.cudnn_batch_norm.default", training=True):
     x, y = (TensorRecord(*image(64, channels, 56, 56, "float16", innermost), n) for n in (0, 1))
     arguments = {"input": {"tensor": 0}, "training": training}
