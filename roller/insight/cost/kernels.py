@@ -172,19 +172,19 @@ class Kernels:
         return KernelPrice(seconds, lower, upper, estimate.bottleneck, provenance, work, l2_s, waits_s)
 
     def price_stream(
-        self, read_bytes: float, written_bytes: float, launches: int, teus: float | None = None
+        self, read_bytes: float, written_bytes: float, launches: int, threads: float | None = None
     ) -> KernelPrice:
         """Return the price of kernels that move bytes: at the bandwidth of copies, and of reads for the excess.
 
-        Few TEUs draw less than that: the time is stretched by what they reach of the bandwidth of copies.
+        Few threads draw less than that: the time is stretched by what they reach of the bandwidth of copies.
         """
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
         moved = both / memory.bandwidth_bytes_per_s + (read_bytes - both / 2) / reading
         moved += (written_bytes - both / 2) / memory.bandwidth_bytes_per_s
-        if teus is not None:
-            moved *= memory.bandwidth_bytes_per_s / self._bandwidth_of(teus)
+        if threads is not None:
+            moved *= memory.bandwidth_bytes_per_s / self._bandwidth_of(threads)
         waits = launches * (launch_s + 2 * (memory.latency_s or 0.0))
         accuracy = self.spec.accuracy
         factor = math.exp(accuracy.memory_error or accuracy.prediction_error or _UNKNOWN_ERROR)
@@ -193,13 +193,13 @@ class Kernels:
         l2_s = (read_bytes + written_bytes) / self.spec.memory_layers[-2].bandwidth_bytes_per_s
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream", 0.0, l2_s, waits)
 
-    def _bandwidth_of(self, teus: float) -> float:
-        """Return the bytes per second that some TEUs draw together, where the device tells how many it takes."""
+    def _bandwidth_of(self, threads: float) -> float:
+        """Return the bytes per second that some threads draw together, where the device tells how many it takes."""
         if not self.spec.traits.blocks:
             return self.spec.memory_layers[-1].bandwidth_bytes_per_s
         from roller.templates.gpu.common.traffic import dram_bandwidth
 
-        return float(dram_bandwidth(self.spec, np.array(teus)))
+        return float(dram_bandwidth(self.spec, np.array(max(1.0, threads / self.spec.teu.lanes))))
 
     def price_fused(self, launch: Fused, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of a fused kernel: the longer of its arithmetic and its memory traffic."""

@@ -30,7 +30,11 @@ class Kernel:
     ways
         Other ways in which a library may run it; it takes the fastest.
     simple
-        The kernel that runs in its place on NVIDIA's devices: the framework's own, or one of groups.
+        The framework's own kernel, which runs in its place on NVIDIA's devices.
+    older
+        What NVIDIA's library ran in its place before cuDNN 9.
+    cache_bytes
+        Bytes that a framework's kernel moves between the shared cache and its threads; 0 where the expression tells.
     """
 
     expr: TensorExpr
@@ -38,7 +42,9 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | Fused | None = None
+    simple: Instructions | None = None
+    older: Instructions | None = None
+    cache_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,14 +57,14 @@ class Stream:
         Of all kernels, from and to the device's memory.
     launches
         Kernels; 0 for bytes that another launch of the operator moves beside its own.
-    teus
-        TEUs (warps) that move the bytes together; ``None``: as many as it takes to saturate memory.
+    threads
+        Threads that move the bytes together; ``None``: as many as it takes to saturate memory.
     """
 
     read_bytes: float
     written_bytes: float
     launches: int = 1
-    teus: float | None = None
+    threads: float | None = None
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,7 @@ class Fused:
         Share of the products' points that is computed: a half under a causal mask.
     launches
         Kernels.
-    units, kind, ways, simple
+    units, kind, ways, simple, older
         As of :class:`Kernel`.
     """
 
@@ -90,7 +96,8 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | Fused | None = None
+    simple: Instructions | None = None
+    older: Instructions | None = None
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 
 from roller.expr import TensorExpr
 from roller.insight.cost.kernels import ANY_UNITS, KernelPrice, Kernels
 from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Wait
+from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.targets import LANGUAGES
 
 #: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
@@ -24,10 +26,12 @@ class LibraryWays:
         Prices of kernels on the device.
     tf32
         Kinds of float32 products that may be computed in TF32, where the device has it.
+    release
+        Of PyTorch, which brings the libraries.
     """
 
-    def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST) -> None:
+        self.kernels, self.release = kernels, release
         self.tf32 = frozenset(tf32)
         spec = kernels.spec
         #: Whether the libraries' kernels for matrix units take channels innermost alone, as cuDNN's do: convolution
@@ -42,6 +46,8 @@ class LibraryWays:
             return ((launch, self._price(launch)),)
         if launch.simple is not None and self._innermost:
             return ((launch.simple, self._price(launch.simple)),)
+        if launch.older is not None and self._innermost and not self.release.has_cudnn_9:
+            return ((launch.older, self._price(launch.older)),)
         ways = [*self._other_ways(launch)]
         # Of 16 bits, cuDNN's kernels for matrix units are taken wherever there are some, conversions and all.
         if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions(launch)):
@@ -49,8 +55,12 @@ class LibraryWays:
         return min(ways, key=lambda way: sum(price.seconds for _, price in way))
 
     def _other_ways(self, launch: Kernel | Fused) -> Iterator[Sequence[Priced]]:
+        converts = any(way.conversions for way in launch.ways)
         for way in launch.ways:
             if way.conversions and not self._innermost:
+                continue
+            # Planes as they are: the guide of cuDNN's earlier versions knows no such kernel of a matrix unit.
+            if converts and not way.conversions and self._innermost and not self.release.has_cudnn_9:
                 continue
             if (way.conversions or way.kernel.units == "matrix") and not self._has_matrix_unit(way.kernel):
                 continue
@@ -75,14 +85,29 @@ class LibraryWays:
 
     def _price(self, launch: Launch) -> KernelPrice:
         if isinstance(launch, Kernel):
-            return self.kernels.price_expression(launch.expr, self._library(launch)).repeated(launch.count)
+            price = self.kernels.price_expression(launch.expr, self._library(launch)).repeated(launch.count)
+            return self._at_cache_rate(launch, price) if launch.cache_bytes else price
         if isinstance(launch, Fused):
             return self.kernels.price_fused(launch, self._library(launch))
         if isinstance(launch, Instructions):
             return self.kernels.price_instructions(launch)
         if isinstance(launch, Stream):
-            return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.teus)
+            return self.kernels.price_stream(launch.read_bytes, launch.written_bytes, launch.launches, launch.threads)
         return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))
+
+    def _at_cache_rate(self, launch: Kernel, price: KernelPrice) -> KernelPrice:
+        """Return a price that is not below the time in which the shared cache gives threads what they ask for."""
+        spec = self.kernels.spec
+        layer = next((x for x in spec.memory_layers if x.name == "l2"), None)
+        if layer is None or self.kernels.policy != "library":
+            return price
+        seconds = launch.cache_bytes / layer.bandwidth_bytes_per_s + launch.count * spec.execution.launch_s
+        if seconds <= price.seconds:
+            return price
+        longer = seconds / price.seconds
+        return replace(
+            price, seconds=seconds, lower=price.lower * longer, upper=price.upper * longer, resource="l2"
+        )  # fmt: skip
 
 
 def _expressions(kernel: Kernel | Fused) -> tuple[TensorExpr, ...]:

@@ -15,6 +15,7 @@ from roller.insight.cost.launches import Launch, Wait
 from roller.insight.cost.library_ways import DEFAULT_TF32, LibraryWays, kernel_count
 from roller.insight.cost.pipe_work import PipeWork, launch_name, pipe_work
 from roller.insight.trace.progress import report
+from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator
 
 #: Whose kernels run: the framework's libraries', or Roller's.
@@ -113,6 +114,8 @@ class Pricer:
     tf32
         Kinds of float32 products that may be computed in TF32, where the device has it: ``"convolution"``,
         ``"product"``. By default those of PyTorch.
+    release
+        Of PyTorch, which brings the libraries; by default the newest.
 
     Raises
     ------
@@ -122,12 +125,12 @@ class Pricer:
 
     def __init__(
         self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
-        tf32: Collection[str] = DEFAULT_TF32,
+        tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
         check_policy(policy)
         self.spec = spec
         self.kernels = kernels or Kernels(spec, policy)
-        self._ways = LibraryWays(self.kernels, tf32)
+        self._ways = LibraryWays(self.kernels, tf32, release)
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:

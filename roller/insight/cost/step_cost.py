@@ -14,6 +14,7 @@ from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.library_ways import DEFAULT_TF32
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
+from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
@@ -47,11 +48,12 @@ class PricedStep:
 
 
 def cached_pricer(
-    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None, tf32: Collection[str] = DEFAULT_TF32
-) -> Pricer:
+    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None, tf32: Collection[str] = DEFAULT_TF32,
+    release: TorchRelease = NEWEST,
+) -> Pricer:  # fmt: skip
     """Return a pricer at the device's sustained clock that uses the cache on the disk."""
     sustained = spec.sustained
-    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"), tf32)
+    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"), tf32, release)
 
 
 def price_step(
@@ -94,7 +96,8 @@ def price_step(
             f"generates for a processor is not described. Name a GPU, or another policy."
         )
     trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
-    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, kinds)
+    release = TorchRelease.parse(trace.options.get("torch_release"))
+    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, kinds, release)
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
         prices = price_all(pricer, steady, cached_shares(steady, spec))

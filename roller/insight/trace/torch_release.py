@@ -79,6 +79,11 @@ class TorchRelease:
         return (self.major, self.minor) >= (2, 5)
 
     @property
+    def has_cudnn_9(self) -> bool:
+        """Whether its packages bring cuDNN 9 (from 2.4 on; before, 8)."""
+        return (self.major, self.minor) >= (2, 4)
+
+    @property
     def groups_optimizers(self) -> bool:
         """Whether optimizers on a GPU update all parameters at once by default (``foreach``; from 2.0 on)."""
         return (self.major, self.minor) >= (2, 0)

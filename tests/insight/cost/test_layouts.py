@@ -6,6 +6,7 @@ import pytest
 
 from roller import load_spec, ops
 from roller.insight.cost.operator_price import Pricer
+from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord
 
 pytestmark = pytest.mark.filterwarnings("ignore::roller.errors.RollerWarning")
@@ -81,15 +82,92 @@ def test_float32_uses_the_matrix_unit_of_cdna_in_libraries_alone():
         assert pipeline.construct(expr, spec, top_k=1)[0].program.fragment is None
 
 
-def test_depthwise_windows_beyond_seven_points_are_groups_of_padded_channels_where_channels_are_innermost():
-    pricer = Pricer(load_spec("rtx4090"))
+def test_groups_that_fill_no_block_are_padded_with_groups_of_zeros():
+    pricer = Pricer(load_spec("a100"))
+    eleven, twelve = (
+        pricer.price_operator(convolution(8 * n, 8 * n, 3, innermost=True, groups=n)).seconds for n in (11, 12)
+    )
+    assert eleven < 1.1 * twelve
 
-    def seconds(k, innermost):
-        return pricer.price_operator(convolution(512, 512, k, groups=512, innermost=innermost)).seconds
 
-    assert seconds(9, innermost=True) > 10 * seconds(7, innermost=True)
-    assert seconds(9, innermost=True) > 2 * seconds(9, innermost=False)  # PyTorch's own kernel takes planes
-    assert seconds(7, innermost=True) < seconds(7, innermost=False)
+def test_before_cudnn_9_planes_are_converted_for_a_point_too_and_wide_groups_run_directly():
+    spec, older = load_spec("rtx3090"), TorchRelease.parse("1.12")
+    today, then = Pricer(spec), Pricer(spec, release=older)
+    point = convolution(256, 256, 1)
+    assert (today.price_operator(point).kernels, then.price_operator(point).kernels) == (1, 3)
+    wide, narrow = (convolution(32 * n, 32 * n, 3, innermost=True, groups=32) for n in (64, 16))
+    assert then.price_operator(wide).seconds > 5 * today.price_operator(wide).seconds
+    assert then.price_operator(narrow) == today.price_operator(narrow)
+    assert then.price_operator(convolution(2048, 2048, 3, groups=32)).kernels > 1  # planes: converted, as ever
+    on_amd = (Pricer(load_spec("mi210"), release=r).price_operator(wide) for r in (older, TorchRelease()))
+    assert len(set(on_amd)) == 1
+
+
+def test_depthwise_windows_on_channels_innermost_run_directly_where_cudnn_has_no_kernel_for_them():
+    spec = load_spec("rtx3090")
+    today, then = Pricer(spec), Pricer(spec, release=TorchRelease.parse("1.12"))
+    three, nine = (convolution(256, 256, k, innermost=True, groups=256) for k in (3, 9))
+    assert today.price_operator(three).resource == "dram" and today.price_operator(nine).resource == "compute"
+    assert then.price_operator(three).seconds > 1.2 * today.price_operator(three).seconds
+    assert then.price_operator(nine) == today.price_operator(nine)
+
+
+def test_planes_are_copied_before_a_depthwise_convolution_whose_filters_suggest_channels_innermost():
+    given = convolution(256, 256, 3, innermost=True, groups=256)
+    planes = TensorRecord(*image(32, 256, 28, 28, "float16", False), 0)
+    mixed = Operator(0, given.name, given.phase, (planes, given.inputs[1]), given.outputs, given.arguments)
+    kernels = [Pricer(load_spec("rtx3090")).price_operator(o).kernels for o in (given, mixed)]
+    assert kernels == [1, 2]
+
+
+def norm(channels, innermost, name="aten.cudnn_batch_norm.default", training=True):
+    x, y = (TensorRecord(*image(64, channels, 56, 56, "float16", innermost), n) for n in (0, 1))
+    arguments = {"input": {"tensor": 0}, "training": training}
+    return Operator(0, name, "forward", (x,), (y,), arguments)
+
+
+def test_a_batch_norm_on_planes_has_a_block_for_each_channel_and_few_draw_little():
+    pricer = Pricer(load_spec("rtx3090"))
+    few, many = (pricer.price_operator(norm(c, innermost=False)).seconds / c for c in (16, 512))
+    assert few > 3 * many
+    few, many = (pricer.price_operator(norm(c, innermost=True)).seconds / c for c in (16, 512))
+    assert few < 1.2 * many
+    backward = "aten.cudnn_batch_norm_backward.default"
+    planes, innermost = (pricer.price_operator(norm(16, x, backward)).seconds for x in (False, True))
+    assert planes > 3 * innermost
+
+
+def test_operands_across_the_threads_of_an_element_wise_kernel_cost_sectors_of_the_shared_cache():
+    spec = load_spec("rtx3090")
+    pricer, l2 = Pricer(spec), spec.layer("l2").bandwidth_bytes_per_s
+    innermost, planes, others = (
+        TensorRecord(*image(64, 64, 56, 56, "float16", x), n) for n, x in enumerate((True, False, False))
+    )
+    elements = 64 * 64 * 56 * 56
+    across = pricer.price_operator(Operator(0, "aten.clone.default", "forward", (innermost,), (planes,)))
+    assert across.resource == "l2" and across.seconds >= elements * 32 / l2  # a sector of 32 bytes for each
+    along = pricer.price_operator(Operator(0, "aten.clone.default", "forward", (others,), (planes,)))
+    assert along.resource == "dram" and along.seconds < 0.5 * across.seconds
+
+
+@pytest.mark.parametrize(
+    ("device", "published_tflops"), [("rtx3090", 76.7), ("rtx4090", 179.2), ("mi250x", 147.0), ("mi300x", 782.0)]
+)
+def test_the_clock_of_a_whole_model_reaches_published_products_and_no_more_than_it_must(device, published_tflops):
+    spec = load_spec(device).sustained
+    peak = 2e-12 * spec.compute.ops_per_cycle_per_unit["matrix.bfloat16"] * spec.units * spec.clock_hz
+    assert peak == pytest.approx(published_tflops, rel=1e-3)
+
+
+def test_an_interpolation_on_planes_has_a_thread_for_each_point_of_a_plane():
+    pricer = Pricer(load_spec("rtx3090"))
+
+    def seconds(innermost, name="bilinear2d"):
+        x, y = (TensorRecord(*image(64, 512, n, n, "float32", innermost), n) for n in (7, 14))
+        return pricer.price_operator(Operator(0, f"aten.upsample_{name}.default", "forward", (x,), (y,))).seconds
+
+    assert seconds(innermost=False) > 50 * seconds(innermost=True)
+    assert seconds(innermost=False, name="nearest2d") < 1.1 * seconds(innermost=True)
 
 
 def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():

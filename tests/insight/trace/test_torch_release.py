@@ -162,3 +162,24 @@ def test_an_entry_file_sets_its_allocator(tmp_path):
     assert os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == before
     plain = step.memory("a100", settings=AllocatorSettings())
     assert step.memory("a100").peak.reserved_bytes != plain.peak.reserved_bytes
+
+
+class Unfused(nn.Module):
+    """An attention over five dimensions, which no fused kernel takes."""
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("release", "computed", "scalings"), [("1.13", "float16", 1), ("2.4", "float16", 2), ("2.5", "float32", 2)]
+)
+def test_attention_without_a_fused_kernel_widens_from_2_5_on_and_scales_both_operands_from_2_0_on(
+    release, computed, scalings
+):
+    x = torch.empty(2, 3, 4, 16, 8, dtype=torch.float16, device="meta")
+    step = roller.trace(Unfused(), x, device="rtx3090", torch_release=release).steady()
+    assert {o.inputs[0].dtype for o in step if "bmm" in o.name} == {computed}
+    assert sum("aten.mul" in o.name for o in step) == scalings
+    (softmax,) = (o for o in step if "softmax" in o.name)
+    assert softmax.outputs[0].dtype == computed

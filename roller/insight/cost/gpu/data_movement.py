@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
+from roller.insight.cost.gpu.image_layout import channels_innermost
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.cost.launches import Launch, Stream, Wait
 from roller.insight.trace.trace import TensorRecord
@@ -32,6 +33,17 @@ def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Ca
         return (Stream(reads * total_bytes(view.inputs), writes * total_bytes(view.outputs), launches),)
 
     return map_operator
+
+
+def interpolate(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of an interpolation by several points on planes: a thread for each point of a plane.
+
+    It walks over all planes (``UpSampleBilinear2d.cu`` and those beside it in ATen/native/cuda). Of two-dimensional
+    linear ones with channels innermost another kernel has a thread for every element.
+    """
+    x, out = view.inputs[0], view.out
+    walks = not channels_innermost(x) or "bicubic" in view.packet
+    return (Stream(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
 
 
 def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:

@@ -1,8 +1,7 @@
 """PyTorch's own kernels of depthwise convolutions on images in planes of channels, by the instructions they issue.
 
 Of float16 cuDNN's kernels run instead where ``check_cudnn_depthwise_workload_with_filter`` allows them
-(ATen/native/Convolution.cpp); with channels innermost they always do, and windows that none of them is made for run in
-kernels of grouped convolutions. The others are those of
+(ATen/native/Convolution.cpp); with channels innermost they always do. The others are those of
 ATen/native/cuda/DepthwiseConv2d.cu: a thread for every point of the result, which visits the points of its window one
 after the other, and for the filters' gradient a block for every weight, which reads both images.
 """
@@ -12,10 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from roller import ops
-from roller.insight.cost.gpu.image_layout import whole_vector
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
-from roller.insight.cost.launches import Fused, Instructions
+from roller.insight.cost.launches import Instructions
 from roller.insight.trace.trace import TensorRecord
 
 #: Instructions of a thread to find its point (three divisions by a number known only as it runs, some 18 each), and for
@@ -27,12 +24,7 @@ _STRIDE = 4.0
 #: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
 _PRODUCT = 18.0 + _TAP
 #: Windows, least channels and least side of an image that cuDNN's kernels take.
-_CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
-#: Side up to which cuDNN has depthwise kernels for channels innermost in 16 bits: assumed from its release notes, which
-#: name windows of 1, 3, 5 and 7 points a side as optimised.
-_INNERMOST_SIDE = 7
-#: Columns of the narrowest tiles of kernels for a matrix unit.
-_TILE_COLUMNS = 16
+CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
 
 
 def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -41,41 +33,17 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
         return False
     (_, channels, height, width), window = x.shape, weight.shape[2:]
     square = len(set(window)) == 1 and len(set(stride)) == 1
-    if not square or window[0] not in _CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
+    if not square or window[0] not in CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
         return False
     if stride[0] == 1:
         return True
     return stride[0] == 2 and window[0] > 1 and (channels >= 512 or (channels >= 256 and width >= 28))
 
 
-def _in_groups(
-    points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Fused | None:
-    """Return cuDNN's kernel of a large window, channels innermost in 16 bits; ``None`` where it has one of its own."""
-    # Every channel is a group, padded to a whole vector so that a matrix unit takes it (auto-padding, release notes of
-    # cuDNN 7.6.3): a product of all points by one filter, in the columns of a tile, summed over a window of vectors.
-    window = weight.shape[2:]
-    if written.dtype not in ("float16", "bfloat16") or max(window) <= _INNERMOST_SIDE:
-        return None
-    rows = points.shape[0] * math.prod(points.shape[2:])
-    taps = math.prod(window) * whole_vector(points.dtype)
-    product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
-    return Fused(
-        (product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution"
-    )  # fmt: skip
-
-
 def forward(
-    x: TensorRecord,
-    weight: TensorRecord,
-    out: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of a depthwise convolution; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(out, weight, (x, weight), out)
+    x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of a depthwise convolution; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(out) * (_PLACE + _TAP * math.prod(weight.shape[2:]))
@@ -83,16 +51,9 @@ def forward(
 
 
 def image_gradient(
-    gradient: TensorRecord,
-    weight: TensorRecord,
-    x: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of the image's gradient; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(x, weight, (gradient, weight), x)
+    gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the image's gradient; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
@@ -101,17 +62,19 @@ def image_gradient(
 
 
 def weight_gradient(
-    gradient: TensorRecord,
-    x: TensorRecord,
-    weight: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of the filters' gradient; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(gradient, weight, (gradient, x), weight)
+    gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the filters' gradient; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
     return Instructions(count, total_bytes((gradient, x)), total_bytes((weight,)))
+
+
+def direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> Instructions:
+    """Return cuDNN's direct kernel of a grouped convolution: a thread for every result, a tap for every product.
+
+    Its source is not published: the instructions of a tap are assumed to be those of PyTorch's loop.
+    """
+    count = element_count(written) * _PLACE + products * _TAP
+    return Instructions(count, total_bytes(read), total_bytes((written,)))

@@ -128,11 +128,11 @@ def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tu
     return map_operator
 
 
-#: TEUs of a block of a batch norm on planes of channels: 512 threads, and one block for each channel. PyTorch's own
+#: Threads of a block of a batch norm on planes of channels, which has one block for each channel. PyTorch's own
 #: kernels: ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh. Of cuDNN's, which
 #: PyTorch runs in spatial mode there (not the persistent one, ATen/native/cudnn/BatchNorm.cpp), profiles show kernels
 #: named ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among their template's arguments; their grid is assumed.
-_CHANNEL_TEUS = 16.0
+_CHANNEL_THREADS = 512
 
 
 def batch_norm(view: View) -> tuple[Launch, ...]:
@@ -143,7 +143,7 @@ def batch_norm(view: View) -> tuple[Launch, ...]:
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
         return (Stream(total_bytes((x,)), out),)
-    return (Stream(2.0 * total_bytes((x,)), out, teus=_teus_of_channels(x)),)
+    return (Stream(2.0 * total_bytes((x,)), out, threads=_threads_of_channels(x)),)
 
 
 def batch_norm_backward(view: View) -> tuple[Launch, ...]:
@@ -151,11 +151,11 @@ def batch_norm_backward(view: View) -> tuple[Launch, ...]:
     x = view.tensor("input") or view.inputs[0]
     (moved,) = channel_norm(2.0, 1.0, 1)(view)
     assert isinstance(moved, Stream)
-    return (replace(moved, teus=_teus_of_channels(x)),)
+    return (replace(moved, threads=_threads_of_channels(x)),)
 
 
-def _teus_of_channels(x: TensorRecord) -> float | None:
-    """Return the TEUs of a norm that has a block for each channel; ``None`` where channels are innermost."""
+def _threads_of_channels(x: TensorRecord) -> float | None:
+    """Return the threads of a norm that has a block for each channel; ``None`` where channels are innermost."""
     if len(x.shape) < 3 or channels_innermost(x):
         return None
-    return _CHANNEL_TEUS * x.shape[1]
+    return _CHANNEL_THREADS * x.shape[1]

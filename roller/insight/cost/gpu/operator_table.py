@@ -119,6 +119,10 @@ _WINDOWS: dict[str, Mapping] = {
         data_movement.stream_all(),
     ),
     **dict.fromkeys(
+        ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d"),
+        data_movement.interpolate,
+    ),
+    **dict.fromkeys(
         ("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "adaptive_max_pool2d_backward",
          "avg_pool2d_backward", "avg_pool3d_backward", "_adaptive_avg_pool2d_backward",
          "_adaptive_avg_pool3d_backward"),

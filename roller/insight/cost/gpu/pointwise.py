@@ -132,7 +132,43 @@ def elementwise_kernel(
     rank = len(out.shape)
     # The same elements twice, as in x * x, come from memory once.
     operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
-    return (Kernel(elementwise_expression(functions, tuple(out.shape), broadcast_layout(out, rank), operands)), *beside)
+    shape, layout = tuple(out.shape), broadcast_layout(out, rank)
+    expr = elementwise_expression(functions, shape, layout, operands)
+    return (Kernel(expr, cache_bytes=_bytes_by_sectors(shape, layout, operands)), *beside)
+
+
+#: Elements of a block of PyTorch's element-wise kernels, one after the other in the order of the result: 128 threads of
+#: 4 (``num_threads`` and ``thread_work_size`` of ATen/native/cuda/thread_constants.h; ``Loops.cuh``).
+_BLOCK_ELEMENTS = 512
+#: Bytes of a sector, the smallest transaction of the shared cache.
+_SECTOR_BYTES = 32
+
+
+@lru_cache(maxsize=4096)
+def _bytes_by_sectors(extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]) -> float:
+    """Return the bytes that blocks take of the shared cache; 0 where no operand lies across their threads.
+
+    A block visits the result's elements in order, in no tiles: of an operand in another order it touches a sector for
+    every element that its neighbours in the block do not share.
+    """
+    sizes, strides = merge_axes(extents, (out, *operands))
+    taken, left = list[int](), _BLOCK_ELEMENTS
+    for size in reversed(sizes):  # innermost first
+        taken.append(min(size, left))
+        left = -(-left // taken[-1])
+    visited, blocks = math.prod(taken), math.prod(sizes) / max(1, math.prod(taken))
+    asked, scattered = 0.0, False
+    for n, tensor in enumerate((out, *operands)):
+        width = DTYPE_BYTES[tensor.dtype]
+        steps = sorted((abs(s[n]) * width, t) for s, t in zip(reversed(strides), taken, strict=True) if s[n] and t > 1)
+        touched, first = 1.0, True
+        for step, count in steps:
+            touched *= math.ceil(count * step / _SECTOR_BYTES) if first and step < _SECTOR_BYTES else count
+            first = False
+        asked += blocks * touched * _SECTOR_BYTES
+        distinct = math.prod(t for _, t in steps)
+        scattered |= touched * _SECTOR_BYTES > 2 * distinct * width and distinct > visited // 2
+    return asked if scattered else 0.0
 
 
 def pointwise(*functions: str) -> Callable[[View], tuple[Launch, ...]]:
