@@ -30,7 +30,7 @@ class Kernel:
     ways
         Other ways in which a library may run it; it takes the fastest.
     simple
-        The framework's own kernel, which runs in its place on NVIDIA's devices.
+        The kernel that runs in its place on NVIDIA's devices: the framework's own, or its library's for such sizes.
     older
         What NVIDIA's library ran in its place before cuDNN 9.
     cache_bytes
@@ -42,7 +42,7 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
     older: Instructions | None = None
     cache_bytes: float = 0.0
 
@@ -96,7 +96,7 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | None = None
+    simple: Instructions | Fused | None = None
     older: Instructions | None = None
 
 

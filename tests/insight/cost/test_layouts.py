@@ -103,11 +103,14 @@ def test_before_cudnn_9_planes_are_converted_for_a_point_too_and_wide_groups_run
     assert len(set(on_amd)) == 1
 
 
-def test_depthwise_windows_on_channels_innermost_run_directly_where_cudnn_has_no_kernel_for_them():
+def test_depthwise_windows_on_channels_innermost_are_padded_groups_where_cudnn_has_no_kernel_for_them():
     spec = load_spec("rtx3090")
     today, then = Pricer(spec), Pricer(spec, release=TorchRelease.parse("1.12"))
-    three, nine = (convolution(256, 256, k, innermost=True, groups=256) for k in (3, 9))
-    assert today.price_operator(three).resource == "dram" and today.price_operator(nine).resource == "compute"
+    three, seven, nine = (convolution(256, 256, k, innermost=True, groups=256) for k in (3, 7, 9))
+    assert today.price_operator(seven).resource == "dram" and today.price_operator(nine).resource == "compute"
+    assert today.price_operator(nine).seconds > 10 * today.price_operator(seven).seconds
+    planes = convolution(256, 256, 9, groups=256)  # PyTorch's own kernel
+    assert today.price_operator(nine).seconds > 2 * today.price_operator(planes).seconds
     assert then.price_operator(three).seconds > 1.2 * today.price_operator(three).seconds
     assert then.price_operator(nine) == today.price_operator(nine)
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from roller import ops
+from roller.insight.cost.gpu.image_layout import whole_vector
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
-from roller.insight.cost.launches import Instructions
+from roller.insight.cost.launches import Fused, Instructions
 from roller.insight.trace.trace import TensorRecord
 
 #: Instructions of a thread to find its point (three divisions by a number known only as it runs, some 18 each), and for
@@ -24,7 +26,12 @@ _STRIDE = 4.0
 #: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
 _PRODUCT = 18.0 + _TAP
 #: Windows, least channels and least side of an image that cuDNN's kernels take.
-CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
+_CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
+#: Windows that cuDNN has depthwise kernels for on channels innermost: assumed; those and no others are memory-bound in
+#: published throughputs of models that have windows of 3 to 11 points a side.
+INNERMOST_WINDOWS = (1, 3, 5, 7)
+#: Columns of the narrowest tiles of kernels for a matrix unit.
+_TILE_COLUMNS = 16
 
 
 def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -33,7 +40,7 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
         return False
     (_, channels, height, width), window = x.shape, weight.shape[2:]
     square = len(set(window)) == 1 and len(set(stride)) == 1
-    if not square or window[0] not in CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
+    if not square or window[0] not in _CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
         return False
     if stride[0] == 1:
         return True
@@ -78,3 +85,24 @@ def direct_kernel(products: float, read: Sequence[TensorRecord], written: Tensor
     """
     count = element_count(written) * _PLACE + products * _TAP
     return Instructions(count, total_bytes(read), total_bytes((written,)))
+
+
+def padded_groups(
+    points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
+) -> Fused:
+    """Return the kernel of a matrix unit that takes every channel as a group, in 16 bits and channels innermost.
+
+    A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
+    points by one filter, in the columns of a tile, summed over a window of vectors.
+
+    Parameters
+    ----------
+    points
+        The tensor at whose points windows are multiplied.
+    weight, read, written
+        Filters, and the tensors that the kernel moves.
+    """
+    rows = points.shape[0] * math.prod(points.shape[2:])
+    taps = math.prod(weight.shape[2:]) * whole_vector(points.dtype)
+    product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
+    return Fused((product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution")

@@ -53,8 +53,13 @@ def vector_channels(channels: int, dtype: str) -> int:
     """
     if channels <= _FEW_CHANNELS:
         return _FEW_CHANNELS
-    vector = max(1, _VECTOR_BYTES // itemsize(dtype))
+    vector = whole_vector(dtype)
     return -(-channels // vector) * vector
+
+
+def whole_vector(dtype: str) -> int:
+    """Return the channels of a vector."""
+    return max(1, _VECTOR_BYTES // itemsize(dtype))
 
 
 def conversions_to_innermost(
