@@ -173,6 +173,20 @@ def test_an_interpolation_on_planes_has_a_thread_for_each_point_of_a_plane():
     assert seconds(innermost=False, name="nearest2d") < 1.1 * seconds(innermost=True)
 
 
+def test_products_of_8_bit_floats_take_half_the_time_of_16_bits_where_a_unit_has_them():
+    pricer = Pricer(load_spec("h100"))
+
+    def seconds(dtype, name):
+        x, w = TensorRecord((8192, 8192), (8192, 1), dtype, 0), TensorRecord((8192, 8192), (1, 8192), dtype, 1)
+        scale, y = TensorRecord((), (), "float32", 2), TensorRecord((8192, 8192), (8192, 1), "bfloat16", 3)
+        arguments = {"self": {"tensor": 0}, "mat2": {"tensor": 1}}
+        return pricer.price_operator(Operator(0, name, "forward", (x, w, scale), (y,), arguments)).seconds
+
+    wide = seconds("bfloat16", "aten.mm.default")
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        assert 0.45 * wide < seconds(dtype, "aten._scaled_mm.default") < 0.65 * wide
+
+
 def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
     left = TensorRecord((4096, 7, 384), (7 * 384, 384, 1), "float16", 0)
     out = TensorRecord((4096, 7, 1152), (7 * 1152, 1152, 1), "float16", 2)
