@@ -18,6 +18,7 @@ import random
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,6 +40,8 @@ TABLES = (
 RELEASES, OLD = {"train": "1.12", "infer": "2.4"}, "train"
 #: Names of devices of AMD in published tables, and of specifications: one die of an MI250 has the units of an MI210.
 AMD = {"AMD_Instinct_MI250": "mi210", "AMD_Instinct_MI210": "mi210", "AMD_Instinct_MI100": "mi100"}
+#: Page of the results.
+RESULTS = Path(__file__).parents[1] / "results" / "insight_published.md"
 #: Gain of a layout from which its sign counts.
 MATTERS = 0.05
 SEED, SAMPLE = 3, 60
@@ -196,6 +199,7 @@ def main(
     only: Annotated[str, typer.Option(help="Groups whose name contains this.")] = "",
     count: Annotated[int, typer.Option(min=1, help="Models of every table of timm.")] = SAMPLE,
     both: Annotated[bool, typer.Option(help="Every drawn model in both layouts, for the signs.")] = False,
+    write: Annotated[bool, typer.Option(help="Write the page of the results.")] = False,
 ) -> None:
     """Predict every published figure and print the errors of every group."""
     found: list[Case] = []
@@ -215,6 +219,40 @@ def main(
         )
     for line in (*summary(times), *layout_signs(times)):
         print(line)
+    if write:
+        RESULTS.write_text(page(times), encoding="utf-8")
+
+
+def page(times: dict[Case, float]) -> str:
+    """Return the page of the results: errors of groups, then every figure."""
+    lines = [
+        "# Steps that others published, and what is predicted",
+        "",
+        f"`python -m benchmarks.insight published FOLDER --keep TRACES --both --write`, {date.today().isoformat()}.",
+        "Of every table of timm the 60 models that `random.Random(3)` draws; of a model with several sizes of image,",
+        "every one. NVIDIA's ResNet-50, and whole models in FP32 on a die of an MI250 (the specification of an MI210).",
+        "Nothing is fitted to a row.",
+        "",
+        "| group | figures | mean absolute error | signed | median absolute |",
+        "|---|---|---|---|---|",
+    ]
+    for group in dict.fromkeys(c.group for c in times):
+        errors = [s / c.seconds - 1 for c, s in times.items() if c.group == group]
+        lines.append(
+            f"| {group} | {len(errors)} | {100 * statistics.mean(map(abs, errors)):.1f} % | "
+            f"{100 * statistics.mean(errors):+.1f} % | {100 * statistics.median(map(abs, errors)):.1f} % |"
+        )
+    lines += ["", *(f"- {line}" for line in layout_signs(times)), ""]
+    lines += [
+        "| group | model | image or length | batch | published ms | predicted ms | error |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for c, s in times.items():
+        timm = c.group.startswith("timm")
+        group = c.group if timm else f"{c.group} {c.device} {c.mode} {c.layout} {c.precision}"
+        figures = f"{1e3 * c.seconds:.1f} | {1e3 * s:.1f} | {100 * (s / c.seconds - 1):+.1f} %"
+        lines.append(f"| {group} | {c.model} | {c.size} | {c.batch} | {figures} |")
+    return "\n".join(" ".join(line.split()) for line in lines) + "\n"
 
 
 def _other_layouts(path: Path, found: list[Case]) -> list[Case]:

@@ -35,3 +35,13 @@ def test_a_share_of_a_device_shares_all_kinds():
     part = spec.layer("global").at_bandwidth(0.5)
     assert part.read_bandwidth_bytes_per_s == 0.5 * spec.layer("global").read_bandwidth_bytes_per_s
     assert part.triad_bandwidth_bytes_per_s == 0.5 * spec.layer("global").triad_bandwidth_bytes_per_s
+
+
+def test_a_result_is_stored_in_its_own_dtype_whatever_follows_the_product_on_the_chip():
+    def dram_bytes(epilogue, dtype="float16"):
+        expr = ops.matmul(8192, 2048, 512, dtype=dtype, epilogue=epilogue)
+        return roller.predict(expr, load_spec("rtx4090"), policy="library-graph").terms["dram_bytes"]
+
+    bias = 2 * 2048
+    assert dram_bytes(("bias",)) == pytest.approx(dram_bytes(()) + bias, rel=1e-3)
+    assert dram_bytes(("bias",), "float32") == pytest.approx(dram_bytes((), "float32") + 2 * bias, rel=1e-3)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import is_view
-from roller.insight.cost.gpu.operator_view import View, distinct_bytes
+from roller.insight.cost.gpu.operator_view import View, distinct_bytes, itemsize
 from roller.insight.trace.trace import Operator, TensorRecord
 
 #: Parts of one to which shares are rounded down, so that equal operators have few different prices.
@@ -136,6 +137,8 @@ def _traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
 
 def _by_storage(tensors: Sequence[TensorRecord]) -> dict[int, int]:
     found: dict[int, int] = {}
-    for t in dict.fromkeys(tensors):
-        found[t.storage] = max(found.get(t.storage, 0), distinct_bytes(t))
+    for t in tensors:
+        size = distinct_bytes(t) if 0 in t.stride else math.prod(t.shape) * itemsize(t.dtype)
+        if size > found.get(t.storage, 0):
+            found[t.storage] = size
     return found

@@ -30,7 +30,7 @@ class Kernel:
     ways
         Other ways in which a library may run it; it takes the fastest.
     simple
-        The kernel that runs in its place on NVIDIA's devices: the framework's own, or one of groups.
+        The kernel that runs in its place on NVIDIA's devices: the framework's own, or its library's for such sizes.
     older
         What NVIDIA's library ran in its place before cuDNN 9.
     cache_bytes

@@ -28,6 +28,9 @@ def products(draw: Draw) -> Iterator[Case]:
     yield Case("addmm", aten.addmm.default, [full, left, right], {"beta": 0}, reads=[left, right])
     many = [draw.dense(b, m, n, dtype=dtype), matrix(b, m, k), matrix(b, k, n)]
     yield Case("baddbmm", aten.baddbmm.default, many, reads=[many[0], *many], writes=lambda r: [*r, *r])
+    eight = [torch.empty(16 * s, 32, device="meta", dtype=torch.float8_e4m3fn) for s in (m, n)]
+    scales = [draw.dense(1), draw.dense(1)]
+    yield Case("_scaled_mm", aten._scaled_mm.default, [eight[0], eight[1].t(), *scales], {"out_dtype": BF16})
     yield Case("mv", aten.mv.default, [matrix(m, k), draw.dense(k, dtype=dtype)])
     added = [draw.dense(m), draw.dense(m, k), draw.dense(k)]
     yield Case("addmv", aten.addmv.default, added, reads=[added[0], *added], writes=lambda r: [*r, *r])

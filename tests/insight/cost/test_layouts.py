@@ -82,29 +82,6 @@ def test_float32_uses_the_matrix_unit_of_cdna_in_libraries_alone():
         assert pipeline.construct(expr, spec, top_k=1)[0].program.fragment is None
 
 
-def test_depthwise_windows_beyond_seven_points_are_groups_of_padded_channels_where_channels_are_innermost():
-    pricer = Pricer(load_spec("rtx4090"))
-
-    def seconds(k, innermost):
-        return pricer.price_operator(convolution(512, 512, k, groups=512, innermost=innermost)).seconds
-
-    assert seconds(9, innermost=True) > 10 * seconds(7, innermost=True)
-    assert seconds(9, innermost=True) > 2 * seconds(9, innermost=False)  # PyTorch's own kernel takes planes
-    assert seconds(7, innermost=True) < seconds(7, innermost=False)
-
-
-def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
-    left = TensorRecord((4096, 7, 384), (7 * 384, 384, 1), "float16", 0)
-    out = TensorRecord((4096, 7, 1152), (7 * 1152, 1152, 1), "float16", 2)
-    pricer = Pricer(load_spec("rtx4090"))
-
-    def seconds(batch_stride):
-        right = TensorRecord((4096, 384, 1152), (batch_stride, 1, 384), "float16", 1)
-        return pricer.price_operator(Operator(0, "aten.bmm.default", "forward", (left, right), (out,))).seconds
-
-    assert seconds(0) < 0.2 * seconds(384 * 1152)
-
-
 def test_groups_that_fill_no_block_are_padded_with_groups_of_zeros():
     pricer = Pricer(load_spec("a100"))
     eleven, twelve = (
@@ -124,6 +101,26 @@ def test_before_cudnn_9_planes_are_converted_for_a_point_too_and_wide_groups_run
     assert then.price_operator(convolution(2048, 2048, 3, groups=32)).kernels > 1  # planes: converted, as ever
     on_amd = (Pricer(load_spec("mi210"), release=r).price_operator(wide) for r in (older, TorchRelease()))
     assert len(set(on_amd)) == 1
+
+
+def test_depthwise_windows_on_channels_innermost_are_padded_groups_where_cudnn_has_no_kernel_for_them():
+    spec = load_spec("rtx3090")
+    today, then = Pricer(spec), Pricer(spec, release=TorchRelease.parse("1.12"))
+    three, seven, nine = (convolution(256, 256, k, innermost=True, groups=256) for k in (3, 7, 9))
+    assert today.price_operator(seven).resource == "dram" and today.price_operator(nine).resource == "compute"
+    assert today.price_operator(nine).seconds > 10 * today.price_operator(seven).seconds
+    planes = convolution(256, 256, 9, groups=256)  # PyTorch's own kernel
+    assert today.price_operator(nine).seconds > 2 * today.price_operator(planes).seconds
+    assert then.price_operator(three).seconds > 1.2 * today.price_operator(three).seconds
+    assert then.price_operator(nine) == today.price_operator(nine)
+
+
+def test_planes_are_copied_before_a_depthwise_convolution_whose_filters_suggest_channels_innermost():
+    given = convolution(256, 256, 3, innermost=True, groups=256)
+    planes = TensorRecord(*image(32, 256, 28, 28, "float16", False), 0)
+    mixed = Operator(0, given.name, given.phase, (planes, given.inputs[1]), given.outputs, given.arguments)
+    kernels = [Pricer(load_spec("rtx3090")).price_operator(o).kernels for o in (given, mixed)]
+    assert kernels == [1, 2]
 
 
 def norm(channels, innermost, name="aten.cudnn_batch_norm.default", training=True):
@@ -174,3 +171,29 @@ def test_an_interpolation_on_planes_has_a_thread_for_each_point_of_a_plane():
 
     assert seconds(innermost=False) > 50 * seconds(innermost=True)
     assert seconds(innermost=False, name="nearest2d") < 1.1 * seconds(innermost=True)
+
+
+def test_products_of_8_bit_floats_take_half_the_time_of_16_bits_where_a_unit_has_them():
+    pricer = Pricer(load_spec("h100"))
+
+    def seconds(dtype, name):
+        x, w = TensorRecord((8192, 8192), (8192, 1), dtype, 0), TensorRecord((8192, 8192), (1, 8192), dtype, 1)
+        scale, y = TensorRecord((), (), "float32", 2), TensorRecord((8192, 8192), (8192, 1), "bfloat16", 3)
+        arguments = {"self": {"tensor": 0}, "mat2": {"tensor": 1}}
+        return pricer.price_operator(Operator(0, name, "forward", (x, w, scale), (y,), arguments)).seconds
+
+    wide = seconds("bfloat16", "aten.mm.default")
+    for dtype in ("float8_e4m3fn", "float8_e5m2"):
+        assert 0.45 * wide < seconds(dtype, "aten._scaled_mm.default") < 0.65 * wide
+
+
+def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
+    left = TensorRecord((4096, 7, 384), (7 * 384, 384, 1), "float16", 0)
+    out = TensorRecord((4096, 7, 1152), (7 * 1152, 1152, 1), "float16", 2)
+    pricer = Pricer(load_spec("rtx4090"))
+
+    def seconds(batch_stride):
+        right = TensorRecord((4096, 384, 1152), (batch_stride, 1, 384), "float16", 1)
+        return pricer.price_operator(Operator(0, "aten.bmm.default", "forward", (left, right), (out,))).seconds
+
+    assert seconds(0) < 0.2 * seconds(384 * 1152)

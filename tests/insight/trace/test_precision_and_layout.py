@@ -67,3 +67,21 @@ def test_filters_alone_decide_the_layout_of_a_convolution():
     x = torch.empty(2, 8, 4, 4, device="meta")
     step = roller.trace(torch.nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last), x)
     assert [o.outputs[0].stride[1] for o in step.steady() if o.name == "aten.convolution.default"] == [1]
+
+
+class Tokens(torch.nn.Module):
+    """Pixels after a first token, which leaves gaps between samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.mix, self.norm = torch.nn.Conv2d(8, 8, 3, padding=1, groups=8), torch.nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        return self.norm(self.mix(x[:, 1:].transpose(1, 2).unflatten(2, (4, 4))))
+
+
+def test_strides_with_gaps_suggest_channels_last_as_well():
+    step = roller.trace(Tokens(), torch.empty(2, 17, 8, device="meta"), device="rtx3090")
+    image = next(o for o in step.steady() if "convolution" in o.name)
+    assert image.inputs[0].stride == (136, 1, 32, 8)  # a sample has 17 tokens
+    assert image.outputs[0].stride == (128, 1, 32, 8)

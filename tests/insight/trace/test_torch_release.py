@@ -182,3 +182,24 @@ def test_a_profile_takes_a_release_and_says_so(tmp_path, cli):
     assert [any(note.startswith(said) for note in found["notes"]) for found in (today, older)] == [False, True]
     code, _, err = cli("profile", entry, "--measure", "--torch-release", "1.10")
     assert code == 2 and "--torch-release" in err
+
+
+class Unfused(nn.Module):
+    """An attention over five dimensions, which no fused kernel takes."""
+
+    def forward(self, x):
+        return functional.scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("release", "computed", "scalings"), [("1.13", "float16", 1), ("2.4", "float16", 2), ("2.5", "float32", 2)]
+)
+def test_attention_without_a_fused_kernel_widens_from_2_5_on_and_scales_both_operands_from_2_0_on(
+    release, computed, scalings
+):
+    x = torch.empty(2, 3, 4, 16, 8, dtype=torch.float16, device="meta")
+    step = roller.trace(Unfused(), x, device="rtx3090", torch_release=release).steady()
+    assert {o.inputs[0].dtype for o in step if "bmm" in o.name} == {computed}
+    assert sum("aten.mul" in o.name for o in step) == scalings
+    (softmax,) = (o for o in step if "softmax" in o.name)
+    assert softmax.outputs[0].dtype == computed

@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from roller import ops
 from roller.expr import TensorExpr
 from roller.insight.cost.gpu import depthwise
-from roller.insight.cost.gpu.image_layout import channels_innermost, conversions_to_innermost, vector_channels
+from roller.insight.cost.gpu.image_layout import (
+    channels_innermost,
+    conversions_to_innermost,
+    suggests_innermost,
+    vector_channels,
+)
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
 from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Units, Way
@@ -37,8 +42,14 @@ class _Geometry:
 def convolution(view: View) -> tuple[Launch, ...]:
     """Return the kernel of a convolution, and the one that adds the bias after it."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
-    kernel, bias = _convolution_kernel(view, x, weight, view.out), view.tensor("bias")
-    return (kernel,) if bias is None else (kernel, *_add_bias(view.out, bias))
+    copies = _copies_before_depthwise(_geometry(view, x, weight), weight, (x,))
+    kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
+    return kernels if bias is None else (*kernels, *_add_bias(view.out, bias))
+
+
+def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequence[TensorRecord]) -> tuple[Stream, ...]:
+    """Return PyTorch's copies of planes whose filters suggest channels innermost; of others, a way has them."""
+    return conversions_to_innermost(images, (), g.groups) if g.innermost and _is_depthwise(g, weight) else ()
 
 
 def _add_bias(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
@@ -54,7 +65,7 @@ def convolution_backward(view: View) -> tuple[Launch, ...]:
     weight = view.required_tensor("weight", 2)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     geometry = _geometry(view, x, weight)
-    found: list[Launch] = []
+    found: list[Launch] = [*_copies_before_depthwise(geometry, weight, (gradient, x))]
     if wanted[0]:
         found += _image_gradient(geometry, gradient, x, weight)
     if wanted[1]:
@@ -95,7 +106,7 @@ def _geometry(view: View, x: TensorRecord, weight: TensorRecord) -> _Geometry:
         _per_dimension(view.argument("dilation", ones), rank),
         int(view.argument("groups", 1)),
         bool(view.argument("transposed", False)),
-        channels_innermost(x) and (channels_innermost(weight) or x.shape[1] > 1),
+        (channels_innermost(x) and x.shape[1] > 1) or suggests_innermost(weight),
     )
 
 
@@ -114,9 +125,11 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
     if _is_depthwise(g, weight):
-        own = depthwise.forward(x, weight, out, g.stride, g.dilation, g.innermost)
-        return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own)
-    around = conversions_to_innermost((x, weight), (out,), g.innermost, g.groups)
+        own = _innermost_depthwise(g, weight, out, (x, weight), out)
+        own = own if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
+        older = _before_cudnn_9(g, weight, out, (x, weight), out)
+        return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own, older=older)
+    around = conversions_to_innermost((x, weight), (out,), g.groups)
     found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
     return replace(found, older=_before_cudnn_9(g, weight, out, (x, weight), out))
 
@@ -137,6 +150,17 @@ def _before_cudnn_9(
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
     return depthwise.direct_kernel(points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written)
+
+
+def _innermost_depthwise(
+    g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
+) -> Fused | Instructions | None:
+    """Return cuDNN's kernel of a depthwise convolution on channels innermost; ``None`` where it has one for them."""
+    if not g.innermost or {*weight.shape[2:]} <= {*depthwise.INNERMOST_WINDOWS}:
+        return None
+    if weight.dtype in ("float16", "bfloat16"):
+        return depthwise.padded_groups(points, weight, read, written)
+    return depthwise.direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
 
 
 def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
@@ -196,8 +220,8 @@ def _windows_in_all_ways(
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
             blocks = -(-groups // together)
-            padded = (blocks * together * (channels // groups), blocks * together * (filters // groups))
-            merged = replace(windows, groups=blocks).expression(*padded, blocks == 1)
+            own, others = (blocks * together * (side // groups) for side in (channels, filters))
+            merged = replace(windows, groups=blocks).expression(own, others, blocks == 1)
             ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))
@@ -225,7 +249,7 @@ def _product_in_all_ways(
 
     ``own`` is the product on the tensors as they are, ``others`` those of kernels for a matrix unit.
     """
-    around = conversions_to_innermost(read, (written,), g.innermost, g.groups)
+    around = conversions_to_innermost(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_product(others[0], read, written, "any")
     ways = tuple(Way(_implicit_product(other, read, written, "matrix"), around) for other in others)
@@ -265,12 +289,16 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if _is_depthwise(g, weight):
-        own = depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation, g.innermost)
-        along = Kernel(windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own)
+        own = _innermost_depthwise(g, weight, gradient, (gradient, weight), x)
+        own = own if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
+        older = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
+        along = Kernel(
+            windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own, older=older
+        )  # fmt: skip
         if own is not None:  # its traffic is its own
             return (along,)
     else:
-        around = conversions_to_innermost((gradient, weight), (x,), g.innermost, g.groups)
+        around = conversions_to_innermost((gradient, weight), (x,), g.groups)
         along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
         along = replace(along, older=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
@@ -300,8 +328,10 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if _is_depthwise(g, weight):
-        own = depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation, g.innermost)
-        return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own)
+        own = _innermost_depthwise(g, weight, gradient, (gradient, x), weight)
+        own = own if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
+        older = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)
+        return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own, older=older)
     if g.groups == 1:
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
     else:

@@ -1,8 +1,7 @@
 """PyTorch's own kernels of depthwise convolutions on images in planes of channels, by the instructions they issue.
 
 Of float16 cuDNN's kernels run instead where ``check_cudnn_depthwise_workload_with_filter`` allows them
-(ATen/native/Convolution.cpp); with channels innermost they always do, and windows that none of them is made for run in
-kernels of grouped convolutions. The others are those of
+(ATen/native/Convolution.cpp); with channels innermost they always do. The others are those of
 ATen/native/cuda/DepthwiseConv2d.cu: a thread for every point of the result, which visits the points of its window one
 after the other, and for the filters' gradient a block for every weight, which reads both images.
 """
@@ -28,9 +27,9 @@ _STRIDE = 4.0
 _PRODUCT = 18.0 + _TAP
 #: Windows, least channels and least side of an image that cuDNN's kernels take.
 _CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
-#: Side up to which cuDNN has depthwise kernels for channels innermost in 16 bits: assumed from its release notes, which
-#: name windows of 1, 3, 5 and 7 points a side as optimised.
-_INNERMOST_SIDE = 7
+#: Windows that cuDNN has depthwise kernels for on channels innermost: assumed; those and no others are memory-bound in
+#: published throughputs of models that have windows of 3 to 11 points a side.
+INNERMOST_WINDOWS = (1, 3, 5, 7)
 #: Columns of the narrowest tiles of kernels for a matrix unit.
 _TILE_COLUMNS = 16
 
@@ -48,34 +47,10 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
     return stride[0] == 2 and window[0] > 1 and (channels >= 512 or (channels >= 256 and width >= 28))
 
 
-def _in_groups(
-    points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Fused | None:
-    """Return cuDNN's kernel of a large window, channels innermost in 16 bits; ``None`` where it has one of its own."""
-    # Every channel is a group, padded to a whole vector so that a matrix unit takes it (auto-padding, release notes of
-    # cuDNN 7.6.3): a product of all points by one filter, in the columns of a tile, summed over a window of vectors.
-    window = weight.shape[2:]
-    if written.dtype not in ("float16", "bfloat16") or max(window) <= _INNERMOST_SIDE:
-        return None
-    rows = points.shape[0] * math.prod(points.shape[2:])
-    taps = math.prod(window) * whole_vector(points.dtype)
-    product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
-    return Fused(
-        (product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution"
-    )  # fmt: skip
-
-
 def forward(
-    x: TensorRecord,
-    weight: TensorRecord,
-    out: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of a depthwise convolution; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(out, weight, (x, weight), out)
+    x: TensorRecord, weight: TensorRecord, out: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of a depthwise convolution; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(out) * (_PLACE + _TAP * math.prod(weight.shape[2:]))
@@ -83,16 +58,9 @@ def forward(
 
 
 def image_gradient(
-    gradient: TensorRecord,
-    weight: TensorRecord,
-    x: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of the image's gradient; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(x, weight, (gradient, weight), x)
+    gradient: TensorRecord, weight: TensorRecord, x: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the image's gradient; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     tap = _TAP + (_STRIDE if max(stride) > 1 else 0.0)
@@ -101,16 +69,9 @@ def image_gradient(
 
 
 def weight_gradient(
-    gradient: TensorRecord,
-    x: TensorRecord,
-    weight: TensorRecord,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    innermost: bool = False,
-) -> Instructions | Fused | None:
-    """Return the kernel of the filters' gradient; ``None`` where cuDNN's of such windows runs."""
-    if innermost:
-        return _in_groups(gradient, weight, (gradient, x), weight)
+    gradient: TensorRecord, x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]
+) -> Instructions | None:
+    """Return PyTorch's kernel of the filters' gradient; ``None`` where cuDNN's runs."""
     if _by_cudnn(x, weight, stride, dilation):
         return None
     count = element_count(gradient) * math.prod(weight.shape[2:]) * _PRODUCT
@@ -124,3 +85,24 @@ def direct_kernel(products: float, read: Sequence[TensorRecord], written: Tensor
     """
     count = element_count(written) * _PLACE + products * _TAP
     return Instructions(count, total_bytes(read), total_bytes((written,)))
+
+
+def padded_groups(
+    points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
+) -> Fused:
+    """Return the kernel of a matrix unit that takes every channel as a group, in 16 bits and channels innermost.
+
+    A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
+    points by one filter, in the columns of a tile, summed over a window of vectors.
+
+    Parameters
+    ----------
+    points
+        The tensor at whose points windows are multiplied.
+    weight, read, written
+        Filters, and the tensors that the kernel moves.
+    """
+    rows = points.shape[0] * math.prod(points.shape[2:])
+    taps = math.prod(weight.shape[2:]) * whole_vector(points.dtype)
+    product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)
+    return Fused((product,), 0.0, total_bytes(read), total_bytes((written,)), units="matrix", kind="convolution")

@@ -21,6 +21,28 @@ def channels_innermost(tensor: TensorRecord) -> bool:
     return tensor.stride[1] == 1
 
 
+def suggests_innermost(tensor: TensorRecord) -> bool:
+    """Return whether the strides of filters suggest channels innermost, as in ``Tensor::suggest_memory_format``.
+
+    Of one channel or one point the strides themselves tell: those of channels innermost are kept by conversions.
+
+    Examples
+    --------
+    >>> each = (TensorRecord((48, 1, 3, 3), stride, "float16", 0) for stride in ((9, 9, 3, 1), (9, 1, 3, 1)))
+    >>> [suggests_innermost(t) for t in each]
+    [False, True]
+    """
+    if len(tensor.shape) < 3 or len(tensor.stride) != len(tensor.shape) or tensor.stride[1] == 0:
+        return False
+    least = 0
+    for axis in (1, *range(len(tensor.shape) - 1, 1, -1), 0):
+        step = tensor.stride[axis]
+        if step < least or (axis == 0 and least == tensor.stride[1]):
+            return False
+        least = step * max(1, tensor.shape[axis])
+    return True
+
+
 def vector_channels(channels: int, dtype: str) -> int:
     """Return the channels of an image whose pixels are whole vectors.
 
@@ -41,7 +63,7 @@ def whole_vector(dtype: str) -> int:
 
 
 def conversions_to_innermost(
-    read: Sequence[TensorRecord], written: Sequence[TensorRecord], innermost: bool, groups: int
+    read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[Stream, ...]:
     """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back.
 
@@ -51,8 +73,6 @@ def conversions_to_innermost(
     ----------
     read, written
         Operands and results, channels second.
-    innermost
-        Whether the tensors of the convolution have channels innermost.
     groups
         Of channels; those of groups are not padded.
     """
@@ -60,7 +80,7 @@ def conversions_to_innermost(
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
         channels = tensor.shape[1]
         padded = channels if groups > 1 else vector_channels(channels, tensor.dtype)
-        if padded == channels and (innermost or channels_innermost(tensor)):
+        if padded == channels and channels_innermost(tensor):
             continue
         own, other = float(total_bytes((tensor,))), float(total_bytes((tensor,))) * padded / channels
         found.append(Stream(own, other) if is_read else Stream(other, own))

@@ -86,6 +86,25 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
     return map_operator
 
 
+#: Dtypes of AMD's own 8-bit floats, by those of the standard: another bias of the exponent, at the same rate.
+_STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
+
+
+def scaled_product(view: View) -> tuple[Launch, ...]:
+    """Return the kernel of a product of 8-bit floats with scales, as cuBLASLt runs it: the result is of a wider dtype.
+
+    Its fragments are those of the first operand's dtype.
+    """
+    left, right = (
+        replace(t, dtype=_STANDARD.get(t.dtype, t.dtype))
+        for t in (view.required_tensor("self", 0), view.required_tensor("mat2", 1))
+    )
+    expr = matrix_product_expression(left, right)
+    named = sum(t.nbytes for t in expr.output_tensors)
+    beside = total_bytes(t for t in view.inputs if t not in view.inputs[:2])  # scales and a bias
+    return (_product(expr), Stream(float(beside), float(total_bytes((view.out,)) - named), 0))
+
+
 def _read_of_result(out: TensorRecord) -> tuple[Launch, ...]:
     """Return the traffic of reading the result that a product adds to."""
     return (Stream(float(total_bytes((out,))), 0.0, 0),)

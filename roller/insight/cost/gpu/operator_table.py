@@ -27,6 +27,7 @@ _PRODUCTS: dict[str, Mapping] = {
     "bmm": matrix_products.matrix_product("self", "mat2"),
     "addmm": matrix_products.matrix_product_with_addend("mat1", "mat2"),
     "baddbmm": matrix_products.matrix_product_with_addend("batch1", "batch2"),
+    "_scaled_mm": matrix_products.scaled_product,
     "mv": matrix_products.matrix_vector_product,
     "addmv": matrix_products.matrix_vector_product_with_addend,
     "dot": matrix_products.inner_product,

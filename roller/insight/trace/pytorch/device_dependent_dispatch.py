@@ -11,6 +11,7 @@ import torch
 
 from roller.insight.trace.options import HOST
 from roller.insight.trace.pytorch import attention, older_softmax, recurrent
+from roller.insight.trace.pytorch.image_layouts import suggested_layout
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
 #: Most samples of cuDNN's batch norm, as in ATen/native/Normalization.cpp.
@@ -91,7 +92,7 @@ def dispatch_batch_norm(target: Target, func: Any, args: Any, kwargs: Any) -> An
     if not takes:
         return NotImplemented
     return torch.cudnn_batch_norm(
-        tensor.contiguous(memory_format=_memory_format(tensor)), weight, bias, mean, variance, training, momentum, eps
+        tensor.contiguous(memory_format=suggested_layout(tensor)), weight, bias, mean, variance, training, momentum, eps
     )[0]
 
 
@@ -111,13 +112,6 @@ def dispatch_instance_norm(target: Target, func: Any, args: Any, kwargs: Any) ->
         if whole is not None and part is not None and statistics:
             whole.copy_(part.view(batch, channels).mean(0))
     return normed.view(tensor.shape)
-
-
-def _memory_format(tensor: torch.Tensor) -> torch.memory_format:
-    for rank, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
-        if tensor.dim() == rank and tensor.is_contiguous(memory_format=layout) and not tensor.is_contiguous():
-            return layout
-    return torch.contiguous_format
 
 
 def dispatch_softmax(target: Target, func: Any, args: Any, kwargs: Any) -> Any:

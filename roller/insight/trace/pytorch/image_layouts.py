@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 #: Memory format of channels innermost, by the rank of images.
 _INNERMOST = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -44,5 +45,19 @@ def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
 
 
 def _has_layout(tensors: tuple[torch.Tensor, ...], layout: torch.memory_format) -> bool:
-    """Return whether a tensor is in a layout, and not in that of planes as well."""
-    return any(t.is_contiguous(memory_format=layout) and not t.is_contiguous() for t in tensors)
+    """Return whether the strides of a tensor, which may have gaps, suggest a layout."""
+    return any(suggested_layout(t) is layout for t in tensors)
+
+
+def suggested_layout(tensor: torch.Tensor) -> torch.memory_format:
+    """Return the layout that the strides of an image suggest, as ``Tensor::suggest_memory_format`` of ATen does.
+
+    Slices have gaps between their pixels: they are in the order of a layout without being contiguous in it.
+
+    Examples
+    --------
+    >>> tokens = torch.empty(2, 50, 8, device="meta")[:, 1:]  # without the first, which is no pixel
+    >>> suggested_layout(tokens.transpose(1, 2).unflatten(2, (7, 7)))
+    torch.channels_last
+    """
+    return suggest_memory_format(tensor)

@@ -172,7 +172,7 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
         overhead=ex.step_issue_s * spec.clock_hz * np.maximum(1.0, loads / 4),
         issue=(instructions + loads) / rate,
         scratchpad=wavefronts * lanes / per_unit["load_store"],
-        copies=((copies[0] - copies[1]) / rate + copies[1] * slot) / np.maximum(1, batch.threads_per_block),
+        copies=copies[0] / np.maximum(1, batch.threads_per_block) * slot,
         multiplies=copies[1]
         / np.maximum(1, batch.threads_per_block)
         * (lanes * schedulers / per_unit["fma"] * MULTIPLY_SHARE if "integer" in per_unit else 0.0),
