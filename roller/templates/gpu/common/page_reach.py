@@ -41,7 +41,8 @@ def lost_to_pages(batch: TileBatch, spec: DeviceSpec, waves: tuple[Ints, ...]) -
     reach = float(far.tlb_entries * far.page_bytes)
     if sum(g.reads[n].tensor.nbytes for n in rows) <= reach:
         return {}
-    opened = np.minimum.reduce([np.sum([_opened_bytes(g.reads[n], w) for n in rows], axis=0) for w in waves])
+    each = [[_opened_bytes(g.reads[n], w) for n in rows] for w in waves]
+    opened = np.minimum.reduce([np.add.reduce(x) for x in each])
     lost = np.where(batch.steps > 1, 1.0 - np.minimum(reach / np.maximum(opened, 1.0), 1.0), 0.0)
     if not lost.any():
         return {}
