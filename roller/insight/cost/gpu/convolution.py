@@ -125,8 +125,7 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
     if _is_depthwise(g, weight):
-        own = _direct_depthwise(g, weight, out, (x, weight), out)
-        own = own if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
+        own = None if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, out, (x, weight), out)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own, older=older)
     around = conversions_to_innermost((x, weight), (out,), g.groups)
@@ -150,15 +149,6 @@ def _before_cudnn_9(
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
     return depthwise.direct_kernel(points.shape[0] * math.prod(points.shape[2:]) * element_count(weight), read, written)
-
-
-def _direct_depthwise(
-    g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
-) -> Instructions | None:
-    """Return cuDNN's direct kernel of a depthwise convolution on channels innermost; ``None`` where it has a better."""
-    if not g.innermost or {*weight.shape[2:]} <= {*depthwise.CUDNN_WINDOWS}:
-        return None
-    return depthwise.direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
 
 
 def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
@@ -218,8 +208,10 @@ def _windows_in_all_ways(
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
             blocks = -(-groups // together)
-            sides = (blocks * together * (side // groups) for side in (channels, filters))
-            merged = replace(windows, groups=blocks).expression(*sides, blocks == 1)
+            all_groups = blocks * together
+            merged = replace(windows, groups=blocks).expression(
+                all_groups * (channels // groups), all_groups * (filters // groups), blocks == 1
+            )
             ways.append(Way(Kernel(merged, units="matrix", kind="convolution"), around))
     if windows.may_use_winograd:
         ways.append(Way(Kernel(planar, units="winograd")))
@@ -287,8 +279,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if _is_depthwise(g, weight):
-        own = _direct_depthwise(g, weight, gradient, (gradient, weight), x)
-        own = own if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
+        own = None if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
         along = Kernel(
             windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own, older=older
@@ -326,8 +317,7 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
     if _is_depthwise(g, weight):
-        own = _direct_depthwise(g, weight, gradient, (gradient, x), weight)
-        own = own if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
+        own = None if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)
         return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own, older=older)
     if g.groups == 1:

@@ -24,7 +24,7 @@ _STRIDE = 4.0
 #: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
 _PRODUCT = 18.0 + _TAP
 #: Windows, least channels and least side of an image that cuDNN's kernels take.
-CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
+_CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
 
 
 def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
@@ -33,7 +33,7 @@ def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dila
         return False
     (_, channels, height, width), window = x.shape, weight.shape[2:]
     square = len(set(window)) == 1 and len(set(stride)) == 1
-    if not square or window[0] not in CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
+    if not square or window[0] not in _CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
         return False
     if stride[0] == 1:
         return True
