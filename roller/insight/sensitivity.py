@@ -12,8 +12,10 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.overrides import NOT_OF_KERNELS
 from roller.insight.cost.cache_residency import cached_shares
+from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import KernelPrice, Kernels
+from roller.insight.cost.library_settings import LibrarySettings
 from roller.insight.cost.operator_price import Pricer, check_policy
 from roller.insight.trace.trace import Operator, Trace
 from roller.insight.traced_step import TracedStep
@@ -98,7 +100,8 @@ def sensitivity_of_step(
     """
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
-    operators = list(trace.steady())
+    trace = trace_as_run(trace, policy, on_gpu=device.traits.blocks)
+    operators, settings = list(trace.steady()), LibrarySettings.of(trace.options)
     if not device.traits.discrete and policy == "library":
 
         def step_seconds(spec: DeviceSpec) -> tuple[float, ...]:
@@ -111,7 +114,8 @@ def sensitivity_of_step(
     shares = cached_shares(operators, device)
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
-        return (_step_seconds(operators, shares, _Fixed(spec.sustained, policy, programs, device.sustained)),)
+        kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
+        return (_step_seconds(operators, shares, kernels, settings),)
 
     found = of_price(device, ("step",), total_seconds, anew=False, fields=_varied_fields(device))
     return WholeSensitivity(
@@ -119,8 +123,10 @@ def sensitivity_of_step(
     )
 
 
-def _step_seconds(operators: Sequence[Operator], shares: Sequence[float], kernels: Kernels) -> float:
-    pricer = Pricer(kernels.spec, kernels.policy, kernels)
+def _step_seconds(
+    operators: Sequence[Operator], shares: Sequence[float], kernels: Kernels, settings: LibrarySettings
+) -> float:
+    pricer = Pricer(kernels.spec, kernels.policy, kernels, settings.tf32, settings.release)
     try:
         return math.fsum(pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True))
     except RollerError:  # a program that the changed device has no room for

@@ -8,11 +8,10 @@ from dataclasses import replace
 from roller.expr import TensorExpr
 from roller.insight.cost.kernels import ANY_UNITS, KernelPrice, Kernels
 from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Wait
+from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.targets import LANGUAGES
 
-#: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
-DEFAULT_TF32 = ("convolution",)
 #: A launch and its price.
 Priced = tuple[Launch, KernelPrice]
 

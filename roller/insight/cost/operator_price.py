@@ -12,7 +12,8 @@ from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import operator_launches
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.insight.cost.launches import Launch, Wait
-from roller.insight.cost.library_ways import DEFAULT_TF32, LibraryWays, kernel_count
+from roller.insight.cost.library_settings import DEFAULT_TF32
+from roller.insight.cost.library_ways import LibraryWays, kernel_count
 from roller.insight.cost.pipe_work import PipeWork, launch_name, pipe_work
 from roller.insight.trace.progress import report
 from roller.insight.trace.torch_release import NEWEST, TorchRelease

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from roller.core.cache_location import cache_folder
@@ -12,9 +11,8 @@ from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import Kernels
-from roller.insight.cost.library_ways import DEFAULT_TF32
+from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
-from roller.insight.trace.torch_release import NEWEST, TorchRelease
 from roller.insight.trace.trace import Operator, Trace
 
 #: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
@@ -38,6 +36,8 @@ class PricedStep:
         The operators of the step with their prices, in order.
     kernels
         The pricer's kernels.
+    settings
+        Settings of the libraries that the prices are for.
     """
 
     trace: Trace
@@ -45,15 +45,17 @@ class PricedStep:
     policy: str
     operators: tuple[tuple[Operator, Price], ...] = field(repr=False)
     kernels: Kernels = field(repr=False)
+    settings: LibrarySettings = DEFAULT_SETTINGS
 
 
 def cached_pricer(
-    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None, tf32: Collection[str] = DEFAULT_TF32,
-    release: TorchRelease = NEWEST,
+    spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
+    settings: LibrarySettings = DEFAULT_SETTINGS,
 ) -> Pricer:  # fmt: skip
     """Return a pricer at the device's sustained clock that uses the cache on the disk."""
     sustained = spec.sustained
-    return Pricer(sustained, policy, kernels or Kernels(sustained, policy, cache_folder() / "prices"), tf32, release)
+    kernels = kernels or Kernels(sustained, policy, cache_folder() / "prices")
+    return Pricer(sustained, policy, kernels, settings.tf32, settings.release)
 
 
 def price_step(
@@ -89,18 +91,21 @@ def price_step(
             f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
             f"allocator take elsewhere is not described yet; name one of those."
         )
-    kinds = trace.options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
+    if tf32 is not None and (policy == "roller" or not spec.traits.blocks):
+        got = "policy roller, whose programs" if policy == "roller" else f"'{spec.name}', whose kernels"
+        raise RollerError(f"forecast: tf32: expected none with {got} round nothing to TF32. Leave it out.")
     if policy == "compiled" and not spec.traits.blocks:
         raise RollerError(
             f"forecast: policy: expected library or roller on '{spec.name}', got compiled: what PyTorch's compiler "
             f"generates for a processor is not described. Name a GPU, or another policy."
         )
     trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
-    release = TorchRelease.parse(trace.options.get("torch_release"))
-    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, kinds, release)
+    settings = LibrarySettings.of(trace.options, tf32)
+    pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, settings)
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
         prices = price_all(pricer, steady, cached_shares(steady, spec))
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
-    return PricedStep(trace, spec, policy, tuple(zip(trace.steady(), prices, strict=True)), pricer.kernels)
+    operators = tuple(zip(trace.steady(), prices, strict=True))
+    return PricedStep(trace, spec, policy, operators, pricer.kernels, settings)

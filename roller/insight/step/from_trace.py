@@ -88,6 +88,7 @@ def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> Step
     return StepGraph(
         steps.tasks, steps.dependencies, {0: 0.0} if steps.tasks else {}, 1e6 * host_op_s, 0.0,
         f"step on {step.spec.name}", _gradients_by_task(step.trace, steps), steps.operators, step.spec,
+        settings=step.settings,
     )  # fmt: skip
 
 

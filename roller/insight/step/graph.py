@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
 from roller.insight.renamed import replacement_of_method
 from roller.insight.trace.gradient_buckets import Gradient
 from roller.insight.trace.trace import Operator, Phase, Stack
@@ -207,6 +208,8 @@ class StepGraph:
         Why no change can be predicted, if device events are missing; else ``""``.
     origin_us
         Time in the profile from which measured starts and ends count.
+    settings
+        Settings of PyTorch and its libraries, by which changed kernels are priced.
     """
 
     tasks: Sequence[Task] = field(repr=False)
@@ -230,6 +233,7 @@ class StepGraph:
     notes: tuple[str, ...] = ()
     incomplete: str = ""
     origin_us: float = 0.0
+    settings: LibrarySettings = DEFAULT_SETTINGS
 
     @property
     def measured_us(self) -> float:

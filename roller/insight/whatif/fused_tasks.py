@@ -29,7 +29,7 @@ def durations_of_generated_kernels(graph: StepGraph) -> Durations | None:
     device, known = graph.device, graph.operators
     if device is None or not device.traits.blocks or not tasks or not all(n in known for n in tasks):
         return None
-    return _durations(graph, tasks, cached_pricer(device))
+    return _durations(graph, tasks, cached_pricer(device, settings=graph.settings))
 
 
 def _durations(graph: StepGraph, tasks: Sequence[int], pricer: Pricer) -> Durations:

@@ -124,7 +124,7 @@ class TaskPrices:
 
     def _pricer_for(self, device: DeviceSpec) -> Pricer:
         if device.name not in self._pricers:
-            self._pricers[device.name] = cached_pricer(device)
+            self._pricers[device.name] = cached_pricer(device, settings=self.graph.settings)
         return self._pricers[device.name]
 
 

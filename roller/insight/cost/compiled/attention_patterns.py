@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from roller.insight.cost.gpu import is_view
 from roller.insight.cost.gpu.operator_view import View, element_count
-from roller.insight.cost.library_ways import DEFAULT_TF32
+from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 

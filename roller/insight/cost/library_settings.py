@@ -1,0 +1,52 @@
+"""What decides which kernels a framework's libraries run, beside the operator and the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller.insight.trace.torch_release import NEWEST, TorchRelease
+
+#: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
+DEFAULT_TF32 = ("convolution",)
+
+
+@dataclass(frozen=True)
+class LibrarySettings:
+    """Settings of PyTorch and its libraries that decide which kernels run.
+
+    Parameters
+    ----------
+    tf32
+        Kinds of float32 products that may be computed in TF32, where the device has it: ``"convolution"``,
+        ``"product"``.
+    release
+        Release of PyTorch.
+
+    Examples
+    --------
+    >>> LibrarySettings.of({"tf32": ["product"]}).tf32, LibrarySettings.of({"tf32": ["product"]}, tf32=False).tf32
+    (('product',), ())
+    """
+
+    tf32: tuple[str, ...] = DEFAULT_TF32
+    release: TorchRelease = NEWEST
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
+        """Return the settings of a trace's options.
+
+        Parameters
+        ----------
+        options
+            Of a trace.
+        tf32
+            Whether all kinds may be computed in TF32, or none; ``None`` for what the trace says.
+        """
+        kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
+        return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))
+
+
+#: Those of a program that sets nothing, in today's release.
+DEFAULT_SETTINGS = LibrarySettings()

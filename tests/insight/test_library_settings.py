@@ -1,0 +1,58 @@
+"""Switches of TF32, the release and compilation hold in everything that prices a traced step."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import roller  # noqa: E402
+from roller.errors import RollerError  # noqa: E402
+from roller.insight.cost.step_cost import price_step  # noqa: E402
+from roller.insight.sensitivity import sensitivity_of_step  # noqa: E402
+from roller.insight.step.from_trace import from_trace  # noqa: E402
+from roller.insight.trace.trace import Trace  # noqa: E402
+from roller.insight.whatif.predict import what_if  # noqa: E402
+from roller.insight.whatif.whatifs.amp import AMP  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def step():
+    def loss(y):
+        return y.square().mean()
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = True
+    try:
+        model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(2)))
+        return roller.trace(model, torch.zeros(2048, 2048), loss=loss, optimizer="sgd")
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def seconds(step, **options):
+    return math.fsum(price.seconds for _, price in price_step(step, roller.load_spec("a100"), **options).operators)
+
+
+def test_the_sensitivity_starts_from_the_forecast(step):
+    spec = roller.load_spec("a100")
+    assert seconds(step, tf32=False) > 2 * seconds(step)
+    for options in ({}, {"compiled": {"modules": [""], "mode": "default"}}):
+        one = Trace(**{f.name: getattr(step, f.name) for f in fields(Trace)} | {"options": {**step.options, **options}})
+        assert sensitivity_of_step(one, spec).sensitivity.seconds[0] == pytest.approx(seconds(one), rel=1e-9)
+
+
+def test_the_what_if_of_mixed_precision_starts_from_tf32(step):
+    graph = from_trace(step, "a100")
+    assert graph.settings.tf32 == ("convolution", "product")
+    found, wanted = what_if(graph, AMP()).iteration_us, 1e6 * step.forecast("a100", amp="fp16").iteration_s
+    # Without the switch the product of the change would be four times too fast.
+    assert found == pytest.approx(wanted, rel=0.15)
+
+
+def test_a_switch_without_an_effect_is_refused(step):
+    with pytest.raises(RollerError, match="tf32: expected none with policy roller"):
+        price_step(step, roller.load_spec("a100"), "roller", tf32=True)
