@@ -71,7 +71,8 @@ class DeviceSpec:
     process_eager_bytes
         The context where all kernels are loaded at start, as by PyTorch before 2.0; ``None``: unknown.
     process_least_bytes, process_most_bytes
-        The least and the most that was published of such a process, cuDNN included; ``None``: unknown.
+        The least that was published of a context, alone, and the most of such a process, cuDNN included; ``None``:
+        unknown.
     link_bytes_per_s
         Bandwidth in one direction to another device of the machine; ``None``: unknown.
     link_latency_s

@@ -74,7 +74,8 @@ class Library:
         options = options or {}
         release = TorchRelease.parse(str(options.get("torch_release") or ""))
         libraries = options.get("libraries") or ()
-        context = (None if release.loads_lazily else spec.process_eager_bytes) or spec.process_bytes or 0
+        eager = None if release.loads_lazily else spec.process_eager_bytes
+        context = spec.process_bytes or 0 if eager is None else int(release.eager_share * eager)
         convolves, cudnn = spec.process_convolution_bytes or 0, "cudnn" in libraries  # type: ignore[operator]
         highest = context + (0 if release.loads_lazily else convolves)
         context += convolves if cudnn else 0
@@ -234,7 +235,7 @@ def simulate_memory(
     run.apply_events()
     total = -(-(allocator.peak.reserved_bytes + library.context_bytes) // _PAGE_BYTES) * _PAGE_BYTES
     held = run.allocations_at_peak()
-    error = int(MODEL_ERROR * allocator.peak.reserved_bytes) if library.context_bytes else 0
+    error = int(MODEL_ERROR * allocator.peak.reserved_bytes)
     return Memory(
         allocator.peak, total, error + library.context_error_bytes, run.peak_operator, group_holders(trace, held),
         run.timeline,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from roller import load_spec, ops
+from roller.insight.cost.gpu import depthwise
 from roller.insight.cost.operator_price import Pricer
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord
@@ -197,3 +200,28 @@ def test_a_batch_by_one_expanded_matrix_reads_the_matrix_once():
         return pricer.price_operator(Operator(0, "aten.bmm.default", "forward", (left, right), (out,))).seconds
 
     assert seconds(0) < 0.2 * seconds(384 * 1152)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "stride", "is_cudnn"),
+    [
+        ((64, 64, 1000), (9,), 1, True),  # an image of one dimension has height 1
+        ((64, 64, 1000), (9,), 2, False),
+        ((64, 16, 1000), (9,), 1, False),
+        ((1, 64, 56, 56), (5, 5), 2, True),  # one sample
+        ((64, 64, 56, 56), (5, 5), 2, False),
+        ((64, 256, 56, 56), (5, 5), 2, True),
+        ((64, 64, 56, 56), (7, 7), 1, False),
+        ((64, 64, 6, 7), (3, 3), 1, True),  # the width alone counts
+    ],
+)
+def test_depthwise_convolutions_on_planes_that_pytorch_leaves_to_cudnn(shape, window, stride, is_cudnn):
+    def record(sizes, number):
+        strides = [math.prod(sizes[n + 1 :]) for n in range(len(sizes))]
+        return TensorRecord(tuple(sizes), tuple(strides), "float16", number)
+
+    out = (*shape[:2], *((n + 2 * (k // 2) - k) // stride + 1 for n, k in zip(shape[2:], window, strict=True)))
+    found = depthwise.forward(
+        record(shape, 0), record((shape[1], 1, *window), 1), record(out, 2), [stride] * len(window), [1] * len(window)
+    )
+    assert (found is None) == is_cudnn

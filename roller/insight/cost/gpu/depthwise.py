@@ -25,7 +25,7 @@ _PLACE, _TAP = 54.0, 13.0
 _STRIDE = 4.0
 #: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
 _PRODUCT = 18.0 + _TAP
-#: Windows, least channels and least side of an image that cuDNN's kernels take.
+#: Windows, least channels and least width of an image that cuDNN's kernels take.
 _CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
 #: Windows that cuDNN has depthwise kernels for on channels innermost: assumed; those and no others are memory-bound in
 #: published throughputs of models that have windows of 3 to 11 points a side.
@@ -35,16 +35,25 @@ _TILE_COLUMNS = 16
 
 
 def _by_cudnn(x: TensorRecord, weight: TensorRecord, stride: Sequence[int], dilation: Sequence[int]) -> bool:
-    """Return whether PyTorch runs cuDNN's kernel: the conditions of 8.2 and later, for more than one image."""
-    if x.dtype != "float16" or len(x.shape) != 4 or max(dilation) > 1:
+    """Return whether PyTorch runs cuDNN's kernel, by the conditions of cuDNN 8.2 and later."""
+    if x.dtype != "float16" or len(x.shape) not in (3, 4) or max(dilation) > 1:
         return False
-    (_, channels, height, width), window = x.shape, weight.shape[2:]
-    square = len(set(window)) == 1 and len(set(stride)) == 1
-    if not square or window[0] not in _CUDNN_WINDOWS or channels < _CUDNN_CHANNELS or min(height, width) < _CUDNN_SIDE:
+    # PyTorch takes an image of one dimension as one of height 1.
+    (samples, channels), (height, width) = x.shape[:2], (1, *x.shape[2:])[-2:]
+    step, window = stride[-1], {*weight.shape[2:]}
+    if channels < _CUDNN_CHANNELS or (height > 1 and len({*stride}) > 1):
         return False
-    if stride[0] == 1:
+    if height == 1 and step == 1:
         return True
-    return stride[0] == 2 and window[0] > 1 and (channels >= 512 or (channels >= 256 and width >= 28))
+    if len(x.shape) == 3 or len(window) > 1 or not window <= {*_CUDNN_WINDOWS} or width < _CUDNN_SIDE:
+        return False
+    if step != 2:
+        return step == 1
+    if samples == 1:
+        return window != {1} or width <= 28
+    if window == {1}:
+        return samples <= 16 and channels >= 128 and width <= _CUDNN_SIDE
+    return channels >= 512 or (channels >= 256 and width >= 28)
 
 
 def forward(

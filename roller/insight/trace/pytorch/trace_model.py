@@ -329,7 +329,8 @@ class Session:
             object.__setattr__(operator, "iteration", step)
         if release := str(self.target.release):
             self.values.add_note(
-                f"operators and memory are those of PyTorch {release}; their kernels are priced as today's libraries."
+                f"operators and memory are those of PyTorch {release}; convolutions are priced as cuDNN "
+                f"{9 if self.target.release.has_cudnn_9 else 8} runs them, other kernels as today's libraries do."
             )
         libraries = _libraries_with_memory(self.target, recorder)
         return Trace(
