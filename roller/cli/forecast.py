@@ -22,6 +22,7 @@ from roller.cli.training import (
     CallsOption,
     CheckpointOption,
     DevicesOption,
+    Tf32Option,
     TorchReleaseOption,
     amps_of,
     batches_of,
@@ -40,13 +41,6 @@ FileArgument = Annotated[
 PolicyOption = Annotated[
     str | None,
     typer.Option("--policy", help="Whose kernels: library (of PyTorch; entry files), compiled, or roller (models)."),
-]
-Tf32Option = Annotated[
-    bool | None,
-    typer.Option(
-        "--tf32/--no-tf32",
-        help="Whether float32 convolutions and products use TF32 (from sm_80 on). Default: as the file sets PyTorch.",
-    ),
 ]
 TopOption = Annotated[int, typer.Option("--top", min=0, help="Most expensive operators and modules to print of each.")]
 

@@ -21,6 +21,7 @@ from roller.cli.training import (
     BatchesOption,
     CallsOption,
     CheckpointOption,
+    Tf32Option,
     TorchReleaseOption,
     batches_of,
     checkpoints_of,
@@ -106,6 +107,7 @@ def profile_command(
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
     torch_release: TorchReleaseOption = "",
+    tf32: Tf32Option = None,
     depth: DepthOption = 5,
     top: TopOption = 5,
     sort: SortOption = "time",
@@ -140,7 +142,7 @@ def profile_command(
     asked = Asked(
         devices_of(devices or _DEVICE, settings), sizes, precisions[0], again[0], calls, curve, measure,
         MEASURE_S if measure_s is None else measure_s, trace, snapshot, ScriptRun(given or [], yes, patience),
-        torch_release,
+        torch_release, tf32,
     )  # fmt: skip
     if measure_s is not None and not measure:
         raise UsageError("--measure-s: expected --measure beside it, got none. Add it, or leave both out.")

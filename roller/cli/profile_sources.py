@@ -38,6 +38,7 @@ class Asked:
     snapshot: Path | None
     script: ScriptRun
     torch_release: str = ""
+    tf32: bool | None = None
 
 
 def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
@@ -64,11 +65,12 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
     if kind != "script":
         asked.script.check(file, is_script=False)
     several = any(count > 1 for _, count in asked.specs)
-    for_traces = asked.trace or asked.snapshot or asked.calls is not None or several or asked.torch_release
-    if not is_traced and for_traces:
+    given = (asked.trace, asked.snapshot, asked.calls, asked.torch_release or None, asked.tf32)
+    if not is_traced and (several or any(value is not None for value in given)):
         raise UsageError(
-            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls, --torch-release and "
-            f"several devices, got {'one that is measured' if asked.measure else f'a {kind}'}. Leave them out."
+            f"{file.name}: expected an entry file that is traced for --trace, --snapshot, --calls, --torch-release, "
+            f"--tf32 and several devices, got {'one that is measured' if asked.measure else f'a {kind}'}. "
+            f"Leave them out."
         )
     if asked.curve and kind not in ("entry", "script"):
         raise UsageError(f"--curve: expected an entry file, which has other batches, got a {kind}. Leave it out.")
@@ -124,6 +126,7 @@ def _at_revision(file: Path, revision: str, asked: Asked) -> tuple[StepProfile, 
         if was_script:  # if the file was an entry file then, the arguments are for today's script
             script.check(then.entry, is_script=True, name=f"{file.name} at {revision}")
         with then.step(options, asked.calls, script.arguments if was_script else None, script.patience_s) as step:
+            step = step if asked.tf32 is None else step.with_tf32(asked.tf32)
             return profile(step, spec, devices=count), then.moved_lines()
 
 
@@ -178,7 +181,9 @@ def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
 
 def _traced(file: Path, asked: Asked) -> TracedStep:
     (spec, _), batch = asked.specs[0], asked.sizes[0]
-    step = step_of(file, asked.calls, asked.script, batch=batch, device=spec, torch_release=asked.torch_release)
+    step = step_of(
+        file, asked.calls, asked.script, batch=batch, device=spec, torch_release=asked.torch_release, tf32=asked.tf32
+    )
     return step.at(amp=asked.amp, checkpoint=asked.checkpoint)
 
 

@@ -20,6 +20,7 @@ from roller.cli.training import (
     CheckpointOption,
     DevicesOption,
     EntryArgument,
+    Tf32Option,
     TorchReleaseOption,
     amps_of,
     batches_of,
@@ -57,6 +58,7 @@ def sweep_command(
     checkpoint: CheckpointOption = "no",
     calls: CallsOption = None,
     torch_release: TorchReleaseOption = "",
+    tf32: Tf32Option = None,
     policy: PolicyOption = "library",
     prices: PricesOption = None,
     csv: CsvOption = None,
@@ -84,7 +86,7 @@ def sweep_command(
         sweeps.check_picture_path(picture)
     script = ScriptRun(given or [], yes, patience)
     script.check(file, is_script(file))
-    step = step_of(file, calls, script, torch_release=torch_release)
+    step = step_of(file, calls, script, torch_release=torch_release, tf32=tf32)
     total = len(specs) * len(sizes) * len(amps) * len(checkpoints)
     with counted_steps("sweep", total) as done, listening(done.within), prints_aside():
         rows = sweeps.sweep(

@@ -55,6 +55,13 @@ TorchReleaseOption = Annotated[
         help="Release of PyTorch whose rules decide what is saved and allocated, e.g. 1.10; by default the newest.",
     ),
 ]  # fmt: skip
+Tf32Option = Annotated[
+    bool | None,
+    typer.Option(
+        "--tf32/--no-tf32",
+        help="Whether float32 convolutions and products use TF32 (from sm_80 on). Default: as the file sets PyTorch.",
+    ),
+]
 EntryArgument = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="An entry file in Python with provider functions, or a training script."),
@@ -134,7 +141,7 @@ def checkpoints_of(text: str) -> list[bool]:
 
 def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
-    device: DeviceSpec | None = None, torch_release: str = "",
+    device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
     """Trace the step of an entry file or a training script as it is; each row of a table changes it later.
 
@@ -148,6 +155,8 @@ def step_of(
         Of the first trace.
     torch_release
         Of all traces; ``""`` for the newest.
+    tf32
+        Whether float32 products use TF32; ``None`` for what the file sets.
     """
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
@@ -156,11 +165,13 @@ def step_of(
     require_torch()
     with prints_aside():
         if script is not None and is_script(file):
-            return trace_script(
+            step = trace_script(
                 file, script.arguments, batch=batch, device=device, calls=calls, patience_s=script.patience_s,
                 torch_release=torch_release,
             )  # fmt: skip
-        return trace_entry(file, batch=batch, device=device, calls=calls, torch_release=torch_release)
+        else:
+            step = trace_entry(file, batch=batch, device=device, calls=calls, torch_release=torch_release)
+    return step if tf32 is None else step.with_tf32(tf32)
 
 
 def combinations(amps: Sequence[str], checkpoints: Sequence[bool]) -> Iterator[tuple[str, bool]]:

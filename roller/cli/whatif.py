@@ -15,6 +15,7 @@ from roller.cli.common import JsonOption, console, print_json
 from roller.cli.outputs import check_outputs
 from roller.cli.progress import counted_steps
 from roller.cli.terminal import prints_aside
+from roller.cli.training import Tf32Option
 from roller.cli.usage import UsageError
 from roller.core.display import cut
 
@@ -61,6 +62,7 @@ def whatif_command(
     device: DeviceOption = None,
     force: ForceOption = False,
     perfetto: PerfettoOption = None,
+    tf32: Tf32Option = None,
     as_json: JsonOption = False,
     list_changes: ListOption = False,
 ) -> None:
@@ -85,7 +87,7 @@ def whatif_command(
     check_outputs(files or (), {"--perfetto": perfetto})
     if perfetto is not None and (search_all or len(asked) != 1):
         raise UsageError("--perfetto: expected one scenario, got several. Name one with --do or --scenario.")
-    graph, memory_of = _graph(files, device)
+    graph, memory_of = _graph(files, device, tf32)
     graph = replace(graph, measured_kernels_us=measured_us)
     if search_all:
         _tell_search(graph, memory_of, force, as_json)
@@ -103,7 +105,7 @@ def whatif_command(
     _tell(answers)
 
 
-def _graph(files: list[Path], device: str | None) -> tuple[StepGraph, MemoryOf | None]:
+def _graph(files: list[Path], device: str | None, tf32: bool | None) -> tuple[StepGraph, MemoryOf | None]:
     """Return the graph of profiles, or of an entry file's step on a device that is not here, and a memory function.
 
     There is none for profiles: they do not record which tensors would remain after a change.
@@ -118,8 +120,10 @@ def _graph(files: list[Path], device: str | None) -> tuple[StepGraph, MemoryOf |
                 f"{files[0]}: --device: expected the device to run it on, got none. Name one, such as a100."
             )
         with prints_aside():
-            step = step_of(files[0])
+            step = step_of(files[0], tf32=tf32)
             return step.graph(device), cache(lambda change: step.memory_with(change, device))
+    if tf32 is not None:
+        raise UsageError(f"{files[0]}: expected no --tf32 for a recording, which has its kernels. Leave it out.")
     return from_kineto([str(f) for f in files], device=device), None
 
 

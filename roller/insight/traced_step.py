@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 from roller.errors import RollerError
@@ -31,7 +31,7 @@ class TracedStep(Trace):
         Traces the same step under other options. Other fields are those of :class:`~roller.insight.trace.trace.Trace`.
     """
 
-    again: Retracer[TracedStep] = field(kw_only=True, compare=False, repr=False)
+    again: Callable[[TraceOptions], TracedStep] = field(kw_only=True, compare=False, repr=False)
 
     @classmethod
     def of(cls, trace: Trace, again: Retracer[TracedStep]) -> TracedStep:
@@ -70,6 +70,21 @@ class TracedStep(Trace):
             The step fails under these options.
         """
         return self.again(TraceOptions(batch, device, amp, checkpoint, torch_release))
+
+    def with_tf32(self, allowed: bool) -> TracedStep:
+        """Return the same step, and itself under other options, with TF32 allowed for float32 products or for none.
+
+        Prices follow it on devices that have TF32; what the entry file sets no longer counts.
+
+        Parameters
+        ----------
+        allowed
+            Whether convolutions and products of float32 may be computed in TF32.
+        """
+        kinds = ["convolution", "product"] if allowed else []
+        return replace(
+            self, options={**self.options, "tf32": kinds}, again=lambda options: self.again(options).with_tf32(allowed)
+        )
 
     def forecast(
         self,

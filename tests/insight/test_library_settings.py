@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import fields
 
@@ -56,3 +57,22 @@ def test_the_what_if_of_mixed_precision_starts_from_tf32(step):
 def test_a_switch_without_an_effect_is_refused(step):
     with pytest.raises(RollerError, match="tf32: expected none with policy roller"):
         price_step(step, roller.load_spec("a100"), "roller", tf32=True)
+
+
+def test_the_switch_of_the_command_line_holds_in_profiles_sweeps_and_what_ifs(cli, tmp_path):
+    entry = tmp_path / "entry.py"
+    entry.write_text(
+        "import torch\n"
+        "def model_provider(): return torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(2)))\n"
+        "def input_provider(batch_size=4096): return (torch.zeros(batch_size, 4096),)\n"
+        "def iteration_provider(model): return lambda x: model(x).square().sum().backward()\n"
+    )
+    for words, key in (
+        (("profile", entry), "iteration_s"), (("forecast", entry), "iteration_s"),
+        (("sweep", entry, "-d", "a100"), "iteration_s"),
+        (("whatif", entry, "--do", "amp", "--device", "a100"), "baseline_us"),
+    ):  # fmt: skip
+        off, on = (json.loads(cli(*words, "--json", switch)[1])[0] for switch in ("--no-tf32", "--tf32"))
+        assert off[key] > 3 * on[key], words
+    code, _, err = cli("profile", entry, "--measure", "--tf32")
+    assert code == 2 and "--tf32" in err
