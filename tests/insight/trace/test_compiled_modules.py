@@ -1,0 +1,69 @@
+"""What of a traced step its own calls of ``torch.compile`` compile, and in which mode."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import roller  # noqa: E402
+from tests.insight.trace.programs import traced_bytes  # noqa: E402
+from tests.insight.trace.test_entry_files import MLP, ROWS, WEIGHTS, iterates, traced  # noqa: E402
+from tests.offenders import every  # noqa: E402
+
+
+@every(
+    ("text", "mode"),
+    [
+        (MLP.replace("nn.Sequential(", "torch.compile(nn.Sequential(").replace("4))", "4)))"), "default"),
+        (
+            MLP.replace("    return", "    m =") + "    m.compile(mode='reduce-overhead')\n    return m\n",
+            "reduce-overhead",
+        ),
+    ],
+)  # fmt: skip
+def test_a_compiled_model_is_traced_as_eager_and_priced_as_compiled(tmp_path, text, mode):
+    trace, eager = (traced(tmp_path, one, ROWS, iterates()) for one in (text, MLP))
+    assert [w for w in trace.warnings if w.startswith("torch.compile") and "as the compiler fuses them" in w]
+    assert traced_bytes(trace)["parameter"] == WEIGHTS and trace.forecast("a100").notes == trace.warnings
+    assert trace.options["compiled"] == {"modules": [""], "mode": mode}
+    assert [o.name for o in trace.steady()] == [o.name for o in eager.steady()]
+    found, asked = trace.forecast("a100"), eager.forecast("a100", policy="compiled")
+    assert found.device_s == asked.device_s < eager.forecast("a100").device_s
+    assert (found.host_s < asked.host_s) == (mode == "reduce-overhead")
+    assert trace.memory("a100") == found.memory and trace.at(batch=8).options["compiled"] == trace.options["compiled"]
+
+
+def test_a_compiled_function_is_said_to_be_priced_as_eager(tmp_path):
+    trace = traced(tmp_path, "@torch.compile\ndef loss(y):\n    return y.tanh()\n" + MLP, ROWS, iterates())
+    assert [w for w in trace.warnings if w.startswith("torch.compile") and "eager" in w]
+    assert "compiled" not in trace.options
+
+
+@every("options", ["disable=True", "backend='eager'", "backend=print"])
+@every("call", ["m = torch.compile(m, {})", "m.compile({})"])
+def test_a_compile_call_that_generates_no_kernels_is_priced_as_eager(tmp_path, call, options):
+    text = MLP.replace("    return", "    m =") + f"    {call.format(options)}\n    return m\n"
+    trace, eager = (traced(tmp_path, one, ROWS, iterates()) for one in (text, MLP))
+    assert "compiled" not in trace.options and trace.forecast("a100").device_s == eager.forecast("a100").device_s
+    assert [w for w in trace.warnings if w.startswith("torch.compile") and "not described" in w]
+    assert not [w for w in trace.warnings if "as the compiler fuses them" in w]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what the compiler imports
+@every(
+    ("options", "mode"),
+    [({}, "default"), ({"options": {"triton.cudagraphs": True}}, "reduce-overhead"), ({"mode": "max-autotune"}, ""),
+     ({"backend": "eager"}, None), ({"disable": True}, None)],
+)  # fmt: skip
+def test_the_mode_of_a_model_that_was_compiled_before_is_read(options, mode):
+    wrapped, called = (torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(2))
+    called.compile(**options)
+    for model in (torch.compile(wrapped, **options), called):
+        found = roller.trace(model, torch.zeros(2, 8)).options.get("compiled")
+        assert (found and found["mode"]) == ("reduce-overhead" if mode == "" else mode)  # which captures graphs, too
+
+
+def test_graphs_that_an_option_captures_are_captured(tmp_path):
+    text = MLP.replace("    return", "    m =") + "    m.compile(options={'triton.cudagraphs': True})\n    return m\n"
+    assert traced(tmp_path, text, ROWS, iterates()).options["compiled"]["mode"] == "reduce-overhead"
