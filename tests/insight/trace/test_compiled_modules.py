@@ -67,3 +67,50 @@ def test_the_mode_of_a_model_that_was_compiled_before_is_read(options, mode):
 def test_graphs_that_an_option_captures_are_captured(tmp_path):
     text = MLP.replace("    return", "    m =") + "    m.compile(options={'triton.cudagraphs': True})\n    return m\n"
     assert traced(tmp_path, text, ROWS, iterates()).options["compiled"]["mode"] == "reduce-overhead"
+
+
+CHAIN = """
+class Chain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 4096), nn.Linear(4096, 64)
+    def forward(self, x):
+        return self.last(self.first(x).tanh().exp().neg().sigmoid())
+def model_provider():
+    return torch.compile(Chain())
+"""
+
+
+def test_the_verb_names_operators_of_the_step_that_is_compiled(tmp_path, cli):
+    step = traced(tmp_path, CHAIN, ROWS, iterates())
+    capacity = ("memory_layers.global.capacity_bytes", 1.5e9)
+    spec = roller.load_spec("t4", dict([capacity]))
+    memory = step.memory(spec, batch=2**16)
+    assert not memory.fits
+    failing = step.at(batch=2**16, device=spec).as_run(spec).operators[memory.oom_operator]
+    arguments = ("--device", "t4", "--batch", 2**16, "--set", "=".join(map(str, capacity)))
+    out = " ".join(cli("memory", tmp_path / "entry.py", *arguments)[1].split())
+    assert f"It fails in {failing.phase}: {failing.name}" in out
+
+
+def test_a_snapshot_is_that_of_the_step_that_is_compiled(tmp_path, cli):
+    from roller.insight.memory.snapshot import read_snapshot
+
+    def written(verb, model):
+        traced(tmp_path, model, ROWS, iterates())
+        cli(verb, tmp_path / "entry.py", "--device", "a100", "--batch", 512, "--snapshot", tmp_path / "s.pickle")
+        return [entry["size"] for entry in read_snapshot(tmp_path / "s.pickle")["device_traces"][0]]
+
+    for verb in ("memory", "profile"):
+        assert 0 < len(written(verb, CHAIN)) < len(written(verb, CHAIN.replace("torch.compile(Chain())", "Chain()")))
+
+
+def test_the_memory_of_a_change_is_that_of_the_policy():
+    from roller.insight.step_profile.profiling import profile
+    from roller.insight.whatif.memory_change import MemoryChange
+
+    model = torch.nn.Sequential(torch.nn.Linear(64, 4096), torch.nn.Tanh(), torch.nn.Sigmoid(), torch.nn.Dropout())
+    step = roller.trace(model, torch.zeros(512, 64), optimizer="sgd")
+    compiled = step.forecast("a100", policy="compiled").memory
+    assert step.memory_with(MemoryChange(), "a100", policy="compiled") == compiled != step.memory("a100")
+    assert profile(step, "a100", policy="compiled").memory_of(MemoryChange()) == compiled
