@@ -145,30 +145,30 @@ def _with_recomputation(
 ) -> list[LoopNode]:  # fmt: skip
     """Return the backward's nodes with copies of those of the forward that it needs once more."""
     found: list[LoopNode] = []
-    again: dict[Value, Value] = {}
+    recomputed: dict[Value, Value] = {}
 
-    def provide(value: Value, at: LoopNode) -> None:
-        if value in saved or value in again or value not in writer:
+    def recompute(value: Value, at: LoopNode) -> None:
+        if value in saved or value in recomputed or value not in writer:
             return
         source = writer[value]
         for read in source.values():
-            provide(read, at)
+            recompute(read, at)
         names = {v: Value(new_storage[v]) for v in source.writes if v not in saved}
-        again.update(names)
+        recomputed.update(names)
         writes = {names[v]: replace(t, storage=names[v].storage) for v, t in source.writes.items() if v in names}
         found.append(replace(source, reads=renamed(source.reads), writes=writes, recomputed=True, phase=at.phase))
 
     def renamed(reads: Mapping[Access, TensorRecord]) -> dict[Access, TensorRecord]:
         return {
-            a._replace(value=again[a.value]) if a.value in again else a:
-            replace(t, storage=again[a.value].storage) if a.value in again else t
+            a._replace(value=recomputed[a.value]) if a.value in recomputed else a:
+            replace(t, storage=recomputed[a.value].storage) if a.value in recomputed else t
             for a, t in reads.items()
         }  # fmt: skip
 
     for node in backward:
         for value in node.values():
-            provide(value, node)
-        if any(v in again for v in node.values()):
+            recompute(value, node)
+        if any(v in recomputed for v in node.values()):
             node = replace(node, reads=renamed(node.reads))
         found.append(node)
     return found
