@@ -25,6 +25,9 @@ Kind = Literal[
 #: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
+#: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.
+GENERATED = "inductor"
+
 
 class Frame(NamedTuple):
     """A line of the user's project that runs a call.
@@ -271,18 +274,12 @@ class Trace:
         registered = {name: stacks.setdefault(stack, len(stacks)) for name, stack in self.registered.items()}
         return json.dumps(
             {
-                "format": "roller-trace",
-                "version": TRACE_VERSION,
-                "operators": operators,
-                "registered": registered,
-                "stacks": list(stacks),
-                "events": list(_event_rows(self.events)),
+                "format": "roller-trace", "version": TRACE_VERSION, "operators": operators, "registered": registered,
+                "stacks": list(stacks), "events": list(_event_rows(self.events)),
                 "storages": {str(number): asdict(storage) for number, storage in self.storages.items()},
-                "iterations": self.iterations,
-                "options": dict(self.options),
-                "warnings": self.warnings,
+                "iterations": self.iterations, "options": dict(self.options), "warnings": self.warnings,
             }
-        )
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str, where: str = "trace") -> Trace:

@@ -11,10 +11,8 @@ from roller.insight.cost.compiled.inlining import inline
 from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
 from roller.insight.cost.compiled.partition import partition
 from roller.insight.cost.gpu.operator_view import View
-from roller.insight.trace.trace import Operator, TensorRecord
+from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Namespace of the names of generated kernels.
-GENERATED = "inductor"
 #: Operators named in a kernel's name, and reduced elements up to which a block holds a whole row.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
