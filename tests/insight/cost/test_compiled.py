@@ -131,6 +131,27 @@ def test_the_backward_computes_again_what_is_cheaper_than_to_save_it():
     assert found[3] == ("inductor.triton_poi_fused_tanh_mul", [20, 1], [5])
 
 
+@pytest.mark.parametrize("name", ["rand_like", "bernoulli", "normal_functional"])
+def test_the_backward_reads_the_numbers_that_the_forward_has_drawn(name):
+    drawn = operator(f"{name.partition('_f')[0]}.default", [tensor(0)], [tensor(1)], names=("self",))
+    step = trace(
+        drawn, operator("lt.Scalar", [tensor(1)], [tensor(2, dtype="bool")]),
+        operator("mul.Tensor", [tensor(0), tensor(2, dtype="bool")], [tensor(3)]), matmul(3, 9, 4),
+        operator("mul.Tensor", [tensor(20), tensor(2, dtype="bool")], [tensor(5)], "backward"),
+        given={0, 9, 20},
+    )  # fmt: skip
+    found = kernels(step)
+    assert [one[2] for one in found] == [[2, 3], [4], [5]]  # the mask is of one byte
+    assert found[2][:2] == ("inductor.triton_poi_fused_mul", [20, 2])
+
+
+def test_numbers_that_are_drawn_for_two_readers_are_drawn_once():
+    drawn = operator("rand_like.default", [tensor(0)], [tensor(1)])
+    step = trace(drawn, unary("neg", 1, 2), operator("sum.default", [tensor(2)], [tensor(3, ())]),
+                 operator("cat.default", [tensor(2), tensor(0)], [tensor(4, (128, 32))]), given={0})  # fmt: skip
+    assert sum("rand_like" in name for name, _, _ in kernels(step)) == 1
+
+
 def test_memory_between_the_nodes_of_a_kernel_is_gone():
     step = trace(unary("exp", 0, 1), unary("tanh", 1, 2), unary("neg", 2, 3), given={0})
     found = compiled_trace(step)

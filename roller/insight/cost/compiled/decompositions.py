@@ -67,6 +67,15 @@ def fill(builder: Builder, index: int, view: View) -> None:
     builder.add(index, view.operator, "pointwise", (), (view.out,), rows=element_count(view.out))
 
 
+def draw(builder: Builder, index: int, view: View) -> None:
+    """Add random numbers, of which only ``bernoulli`` reads a tensor: its probabilities."""
+    own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
+    given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
+    builder.add(
+        index, view.operator, "pointwise", given, (view.out,), rows=element_count(view.out)
+    ).is_random = True  # fmt: skip
+
+
 def copy(builder: Builder, index: int, view: View) -> None:
     """Add a copy to another layout or dtype; a copy from the host is a call."""
     name = "src" if view.packet == "aten.copy" else "self"
@@ -310,9 +319,13 @@ _MOVES = ("constant_pad_nd", "roll", "flip", "repeat", "tril", "triu", "pixel_sh
           "binary_cross_entropy_backward")  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "all", "any", "norm",
                "linalg_vector_norm", "logsumexp", "var", "var_mean", "std", "count_nonzero")  # fmt: skip
+#: Operators that draw numbers; functorch forbids to compute them again.
+_RANDOM = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "uniform", "normal",
+           "exponential", "bernoulli")  # fmt: skip
 _RULES: dict[str, Rule] = {
     **{name: pointwise(len(functions)) for name, functions in POINTWISE.items()},
     **dict.fromkeys(FILLING, fill),
+    **dict.fromkeys(_RANDOM, draw),
     **dict.fromkeys(COPYING, copy),
     **dict.fromkeys(_MOVES, pointwise()),
     **dict.fromkeys(_WINDOWS, pointwise(4, windowed=True)),
