@@ -169,6 +169,13 @@ class Builder:
         self.nodes.append(node)
         return node
 
+    def undo(self, count: int) -> None:
+        """Remove all nodes but the first ``count``; tensors hold the values from before them."""
+        for node in reversed(self.nodes[count:]):
+            for value in node.writes:
+                self._versions[value.storage] = max(0, value.version - 1)
+        del self.nodes[count:]
+
 
 def with_shape_of(record: TensorRecord, like: TensorRecord) -> TensorRecord:
     """Return a read of as many elements of a table as a result has: those that a gather takes."""
