@@ -155,12 +155,11 @@ class Builder:
     ) -> LoopNode:  # fmt: skip
         """Add a node that reads the current values of tensors, and writes new ones."""
         read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
+        for access in read:  # what is written there later is another value
+            self._versions.setdefault(access.value.storage, 0)
         written = {}
         for t in writes:
-            if t.storage in self._versions or any(a.value.storage == t.storage for a in read):
-                self._versions[t.storage] = self._versions.get(t.storage, 0) + 1
-            else:
-                self._versions.setdefault(t.storage, 0)
+            self._versions[t.storage] = self._versions.get(t.storage, -1) + 1
             written[self.current(t)] = t
         node = LoopNode(
             index, kind, View(operator).packet.removeprefix("aten."), operator.phase, rows, length, trailing, read,
