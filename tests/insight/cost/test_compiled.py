@@ -172,6 +172,41 @@ def test_only_what_is_compiled_is_fused():
     assert kernels(trace(update))[0][0] == "aten.add.Tensor"
 
 
+def within(module, *operators):
+    return [Operator(0, o.name, o.phase, o.inputs, o.outputs, o.arguments, module) for o in operators]
+
+
+def test_modules_that_are_compiled_one_by_one_are_graphs_of_their_own():
+    step = trace(*within("a", unary("exp", 0, 1)), *within("b.0", unary("neg", 1, 2)), *within("b", unary("tanh", 2, 3)),
+                 given={0})  # fmt: skip
+    apart = kernels(step, modules=("a", "b", "b.0"))  # what is within another module is part of its graph
+    assert apart == [("inductor.triton_poi_fused_exp", [0], [1]), ("inductor.triton_poi_fused_neg_tanh", [1], [3])]
+    assert kernels(step) == [("inductor.triton_poi_fused_exp_neg_tanh", [0], [3])]
+
+
+def test_the_backward_of_one_module_computes_nothing_of_another_again():
+    gradient = operator("mul.Tensor", [tensor(20), tensor(2)], [tensor(5)], "backward")
+    step = trace(*within("a", unary("exp", 0, 1), unary("tanh", 1, 2)), *within("b", unary("neg", 2, 3)),
+                 *within("b", gradient), given={0, 20})  # fmt: skip
+    assert kernels(step)[-1][1:] == ([20, 0], [5])  # one graph: from the input
+    assert kernels(step, modules=("a", "b"))[-1][1:] == ([20, 2], [5])
+
+
+def test_each_module_has_its_own_mode():
+    chain = [unary(name, n, n + 1) for n, name in enumerate(("exp", "tanh"))]
+    products = [matmul(n, 20, n + 1) for n in range(2, 8)]
+    step = trace(*within("a", *chain), *within("b", *products), given={0, 20})
+    spec = roller.load_spec("a100")
+
+    def host_s(*modes):
+        options = {"batch": 1, "compiled": {"modules": ["a", "b"], "mode": "default", "modes": list(modes)}}
+        return forecast(Trace(**{**vars(step), "options": options}), spec).host_s
+
+    plain = host_s("default", "default")  # seven launches
+    assert host_s("default", "reduce-overhead") == pytest.approx(plain * 2 / 7)
+    assert host_s("reduce-overhead", "default") == plain
+
+
 def convolution(channels=(64, 128), groups=1, window=3, phase="forward"):
     weight = tensor(2, (channels[1], channels[0] // groups, window, window))
     image, out = tensor(1, (8, channels[0], 16, 16)), tensor(3, (8, channels[1], 16, 16))

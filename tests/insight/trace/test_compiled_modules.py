@@ -114,3 +114,14 @@ def test_the_memory_of_a_change_is_that_of_the_policy():
     compiled = step.forecast("a100", policy="compiled").memory
     assert step.memory_with(MemoryChange(), "a100", policy="compiled") == compiled != step.memory("a100")
     assert profile(step, "a100", policy="compiled").memory_of(MemoryChange()) == compiled
+
+
+def test_each_compiled_module_keeps_its_mode(tmp_path):
+    layers = "    for m, mode in zip(model[::2], (None, 'reduce-overhead')):\n        m.compile(mode=mode)\n"
+    text = MLP.replace("    return", "    model =") + layers + "    return model\n"
+    trace = traced(tmp_path, text, ROWS, iterates())
+    assert trace.options["compiled"] == {
+        "modules": ["0", "2"], "mode": "default", "modes": ["default", "reduce-overhead"]
+    }  # fmt: skip
+    names = [o.name for o in trace.as_run("a100").steady()]
+    assert "aten.relu.default" in names and any(name.startswith("inductor.") for name in names)

@@ -162,7 +162,7 @@ def _add(shared: dict[tuple[int, int], tuple[Group, Group, float]], one: Group, 
 
 def _can_fuse(a: Group, b: Group) -> bool:
     """Return whether the loops of two kernels agree, of which ``a`` begins earlier."""
-    if len(a.nodes) + len(b.nodes) > MOST_NODES:
+    if len(a.nodes) + len(b.nodes) > MOST_NODES or a.nodes[0].graph != b.nodes[0].graph:
         return False
     x, y = a.loops, b.loops
     if a.is_reduction and b.is_reduction:

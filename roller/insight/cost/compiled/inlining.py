@@ -47,7 +47,7 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[V
         return True
     if not readers:
         return False  # nothing reads it
-    if any(r.kind == "extern" for r in readers):
+    if any(r.kind == "extern" or r.graph != node.graph for r in readers):
         return True
     if node.is_random and len(readers) > 1:
         return True  # each of them reads the same numbers

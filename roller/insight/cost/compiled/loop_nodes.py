@@ -56,6 +56,8 @@ class LoopNode:
         Whether it draws numbers, which cannot be drawn again.
     recomputed
         Whether the backward runs it once more.
+    graph
+        Of its operator; ``None`` of one that is not compiled.
     """
 
     operator: int
@@ -74,6 +76,7 @@ class LoopNode:
     inlined: tuple[tuple[int, str], ...] = ()
     is_random: bool = False
     recomputed: bool = False
+    graph: str | None = ""
 
     @property
     def points(self) -> int:

@@ -60,19 +60,22 @@ def _cut(
     for node in forward:
         for value in node.values():
             readers[value].append(node)
-    stored_in_backward = {value for node in backward if node.kind == "extern" for value in node.values()}
+    kept = {value for node in backward if node.kind == "extern" for value in node.values()}
+    # one graph cannot compute again what another does
+    compiled = [node for node in forward if node.kind != "extern"]
+    kept |= {v for n in (*compiled, *backward) for v in n.values() if v in writer and writer[v].graph != n.graph}
     far = _used_far_apart(forward, readers)
     distance = _distances(forward, readers, wanted)
     network, todo, seen = Network(), deque(wanted), set(wanted)
     while todo:
         value = todo.popleft()
         node = writer[value]
-        stored = node.kind == "extern" or any(r.kind == "extern" for r in readers[value])
+        stored = node.kind == "extern" or any(r.kind == "extern" or r.graph != node.graph for r in readers[value])
         weight = distinct_bytes(node.writes[value]) * DISTANCE_BIAS ** max(1, min(distance.get(value, 1), FARTHEST))
         network.connect((value, "in"), (value, "out"), weight if stored else UNSTORED_FACTOR * weight)
         if value in wanted:
             network.connect((value, "out"), "backward", INFINITE)
-        if _is_kept(node, value, stored_in_backward) or id(node) in far:
+        if _is_kept(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
         for read in node.values():  # inputs of the step are at hand
@@ -84,9 +87,9 @@ def _cut(
     return {value for value, _ in network.minimum_cut("forward", "backward")}
 
 
-def _is_kept(node: LoopNode, value: Value, stored_in_backward: Collection[Value]) -> bool:
+def _is_kept(node: LoopNode, value: Value, kept: Collection[Value]) -> bool:
     """Return whether a value is never computed again."""
-    if node.kind == "extern" or node.is_random or value in stored_in_backward:
+    if node.kind == "extern" or node.is_random or value in kept:
         return True
     return REDUCTION_RATIO * distinct_bytes(node.writes[value]) < sum(map(distinct_bytes, node.reads.values()))
 
