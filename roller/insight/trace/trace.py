@@ -106,6 +106,8 @@ class Operator:
         Whether checkpointing runs it a second time.
     iteration
         Training step it belongs to.
+    outside
+        Whether it runs outside of the root module's forward, as a loss does; of a backward operator, its forward.
     """
 
     index: int
@@ -119,6 +121,7 @@ class Operator:
     stream: int = 0
     recomputed: bool = False
     iteration: int = 0
+    outside: bool = False
 
     @property
     def source(self) -> tuple[str, int] | None:
@@ -349,7 +352,8 @@ def _stack_by_index(stacks: Sequence[Stack], number: int) -> Stack:
 
 def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
     """Return an operator as JSON data; its stack is an index in the list of stacks."""
-    whole = {one.name: getattr(operator, one.name) for one in fields(Operator)}
+    names = (one.name for one in fields(Operator) if one.name != "outside" or operator.outside)
+    whole = {name: getattr(operator, name) for name in names}
     return whole | {
         "inputs": [vars(t) for t in operator.inputs],
         "outputs": [vars(t) for t in operator.outputs],

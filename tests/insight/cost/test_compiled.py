@@ -177,8 +177,8 @@ def within(module, *operators):
 
 
 def test_modules_that_are_compiled_one_by_one_are_graphs_of_their_own():
-    step = trace(*within("a", unary("exp", 0, 1)), *within("b.0", unary("neg", 1, 2)), *within("b", unary("tanh", 2, 3)),
-                 given={0})  # fmt: skip
+    first, inner, outer = unary("exp", 0, 1), unary("neg", 1, 2), unary("tanh", 2, 3)
+    step = trace(*within("a", first), *within("b.0", inner), *within("b", outer), given={0})
     apart = kernels(step, modules=("a", "b", "b.0"))  # what is within another module is part of its graph
     assert apart == [("inductor.triton_poi_fused_exp", [0], [1]), ("inductor.triton_poi_fused_neg_tanh", [1], [3])]
     assert kernels(step) == [("inductor.triton_poi_fused_exp_neg_tanh", [0], [3])]

@@ -22,7 +22,6 @@ class _Undescribed(Exception):
     """A rule does not describe an operator with these arguments."""
 
 
-
 def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
     """Add the nodes of an operator; a view has none, and what no rule describes is a call of a library."""
     view = View(operator)

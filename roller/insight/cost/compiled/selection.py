@@ -22,23 +22,27 @@ class Selection:
     Parameters
     ----------
     modules
-        Paths of compiled modules; ``""`` is the root, and with it the loss.
+        Paths of compiled modules; ``""`` is the root.
     mode
         Mode of ``torch.compile``.
     modes
         Mode of each module; empty if all have ``mode``.
+    with_loss
+        Whether the root's graph has what runs outside of the root's forward, such as the loss of a step's function.
     """
 
     modules: tuple[str, ...] = ("",)
     mode: str = "default"
     modes: tuple[str, ...] = ()
+    with_loss: bool = True
 
     def graph_of(self, operator: Operator) -> str | None:
         """Return the path of the compiled module whose graph has an operator; ``None`` of one that is not compiled.
 
         A module within a compiled one is part of that one's graph.
         """
-        return self._graph_of_module(operator.module) if operator.phase in COMPILED_PHASES else None
+        graph = self._graph_of_module(operator.module) if operator.phase in COMPILED_PHASES else None
+        return None if graph == "" and operator.outside and not self.with_loss else graph
 
     def is_captured(self, graph: str) -> bool:
         """Return whether the mode of a module captures CUDA graphs."""
@@ -47,7 +51,7 @@ class Selection:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
         own = {"modes": list(self.modes)} if self.modes else {}
-        return {"modules": list(self.modules), "mode": self.mode, **own}
+        return {"modules": list(self.modules), "mode": self.mode, **own, "with_loss": self.with_loss}
 
     def _graph_of_module(self, path: str) -> str | None:
         if path not in self._graphs:
@@ -66,7 +70,8 @@ def selection_of(trace: Trace) -> Selection | None:
     found = trace.options.get("compiled")
     if not isinstance(found, dict):
         return None
-    return Selection(tuple(found["modules"]), str(found["mode"]), tuple(found.get("modes", ())))
+    with_loss = bool(found.get("with_loss"))  # torch.compile of a model leaves the loss out
+    return Selection(tuple(found["modules"]), str(found["mode"]), tuple(found.get("modes", ())), with_loss)
 
 
 def launches_with_others(trace: Trace) -> Callable[[Operator], bool]:

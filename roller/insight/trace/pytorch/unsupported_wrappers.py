@@ -35,8 +35,8 @@ _WAYS = {
 
 #: Notes on a compiled module, on a compiled function, and on a call that generates no kernels.
 COMPILED = (
-    "torch.compile: compiled modules are traced as eager, and priced on a GPU as the compiler fuses them; a processor "
-    "is priced as eager."
+    "torch.compile: compiled modules are traced as eager, and priced on a GPU as the compiler fuses them; a loss "
+    "outside of them and a processor are priced as eager."
 )
 EAGER = (
     "torch.compile: a compiled function is traced and priced as eager. Compiled kernels are fused, so time and memory "
