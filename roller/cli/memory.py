@@ -158,7 +158,7 @@ class Row:
             checkpoint,
             memory,
             said,
-            fit_uncertainty_note(traced, spec, memory, conf),
+            fit_uncertainty_note(traced.as_run(spec), spec, memory, conf),
             tuple(traced.warnings),
         )
 
@@ -169,7 +169,8 @@ class Row:
             return [*near, *([f"{self.device}: {self.said}."] if self.said else [])]
         lines = [f"{self.device}, batch {self.batch}: {self.memory.oom}", *near]
         operator = self.memory.oom_operator
-        trace = step.at(batch=self.batch, device=self.spec, amp=self.amp, checkpoint=self.checkpoint)
+        traced = step.at(batch=self.batch, device=self.spec, amp=self.amp, checkpoint=self.checkpoint)
+        trace = traced.as_run(self.spec)
         if operator is not None and 0 <= operator < len(trace.operators):
             at = trace.operators[operator]
             place = "" if at.source is None else f" at {at.source[0]}:{at.source[1]}"
@@ -275,5 +276,5 @@ def _holders(row: Row, top: int) -> Table:
 
 
 def _write(step: TracedStep, row: Row, spec: DeviceSpec, conf: AllocatorSettings | None, path: Path) -> None:
-    trace = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
-    write_memory_snapshot(trace, spec, path, conf)
+    traced = step.at(batch=row.batch or None, device=spec, amp=row.amp, checkpoint=row.checkpoint)
+    write_memory_snapshot(traced.as_run(spec), spec, path, conf)

@@ -175,7 +175,7 @@ def _of_step(file: Path, asked: Asked) -> list[StepProfile]:
     if asked.trace is not None:
         _write_trace(step, *asked.specs[0], asked.trace)
     if asked.snapshot is not None:
-        write_memory_snapshot(step, asked.specs[0][0], asked.snapshot)
+        write_memory_snapshot(step.as_run(asked.specs[0][0]), asked.specs[0][0], asked.snapshot)
     return found
 
 

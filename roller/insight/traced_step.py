@@ -86,6 +86,20 @@ class TracedStep(Trace):
             self, options={**self.options, "tf32": kinds}, again=lambda options: self.again(options).with_tf32(allowed)
         )
 
+    def as_run(self, device: str | DeviceSpec, policy: str = "library") -> Trace:
+        """Return the trace of what runs on a device: of a step that compiles itself, the compiled one.
+
+        Indices of operators in a :class:`~roller.insight.memory.simulate.Memory` are those of this trace.
+
+        Parameters
+        ----------
+        device, policy
+            As in :func:`roller.insight.forecast.forecast`.
+        """
+        from roller.arguments import target_of
+
+        return trace_as_run(self, policy, on_gpu=target_of(device)[0].traits.blocks)
+
     def forecast(
         self,
         device: str | DeviceSpec,
@@ -114,16 +128,18 @@ class TracedStep(Trace):
     ) -> Memory:
         """Return the memory of the step on a device: see :func:`roller.insight.memory.simulate.simulate_memory`."""
         step = self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release)
-        return memory_on_device(_as_run(step, device), device, settings)
+        return memory_on_device(step.as_run(device), device, settings)
 
-    def memory_with(self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1) -> Memory:
+    def memory_with(
+        self, change: MemoryChange, device: str | DeviceSpec, *, devices: int = 1, policy: str = "library"
+    ) -> Memory:
         """Return the memory of this step with a change; of several different iterations, the fullest one.
 
         Parameters
         ----------
         change
             Trace options to change.
-        device, devices
+        device, devices, policy
             As in :func:`roller.insight.forecast.forecast`, unless the change names others.
 
         Raises
@@ -142,7 +158,7 @@ class TracedStep(Trace):
                 amp=change.amp or self.options.get("amp") or "fp32",
                 checkpoint=tuple(dict.fromkeys((*(self.options.get("checkpoint") or ()), *(change.checkpoint or ())))),
             )  # fmt: skip
-        run = _as_run(changed, device)
+        run = changed.as_run(device, policy)
         held = add_bucket_storages(run, buckets(run)) if count > 1 else run
         return memory_on_device(held, device)  # its peak is that of all steps, of the fullest one, too
 
@@ -163,9 +179,9 @@ class TracedStep(Trace):
             Not even one sample fits, or the device has no limit.
         """
         return largest_batch_on_device(
-            lambda n: _as_run(
-                self.at(batch=n, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release), device
-            ),
+            lambda n: self.at(
+                batch=n, device=device, amp=amp, checkpoint=checkpoint, torch_release=torch_release
+            ).as_run(device),
             device,
             settings,
         )
@@ -181,13 +197,6 @@ class TracedStep(Trace):
     ) -> StepGraph:
         """Return the graph of the step on a device: see :func:`roller.insight.step.from_trace.from_trace`."""
         return from_trace(self.at(batch=batch, device=device, amp=amp, checkpoint=checkpoint), device, policy=policy)
-
-
-def _as_run(step: Trace, device: str | DeviceSpec) -> Trace:
-    """Return a step with what it compiles itself compiled, on a device for which that is described."""
-    from roller.arguments import target_of
-
-    return trace_as_run(step, on_gpu=target_of(device)[0].traits.blocks)
 
 
 def _changed_batch(step: Trace, factor: float) -> int | None:

@@ -155,7 +155,7 @@ def profile(
     made = replace(
         found, make_curve=lambda: _curve_of_trace(chosen, spec, found, policy, devices),
         make_graph=None if devices > 1 else lambda: from_trace(chosen, spec, policy=policy),
-        memory_of=lambda change: chosen.memory_with(change, spec, devices=devices),
+        memory_of=lambda change: chosen.memory_with(change, spec, devices=devices, policy=policy),
         find_pads=lambda graph: padded_weights(graph, chosen, "roller" if policy == "roller" else "library"),
     )  # fmt: skip
     return replace(made, curve=made.batch_curve()) if curve else made

@@ -25,6 +25,9 @@ Kind = Literal[
 #: Phase of a step in which an operator or a task runs: ``data`` loads batches, ``other`` is all else, such as set-up.
 Phase = Literal["forward", "backward", "optimizer", "data", "other"]
 
+#: Namespace of the operators that a compiler generates, as in ``"inductor.triton_poi_fused_exp.default"``.
+GENERATED = "inductor"
+
 
 class Frame(NamedTuple):
     """A line of the user's project that runs a call.
@@ -103,6 +106,8 @@ class Operator:
         Whether checkpointing runs it a second time.
     iteration
         Training step it belongs to.
+    outside
+        Whether it runs outside of the root module's forward, as a loss does; of a backward operator, its forward.
     """
 
     index: int
@@ -116,6 +121,7 @@ class Operator:
     stream: int = 0
     recomputed: bool = False
     iteration: int = 0
+    outside: bool = False
 
     @property
     def source(self) -> tuple[str, int] | None:
@@ -271,18 +277,12 @@ class Trace:
         registered = {name: stacks.setdefault(stack, len(stacks)) for name, stack in self.registered.items()}
         return json.dumps(
             {
-                "format": "roller-trace",
-                "version": TRACE_VERSION,
-                "operators": operators,
-                "registered": registered,
-                "stacks": list(stacks),
-                "events": list(_event_rows(self.events)),
+                "format": "roller-trace", "version": TRACE_VERSION, "operators": operators, "registered": registered,
+                "stacks": list(stacks), "events": list(_event_rows(self.events)),
                 "storages": {str(number): asdict(storage) for number, storage in self.storages.items()},
-                "iterations": self.iterations,
-                "options": dict(self.options),
-                "warnings": self.warnings,
+                "iterations": self.iterations, "options": dict(self.options), "warnings": self.warnings,
             }
-        )
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, text: str, where: str = "trace") -> Trace:
@@ -352,7 +352,8 @@ def _stack_by_index(stacks: Sequence[Stack], number: int) -> Stack:
 
 def _operator_row(operator: Operator, stacks: dict[Stack, int]) -> dict[str, Any]:
     """Return an operator as JSON data; its stack is an index in the list of stacks."""
-    whole = {one.name: getattr(operator, one.name) for one in fields(Operator)}
+    names = (one.name for one in fields(Operator) if one.name != "outside" or operator.outside)
+    whole = {name: getattr(operator, name) for name in names}
     return whole | {
         "inputs": [vars(t) for t in operator.inputs],
         "outputs": [vars(t) for t in operator.outputs],

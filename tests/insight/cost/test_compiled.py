@@ -131,6 +131,27 @@ def test_the_backward_computes_again_what_is_cheaper_than_to_save_it():
     assert found[3] == ("inductor.triton_poi_fused_tanh_mul", [20, 1], [5])
 
 
+@pytest.mark.parametrize("name", ["rand_like", "bernoulli", "normal_functional"])
+def test_the_backward_reads_the_numbers_that_the_forward_has_drawn(name):
+    drawn = operator(f"{name.partition('_f')[0]}.default", [tensor(0)], [tensor(1)], names=("self",))
+    step = trace(
+        drawn, operator("lt.Scalar", [tensor(1)], [tensor(2, dtype="bool")]),
+        operator("mul.Tensor", [tensor(0), tensor(2, dtype="bool")], [tensor(3)]), matmul(3, 9, 4),
+        operator("mul.Tensor", [tensor(20), tensor(2, dtype="bool")], [tensor(5)], "backward"),
+        given={0, 9, 20},
+    )  # fmt: skip
+    found = kernels(step)
+    assert [one[2] for one in found] == [[2, 3], [4], [5]]  # the mask is of one byte
+    assert found[2][:2] == ("inductor.triton_poi_fused_mul", [20, 2])
+
+
+def test_numbers_that_are_drawn_for_two_readers_are_drawn_once():
+    drawn = operator("rand_like.default", [tensor(0)], [tensor(1)])
+    step = trace(drawn, unary("neg", 1, 2), operator("sum.default", [tensor(2)], [tensor(3, ())]),
+                 operator("cat.default", [tensor(2), tensor(0)], [tensor(4, (128, 32))]), given={0})  # fmt: skip
+    assert sum("rand_like" in name for name, _, _ in kernels(step)) == 1
+
+
 def test_memory_between_the_nodes_of_a_kernel_is_gone():
     step = trace(unary("exp", 0, 1), unary("tanh", 1, 2), unary("neg", 2, 3), given={0})
     found = compiled_trace(step)
@@ -149,6 +170,41 @@ def test_only_what_is_compiled_is_fused():
     assert [name for name, _, _ in found] == ["inductor.triton_poi_fused_exp_neg", "aten.exp"]
     update = operator("add.Tensor", [tensor(3), tensor(4)], [tensor(5)], "optimizer")
     assert kernels(trace(update))[0][0] == "aten.add.Tensor"
+
+
+def within(module, *operators):
+    return [Operator(0, o.name, o.phase, o.inputs, o.outputs, o.arguments, module) for o in operators]
+
+
+def test_modules_that_are_compiled_one_by_one_are_graphs_of_their_own():
+    first, inner, outer = unary("exp", 0, 1), unary("neg", 1, 2), unary("tanh", 2, 3)
+    step = trace(*within("a", first), *within("b.0", inner), *within("b", outer), given={0})
+    apart = kernels(step, modules=("a", "b", "b.0"))  # what is within another module is part of its graph
+    assert apart == [("inductor.triton_poi_fused_exp", [0], [1]), ("inductor.triton_poi_fused_neg_tanh", [1], [3])]
+    assert kernels(step) == [("inductor.triton_poi_fused_exp_neg_tanh", [0], [3])]
+
+
+def test_the_backward_of_one_module_computes_nothing_of_another_again():
+    gradient = operator("mul.Tensor", [tensor(20), tensor(2)], [tensor(5)], "backward")
+    step = trace(*within("a", unary("exp", 0, 1), unary("tanh", 1, 2)), *within("b", unary("neg", 2, 3)),
+                 *within("b", gradient), given={0, 20})  # fmt: skip
+    assert kernels(step)[-1][1:] == ([20, 0], [5])  # one graph: from the input
+    assert kernels(step, modules=("a", "b"))[-1][1:] == ([20, 2], [5])
+
+
+def test_each_module_has_its_own_mode():
+    chain = [unary(name, n, n + 1) for n, name in enumerate(("exp", "tanh"))]
+    products = [matmul(n, 20, n + 1) for n in range(2, 8)]
+    step = trace(*within("a", *chain), *within("b", *products), given={0, 20})
+    spec = roller.load_spec("a100")
+
+    def host_s(*modes):
+        options = {"batch": 1, "compiled": {"modules": ["a", "b"], "mode": "default", "modes": list(modes)}}
+        return forecast(Trace(**{**vars(step), "options": options}), spec).host_s
+
+    plain = host_s("default", "default")  # seven launches
+    assert host_s("default", "reduce-overhead") == pytest.approx(plain * 2 / 7)
+    assert host_s("reduce-overhead", "default") == plain
 
 
 def convolution(channels=(64, 128), groups=1, window=3, phase="forward"):

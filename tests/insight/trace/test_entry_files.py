@@ -281,34 +281,6 @@ def model_provider():
     assert drops == pytest.approx([0.1, 0.2, 0.3]) and trace.warnings == ()
 
 
-@every(
-    ("text", "mode"),
-    [
-        (MLP.replace("nn.Sequential(", "torch.compile(nn.Sequential(").replace("4))", "4)))"), "default"),
-        (
-            MLP.replace("    return", "    m =") + "    m.compile(mode='reduce-overhead')\n    return m\n",
-            "reduce-overhead",
-        ),
-    ],
-)  # fmt: skip
-def test_a_compiled_model_is_traced_as_eager_and_priced_as_compiled(tmp_path, text, mode):
-    trace, eager = (traced(tmp_path, one, ROWS, iterates()) for one in (text, MLP))
-    assert [w for w in trace.warnings if w.startswith("torch.compile") and "as the compiler fuses them" in w]
-    assert traced_bytes(trace)["parameter"] == WEIGHTS and trace.forecast("a100").notes == trace.warnings
-    assert trace.options["compiled"] == {"modules": [""], "mode": mode}
-    assert [o.name for o in trace.steady()] == [o.name for o in eager.steady()]
-    found, asked = trace.forecast("a100"), eager.forecast("a100", policy="compiled")
-    assert found.device_s == asked.device_s < eager.forecast("a100").device_s
-    assert (found.host_s < asked.host_s) == (mode == "reduce-overhead")
-    assert trace.memory("a100") == found.memory and trace.at(batch=8).options["compiled"] == trace.options["compiled"]
-
-
-def test_a_compiled_function_is_said_to_be_priced_as_eager(tmp_path):
-    trace = traced(tmp_path, "@torch.compile\ndef loss(y):\n    return y.tanh()\n" + MLP, ROWS, iterates())
-    assert [w for w in trace.warnings if w.startswith("torch.compile") and "eager" in w]
-    assert "compiled" not in trace.options
-
-
 def test_wrappers_are_named_with_the_way_out(tmp_path):
     for wrap in ("nn.parallel.DistributedDataParallel", "nn.DataParallel"):
         with pytest.raises(roller.RollerError, match=r"plain model.*2xa100") as caught:

@@ -40,4 +40,4 @@ def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
         In order; their results that none of them reads are what outlives them.
     """
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
-    return compile_graph(operators, Builder(1 + taken), lambda _: True)
+    return compile_graph(operators, Builder(1 + taken), lambda _: "")

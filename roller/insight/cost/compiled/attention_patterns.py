@@ -32,25 +32,25 @@ def fusible_dtypes(trace: Trace) -> frozenset[str]:
 
 
 def with_fused_attention(
-    operators: Sequence[Operator], dtypes: Collection[str], is_compiled: Callable[[Operator], bool]
+    operators: Sequence[Operator], dtypes: Collection[str], graph_of: Callable[[Operator], str | None]
 ) -> list[Operator]:
     """Return operators with one of fused attention in place of each that is written out.
 
     Parameters
     ----------
     operators
-        Of one graph, in order.
+        In order.
     dtypes
         Of queries, keys and values that are fused.
-    is_compiled
-        Whether an operator is part of what is compiled.
+    graph_of
+        Returns the graph of an operator; ``None`` of one that is not compiled.
     """
-    graph = _Graph(operators, is_compiled)
+    graph = _Graph(operators, graph_of)
     found: dict[int, Operator] = {}
     gone: set[int] = set()
     for place, operator in enumerate(operators):
         match = _match(graph, place, operator) if operator.name == "aten._softmax.default" else None
-        if match is not None and match.query.dtype in dtypes:
+        if match is not None and match.query.dtype in dtypes and graph.is_one(match.places):
             found[match.last] = match.operator(operators[match.last])
             gone |= match.places
     return [found.get(n, o) for n, o in enumerate(operators) if n in found or n not in gone]
@@ -59,8 +59,8 @@ def with_fused_attention(
 class _Graph:
     """Who writes and who reads each storage; views read nothing."""
 
-    def __init__(self, operators: Sequence[Operator], is_compiled: Callable[[Operator], bool]) -> None:
-        self.operators = operators
+    def __init__(self, operators: Sequence[Operator], graph_of: Callable[[Operator], str | None]) -> None:
+        self.operators, self.graph_of = operators, graph_of
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.writers: dict[int, list[int]] = defaultdict(list)
         for place, operator in enumerate(operators):
@@ -69,9 +69,13 @@ class _Graph:
                 continue
             for storage in {t.storage for t in operator.inputs}:
                 self.readers[storage].append(place)
-            if is_compiled(operator):
+            if graph_of(operator) is not None:
                 for storage in {t.storage for t in operator.outputs}:
                     self.writers[storage].append(place)
+
+    def is_one(self, places: Collection[int]) -> bool:
+        """Return whether operators are of one graph."""
+        return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
     def writer(self, record: TensorRecord) -> int | None:
         """Return the operator that alone writes a tensor; ``None`` of one that several write, or none here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -78,7 +79,7 @@ class _TraceWriter:
     def add_step(self, start: int, end: int) -> None:
         """Add one step."""
         for segment in _segments(self.old.operators[start:end]):
-            if segment[0].phase in COMPILED_PHASES and any(map(self.selection.covers, segment)):
+            if segment[0].phase in COMPILED_PHASES and any(self.selection.graph_of(o) is not None for o in segment):
                 self._add_compiled(segment)
             else:
                 for operator in segment:
@@ -93,10 +94,13 @@ class _TraceWriter:
         return index
 
     def _add_compiled(self, segment: Sequence[Operator]) -> None:
-        covers = self.selection.covers
-        operators = with_fused_attention(segment, fusible_dtypes(self.old), covers)
-        memory_format = convolution_format([o for o in segment if covers(o)])
-        operators = laid_out(operators, memory_format, self.builder.new_storage)
+        graph_of = self.selection.graph_of
+        operators = with_fused_attention(segment, fusible_dtypes(self.old), graph_of)
+        graphs: dict[str | None, list[Operator]] = defaultdict(list)
+        for operator in segment:
+            graphs[graph_of(operator)].append(operator)
+        formats = {g: None if g is None else convolution_format(own) for g, own in graphs.items()}
+        operators = laid_out(operators, lambda o: formats[graph_of(o)], self.builder.new_storage)
         last = segment[-1].index
         outlives: set[Value] = set()
 
@@ -104,7 +108,7 @@ class _TraceWriter:
             outlives.update(self._outliving(nodes, last))
             return outlives
 
-        emitted = compile_graph(operators, self.builder, covers, outliving)
+        emitted = compile_graph(operators, self.builder, graph_of, outliving)
         self._write(segment, [replace(e, of=tuple(operators[n].index for n in e.of)) for e in emitted],
                     {v.storage for v in outlives})  # fmt: skip
 

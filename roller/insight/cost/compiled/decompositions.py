@@ -18,6 +18,10 @@ UNROLLED = 8
 Rule = Callable[[Builder, int, View], None]
 
 
+class _Undescribed(Exception):
+    """A rule does not describe an operator with these arguments."""
+
+
 def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
     """Add the nodes of an operator; a view has none, and what no rule describes is a call of a library."""
     view = View(operator)
@@ -25,12 +29,23 @@ def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
     if is_view(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
         return
     rule = _RULES.get(name, extern)
+    if not view.outputs or not all(len(t.stride) == len(t.shape) for t in (*view.inputs, *view.outputs)):
+        rule = extern  # of lists, or of a sparse tensor
     if rule is not extern and _writes_part(view):
         rule = extern  # a part of a tensor, written in place
+    before = len(builder.nodes)
     try:
         rule(builder, index, view)
-    except (KeyError, IndexError, ValueError, TypeError):
+    except (_Undescribed, KeyError):  # KeyError: of a missing tensor
+        builder.undo(before)
         extern(builder, index, view)
+
+
+def _first_inputs(view: View, count: int = 1) -> tuple[TensorRecord, ...]:
+    """Return the first inputs, of which an operator on the host's tensors has fewer."""
+    if len(view.inputs) < count:
+        raise _Undescribed(f"{view.operator.name}: {len(view.inputs)} inputs")
+    return view.inputs[:count]
 
 
 def _writes_part(view: View) -> bool:
@@ -67,6 +82,15 @@ def fill(builder: Builder, index: int, view: View) -> None:
     builder.add(index, view.operator, "pointwise", (), (view.out,), rows=element_count(view.out))
 
 
+def draw(builder: Builder, index: int, view: View) -> None:
+    """Add random numbers, of which only ``bernoulli`` reads a tensor: its probabilities."""
+    own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
+    given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
+    builder.add(
+        index, view.operator, "pointwise", given, (view.out,), rows=element_count(view.out)
+    ).is_random = True  # fmt: skip
+
+
 def copy(builder: Builder, index: int, view: View) -> None:
     """Add a copy to another layout or dtype; a copy from the host is a call."""
     name = "src" if view.packet == "aten.copy" else "self"
@@ -98,9 +122,11 @@ def max_pool_backward(builder: Builder, index: int, view: View) -> None:
 
 def dropout(builder: Builder, index: int, view: View) -> None:
     """Add a random mask, and its product with the input."""
+    if len(view.outputs) < 2:
+        raise _Undescribed(f"{view.operator.name}: no mask")
     out, mask = view.outputs[:2]
     builder.add(index, view.operator, "pointwise", (), (mask,), rows=element_count(mask)).is_random = True
-    builder.add(index, view.operator, "pointwise", (view.inputs[0], mask), (out,), rows=element_count(out))
+    builder.add(index, view.operator, "pointwise", (*_first_inputs(view), mask), (out,), rows=element_count(out))
 
 
 def concatenate(builder: Builder, index: int, view: View) -> None:
@@ -113,7 +139,7 @@ def concatenate(builder: Builder, index: int, view: View) -> None:
 
 def gather(builder: Builder, index: int, view: View) -> None:
     """Add a gather: it reads the indices, and as many elements of the table as it writes."""
-    table, *rest = view.inputs
+    (table,), rest = _first_inputs(view), view.inputs[1:]
     taken = replace(with_shape_of(table, view.out), offset=-1 - index)
     builder.add(
         index, view.operator, "pointwise", (taken, *(t for t in rest if t.dtype in ("int64", "int32", "bool"))),
@@ -123,7 +149,7 @@ def gather(builder: Builder, index: int, view: View) -> None:
 
 def reduction(builder: Builder, index: int, view: View) -> None:
     """Add a reduction over some dimensions; of two tensors, an element-wise maximum or minimum."""
-    x = view.inputs[0]
+    (x,) = _first_inputs(view)
     if view.overload == "other":
         pointwise()(builder, index, view)
         return
@@ -163,7 +189,7 @@ def _reduce_then_map(
 
 def softmax(builder: Builder, index: int, view: View) -> None:
     """Add a softmax: maximum and sum of each row, then the quotient."""
-    x, dim = view.inputs[0], int(view.argument("dim", -1))
+    (x,), dim = _first_inputs(view), int(view.argument("dim", -1))
     length = x.shape[dim] if x.shape else 1
     _reduce_then_map(builder, index, view, (x,), (), view.out, (), length, is_trailing(x, (dim,)))
 
@@ -178,7 +204,7 @@ def softmax_backward(builder: Builder, index: int, view: View) -> None:
 
 def layer_norm(builder: Builder, index: int, view: View) -> None:
     """Add a norm over the last dimensions."""
-    x = view.inputs[0]
+    (x,) = _first_inputs(view)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims = range(len(x.shape) - len(shape), len(x.shape))
     kept = [t for t in view.outputs[1:] if element_count(t)]
@@ -189,7 +215,7 @@ def layer_norm(builder: Builder, index: int, view: View) -> None:
 
 def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
     """Add the gradients of a norm over the last dimensions: of its input by rows, of its parameters over all rows."""
-    gradient, x = view.inputs[:2]
+    gradient, x = _first_inputs(view, 2)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims, length = range(len(x.shape) - len(shape), len(x.shape)), math.prod(shape)
     wanted: Sequence[bool] = view.argument("output_mask", (True,) * len(view.outputs))
@@ -208,7 +234,7 @@ def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
 
 def group_norm(builder: Builder, index: int, view: View) -> None:
     """Add a norm over groups of channels."""
-    x = view.inputs[0]
+    (x,) = _first_inputs(view)
     length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
     kept = [t for t in view.outputs[1:] if element_count(t)]
     trailing = loop_is_channels_first(x)
@@ -217,7 +243,7 @@ def group_norm(builder: Builder, index: int, view: View) -> None:
 
 def group_norm_backward(builder: Builder, index: int, view: View) -> None:
     """Add the gradients of a norm over groups."""
-    gradient, x = view.inputs[:2]
+    gradient, x = _first_inputs(view, 2)
     length = element_count(x) // (x.shape[0] * int(view.argument("group", 1)))
     _reduce_then_map(
         builder, index, view, (gradient, x), view.inputs[2:], view.outputs[0], view.outputs[1:], length,
@@ -291,12 +317,12 @@ def elementwise_loss(builder: Builder, index: int, view: View) -> None:
     if view.argument("reduction", 1) == 0:
         pointwise(4)(builder, index, view)
     else:
-        _reduce(builder, index, view, view.inputs, view.outputs, element_count(view.inputs[0]), True)
+        _reduce(builder, index, view, view.inputs, view.outputs, element_count(_first_inputs(view)[0]), True)
 
 
 def nll_loss(builder: Builder, index: int, view: View) -> None:
     """Add a negative log-likelihood: a sum over one element of each row."""
-    x, target = view.inputs[:2]
+    x, target = _first_inputs(view, 2)
     taken = replace(with_shape_of(x, target), offset=-1 - index)
     _reduce(builder, index, view, (taken, target), view.outputs, max(1, element_count(target)), True)
 
@@ -310,9 +336,13 @@ _MOVES = ("constant_pad_nd", "roll", "flip", "repeat", "tril", "triu", "pixel_sh
           "binary_cross_entropy_backward")  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "all", "any", "norm",
                "linalg_vector_norm", "logsumexp", "var", "var_mean", "std", "count_nonzero")  # fmt: skip
+#: Operators that draw numbers; functorch forbids to compute them again.
+_RANDOM = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "uniform", "normal",
+           "exponential", "bernoulli")  # fmt: skip
 _RULES: dict[str, Rule] = {
     **{name: pointwise(len(functions)) for name, functions in POINTWISE.items()},
     **dict.fromkeys(FILLING, fill),
+    **dict.fromkeys(_RANDOM, draw),
     **dict.fromkeys(COPYING, copy),
     **dict.fromkeys(_MOVES, pointwise()),
     **dict.fromkeys(_WINDOWS, pointwise(4, windowed=True)),

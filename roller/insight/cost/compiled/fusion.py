@@ -28,8 +28,10 @@ class Group:
         In order.
     first, last
         Places of the first and the last node.
-    before
-        Groups that write what this one reads.
+    before, after
+        Groups that write what this one reads, and that read what it writes.
+    latest
+        No group that has to run before this one has a later last node; at least ``last``.
     """
 
     nodes: list[LoopNode]
@@ -37,6 +39,7 @@ class Group:
     last: int
     before: set[Group] = field(default_factory=set, repr=False)
     after: set[Group] = field(default_factory=set, repr=False)
+    latest: int = 0
 
     @property
     def loops(self) -> LoopNode:
@@ -72,7 +75,7 @@ def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
     bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
     the innermost ones is fused with no element-wise node over all its points.
     """
-    groups = [Group([node], n, n) for n, node in enumerate(nodes)]
+    groups = [Group([node], n, n, latest=n) for n, node in enumerate(nodes)]
     writer = {value: group for group in groups for node in group.nodes for value in node.writes}
     for group in groups:
         for value in group.nodes[0].values():
@@ -115,6 +118,14 @@ def _merge(a: Group, b: Group) -> None:
             x.before.add(a)
     a.before = (a.before | b.before) - {a, b}
     a.after = (a.after | b.after) - {a, b}
+    a.latest = max(a.latest, b.latest, a.last)
+    todo = [a]
+    while todo:
+        group = todo.pop()
+        for follower in group.after:
+            if follower.latest < a.latest:
+                follower.latest = a.latest
+                todo.append(follower)
 
 
 def _pairs(groups: Sequence[Group]) -> Iterator[tuple[tuple[bool, float, int], Group, Group]]:
@@ -151,7 +162,7 @@ def _add(shared: dict[tuple[int, int], tuple[Group, Group, float]], one: Group, 
 
 def _can_fuse(a: Group, b: Group) -> bool:
     """Return whether the loops of two kernels agree, of which ``a`` begins earlier."""
-    if len(a.nodes) + len(b.nodes) > MOST_NODES:
+    if len(a.nodes) + len(b.nodes) > MOST_NODES or a.nodes[0].graph != b.nodes[0].graph:
         return False
     x, y = a.loops, b.loops
     if a.is_reduction and b.is_reduction:
@@ -168,7 +179,7 @@ def _has_path_between(a: Group, b: Group) -> bool:
     todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[Group]()
     while todo:
         group = todo.pop()
-        if group in seen or group.last < low:
+        if group in seen or group.latest < low:  # all on its side is before both
             continue
         seen.add(group)
         if a in group.before or b in group.before:
@@ -190,7 +201,5 @@ def _in_order(groups: Sequence[Group]) -> list[Group]:
             waiting[other] -= 1
             if not waiting[other]:
                 heapq.heappush(ready, (other.last, id(other), other))
-    if len(found) < len(groups):  # two kernels that wait for each other, by a path that began before both
-        seen = set(found)
-        found += sorted((g for g in groups if g not in seen), key=lambda g: g.last)
+    assert len(found) == len(groups), "fusion: two kernels wait for each other"
     return found

@@ -11,10 +11,8 @@ from roller.insight.cost.compiled.inlining import inline
 from roller.insight.cost.compiled.loop_nodes import Builder, LoopNode, Value
 from roller.insight.cost.compiled.partition import partition
 from roller.insight.cost.gpu.operator_view import View
-from roller.insight.trace.trace import Operator, TensorRecord
+from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Namespace of the names of generated kernels.
-GENERATED = "inductor"
 #: Operators named in a kernel's name, and reduced elements up to which a block holds a whole row.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
@@ -48,7 +46,7 @@ def unread_values(nodes: Sequence[LoopNode]) -> set[Value]:
 
 
 def compile_graph(
-    operators: Sequence[Operator], builder: Builder, is_compiled: Callable[[Operator], bool],
+    operators: Sequence[Operator], builder: Builder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
 ) -> list[Emitted]:  # fmt: skip
     """Return what runs in place of the operators of a forward and its backward, in order.
@@ -59,17 +57,21 @@ def compile_graph(
         In order, the forward's before the backward's.
     builder
         Knows the storages that are taken.
-    is_compiled
-        Whether an operator is part of what is compiled; all others stay as they are.
+    graph_of
+        Returns the graph of an operator; ``None`` of one that is not compiled, which stays as it is. Nothing is fused
+        across graphs, and each stores its results.
     outliving
         Returns the values of nodes that something outside of them reads.
     """
     start = len(builder.nodes)
     for place, operator in enumerate(operators):
-        if is_compiled(operator):
+        graph, first = graph_of(operator), len(builder.nodes)
+        if graph is not None:
             add_nodes(builder, place, operator)
         else:
             extern(builder, place, View(operator))
+        for node in builder.nodes[first:]:
+            node.graph = graph
     nodes = builder.nodes[start:]
     needed = outliving(nodes)
     forward = [n for n in nodes if n.phase == "forward"]

@@ -47,11 +47,13 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[V
         return True
     if not readers:
         return False  # nothing reads it
-    if any(r.kind == "extern" for r in readers):
+    if any(r.kind == "extern" or r.graph != node.graph for r in readers):
         return True
+    if node.is_random and len(readers) > 1:
+        return True  # each of them reads the same numbers
     reads = len(node.reads)
     if not reads:
-        return node.is_random and len(readers) > 1  # else a constant
+        return False  # a constant
     if len(readers) > 1 and (reads > SHARED_READS or node.operations > MOST_OPERATIONS):
         return True
     if reads > 1 and any(r.windowed for r in readers):
@@ -62,19 +64,21 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[V
 def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNode:
     """Return a node that reads the inputs of its inlined inputs."""
     reads: dict[Access, TensorRecord] = {}
-    operations, inlined = node.operations, list(node.inlined)
+    operations, inlined, is_random = node.operations, list(node.inlined), node.is_random
     for access, record in node.reads.items():
         source = gone.get(access.value)
         if source is None:
             reads[access] = record
             continue
         operations += source.operations
+        is_random = is_random or source.is_random
         inlined += source.members
         (written,) = source.writes.values()
         for inner, inner_record in source.reads.items():
             moved = _through_view(inner, inner_record, written, record)
             reads[moved[0]] = moved[1]
-    return replace(node, reads=reads, operations=operations, inlined=tuple(dict.fromkeys(inlined)))
+    members = tuple(dict.fromkeys(inlined))
+    return replace(node, reads=reads, operations=operations, inlined=members, is_random=is_random)
 
 
 def _through_view(

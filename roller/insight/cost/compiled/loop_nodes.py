@@ -56,6 +56,8 @@ class LoopNode:
         Whether it draws numbers, which cannot be drawn again.
     recomputed
         Whether the backward runs it once more.
+    graph
+        Of its operator; ``None`` of one that is not compiled.
     """
 
     operator: int
@@ -74,6 +76,7 @@ class LoopNode:
     inlined: tuple[tuple[int, str], ...] = ()
     is_random: bool = False
     recomputed: bool = False
+    graph: str | None = ""
 
     @property
     def points(self) -> int:
@@ -155,12 +158,11 @@ class Builder:
     ) -> LoopNode:  # fmt: skip
         """Add a node that reads the current values of tensors, and writes new ones."""
         read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
+        for access in read:  # what is written there later is another value
+            self._versions.setdefault(access.value.storage, 0)
         written = {}
         for t in writes:
-            if t.storage in self._versions or any(a.value.storage == t.storage for a in read):
-                self._versions[t.storage] = self._versions.get(t.storage, 0) + 1
-            else:
-                self._versions.setdefault(t.storage, 0)
+            self._versions[t.storage] = self._versions.get(t.storage, -1) + 1
             written[self.current(t)] = t
         node = LoopNode(
             index, kind, View(operator).packet.removeprefix("aten."), operator.phase, rows, length, trailing, read,
@@ -168,6 +170,13 @@ class Builder:
         )  # fmt: skip
         self.nodes.append(node)
         return node
+
+    def undo(self, count: int) -> None:
+        """Remove all nodes but the first ``count``; tensors hold the values from before them."""
+        for node in reversed(self.nodes[count:]):
+            for value in node.writes:
+                self._versions[value.storage] = max(0, value.version - 1)
+        del self.nodes[count:]
 
 
 def with_shape_of(record: TensorRecord, like: TensorRecord) -> TensorRecord:

@@ -18,7 +18,7 @@ class Network:
         self._number: dict[Any, int] = {}
         self._edges: list[list[int]] = []
         self._to: list[int] = []
-        self._room: list[float] = []
+        self._residual: list[float] = []
 
     def _node(self, name: Hashable) -> int:
         if name not in self._number:
@@ -29,10 +29,10 @@ class Network:
     def connect(self, source: Hashable, to: Hashable, capacity: float) -> None:
         """Add an edge."""
         a, b = self._node(source), self._node(to)
-        for start, end, room in ((a, b, capacity), (b, a, 0.0)):
+        for start, end, residual in ((a, b, capacity), (b, a, 0.0)):
             self._edges[start].append(len(self._to))
             self._to.append(end)
-            self._room.append(room)
+            self._residual.append(residual)
 
     def minimum_cut(self, source: Hashable, sink: Hashable) -> set[Any]:
         """Return the nodes at the beginnings of the cut's edges.
@@ -60,7 +60,7 @@ class Network:
         while todo:
             n = todo.popleft()
             for e in self._edges[n]:
-                if self._room[e] > _LEAST and level[self._to[e]] < 0:
+                if self._residual[e] > _LEAST and level[self._to[e]] < 0:
                     level[self._to[e]] = level[n] + 1
                     todo.append(self._to[e])
         return level
@@ -72,7 +72,7 @@ class Network:
         while n != end:
             while tried[n] < len(self._edges[n]):
                 e = self._edges[n][tried[n]]
-                if self._room[e] > _LEAST and level[self._to[e]] == level[n] + 1:
+                if self._residual[e] > _LEAST and level[self._to[e]] == level[n] + 1:
                     break
                 tried[n] += 1
             if tried[n] < len(self._edges[n]):
@@ -83,8 +83,8 @@ class Network:
                 tried[n] += 1
             else:
                 return False
-        sent = min(self._room[e] for e in path)
+        sent = min(self._residual[e] for e in path)
         for e in path:
-            self._room[e] -= sent
-            self._room[e ^ 1] += sent
+            self._residual[e] -= sent
+            self._residual[e ^ 1] += sent
         return True

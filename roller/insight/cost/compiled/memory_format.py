@@ -83,7 +83,7 @@ class _Layout(NamedTuple):
 
 
 def laid_out(
-    operators: Sequence[Operator], memory_format: MemoryFormat, new_storage: Callable[[], int]
+    operators: Sequence[Operator], format_of: Callable[[Operator], MemoryFormat | None], new_storage: Callable[[], int]
 ) -> list[Operator]:
     """Return the operators in the layouts that the compiler gives their results, with the copies that this takes.
 
@@ -95,9 +95,10 @@ def laid_out(
     Parameters
     ----------
     operators
-        Of one graph, in order.
-    memory_format
-        That of its convolutions.
+        In order.
+    format_of
+        Returns the format of the convolutions of an operator's graph; ``None`` of one that is not compiled, whose
+        results keep their layouts.
     new_storage
         Returns the number of a storage that nothing has.
     """
@@ -105,7 +106,7 @@ def laid_out(
     copies: dict[int, TensorRecord] = {}
     found: list[Operator] = []
     for operator in operators:
-        view = View(operator)
+        view, memory_format = View(operator), format_of(operator)
         inputs = [_relaid(t, layouts) for t in operator.inputs]
         convolves = memory_format == "channels_last" and view.packet in _CONVOLUTIONS | _GRADIENTS
         if convolves:
@@ -115,7 +116,7 @@ def laid_out(
                         copies[t.storage] = replace(t, storage=new_storage(), stride=_channels_last(t.shape), offset=0)
                         found.append(_copy_of(operator, t, copies[t.storage]))
                     inputs[n] = copies[t.storage]
-        if not is_view(view):
+        if memory_format is not None and not is_view(view):
             keeps = memory_format == "channels_last" and (
                 convolves or any(_is_relaid(t, layouts) for t in operator.inputs)
             )

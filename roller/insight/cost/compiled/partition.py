@@ -60,19 +60,22 @@ def _cut(
     for node in forward:
         for value in node.values():
             readers[value].append(node)
-    stored_in_backward = {value for node in backward if node.kind == "extern" for value in node.values()}
+    kept = {value for node in backward if node.kind == "extern" for value in node.values()}
+    # one graph cannot compute again what another does
+    compiled = [node for node in forward if node.kind != "extern"]
+    kept |= {v for n in (*compiled, *backward) for v in n.values() if v in writer and writer[v].graph != n.graph}
     far = _used_far_apart(forward, readers)
     distance = _distances(forward, readers, wanted)
     network, todo, seen = Network(), deque(wanted), set(wanted)
     while todo:
         value = todo.popleft()
         node = writer[value]
-        stored = node.kind == "extern" or any(r.kind == "extern" for r in readers[value])
+        stored = node.kind == "extern" or any(r.kind == "extern" or r.graph != node.graph for r in readers[value])
         weight = distinct_bytes(node.writes[value]) * DISTANCE_BIAS ** max(1, min(distance.get(value, 1), FARTHEST))
         network.connect((value, "in"), (value, "out"), weight if stored else UNSTORED_FACTOR * weight)
         if value in wanted:
             network.connect((value, "out"), "backward", INFINITE)
-        if _is_kept(node, value, stored_in_backward) or id(node) in far:
+        if _is_kept(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
         for read in node.values():  # inputs of the step are at hand
@@ -84,9 +87,9 @@ def _cut(
     return {value for value, _ in network.minimum_cut("forward", "backward")}
 
 
-def _is_kept(node: LoopNode, value: Value, stored_in_backward: Collection[Value]) -> bool:
+def _is_kept(node: LoopNode, value: Value, kept: Collection[Value]) -> bool:
     """Return whether a value is never computed again."""
-    if node.kind == "extern" or node.is_random or value in stored_in_backward:
+    if node.kind == "extern" or node.is_random or value in kept:
         return True
     return REDUCTION_RATIO * distinct_bytes(node.writes[value]) < sum(map(distinct_bytes, node.reads.values()))
 
@@ -145,30 +148,30 @@ def _with_recomputation(
 ) -> list[LoopNode]:  # fmt: skip
     """Return the backward's nodes with copies of those of the forward that it needs once more."""
     found: list[LoopNode] = []
-    again: dict[Value, Value] = {}
+    recomputed: dict[Value, Value] = {}
 
-    def provide(value: Value, at: LoopNode) -> None:
-        if value in saved or value in again or value not in writer:
+    def recompute(value: Value, at: LoopNode) -> None:
+        if value in saved or value in recomputed or value not in writer:
             return
         source = writer[value]
         for read in source.values():
-            provide(read, at)
+            recompute(read, at)
         names = {v: Value(new_storage[v]) for v in source.writes if v not in saved}
-        again.update(names)
+        recomputed.update(names)
         writes = {names[v]: replace(t, storage=names[v].storage) for v, t in source.writes.items() if v in names}
         found.append(replace(source, reads=renamed(source.reads), writes=writes, recomputed=True, phase=at.phase))
 
     def renamed(reads: Mapping[Access, TensorRecord]) -> dict[Access, TensorRecord]:
         return {
-            a._replace(value=again[a.value]) if a.value in again else a:
-            replace(t, storage=again[a.value].storage) if a.value in again else t
+            a._replace(value=recomputed[a.value]) if a.value in recomputed else a:
+            replace(t, storage=recomputed[a.value].storage) if a.value in recomputed else t
             for a, t in reads.items()
         }  # fmt: skip
 
     for node in backward:
         for value in node.values():
-            provide(value, node)
-        if any(v in again for v in node.values()):
+            recompute(value, node)
+        if any(v in recomputed for v in node.values()):
             node = replace(node, reads=renamed(node.reads))
         found.append(node)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from roller.insight.trace.trace import Operator, Trace
@@ -21,50 +22,70 @@ class Selection:
     Parameters
     ----------
     modules
-        Paths of compiled modules; ``""`` is the root, and with it the loss.
+        Paths of compiled modules; ``""`` is the root.
     mode
         Mode of ``torch.compile``.
+    modes
+        Mode of each module; empty if all have ``mode``.
+    with_loss
+        Whether the root's graph has what runs outside of the root's forward, such as the loss of a step's function.
     """
 
     modules: tuple[str, ...] = ("",)
     mode: str = "default"
+    modes: tuple[str, ...] = ()
+    with_loss: bool = True
 
-    @property
-    def is_captured(self) -> bool:
-        """Whether the mode captures CUDA graphs."""
-        return self.mode in _CAPTURING
+    def graph_of(self, operator: Operator) -> str | None:
+        """Return the path of the compiled module whose graph has an operator; ``None`` of one that is not compiled.
 
-    def covers(self, operator: Operator) -> bool:
-        """Return whether an operator is compiled."""
-        if operator.phase not in COMPILED_PHASES:
-            return False
-        return any(not m or operator.module == m or operator.module.startswith(f"{m}.") for m in self.modules)
+        A module within a compiled one is part of that one's graph.
+        """
+        graph = self._graph_of_module(operator.module) if operator.phase in COMPILED_PHASES else None
+        return None if graph == "" and operator.outside and not self.with_loss else graph
+
+    def is_captured(self, graph: str) -> bool:
+        """Return whether the mode of a module captures CUDA graphs."""
+        return (dict(zip(self.modules, self.modes, strict=False)).get(graph) or self.mode) in _CAPTURING
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON-ready data."""
-        return {"modules": list(self.modules), "mode": self.mode}
+        own = {"modes": list(self.modes)} if self.modes else {}
+        return {"modules": list(self.modules), "mode": self.mode, **own, "with_loss": self.with_loss}
+
+    def _graph_of_module(self, path: str) -> str | None:
+        if path not in self._graphs:
+            around = (m for m in self.modules if not m or path == m or path.startswith(f"{m}."))
+            self._graphs[path] = min(around, key=len, default=None)
+        return self._graphs[path]
+
+    @cached_property
+    def _graphs(self) -> dict[str, str | None]:
+        """Of the modules that were asked for."""
+        return {}
 
 
 def selection_of(trace: Trace) -> Selection | None:
     """Return what the traced step compiles itself; ``None`` if it compiles nothing."""
     found = trace.options.get("compiled")
-    return Selection(tuple(found["modules"]), str(found["mode"])) if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    with_loss = bool(found.get("with_loss"))  # torch.compile of a model leaves the loss out
+    return Selection(tuple(found["modules"]), str(found["mode"]), tuple(found.get("modes", ())), with_loss)
 
 
 def launches_with_others(trace: Trace) -> Callable[[Operator], bool]:
     """Return whether an operator is launched by the call that launches a captured graph."""
     selection = selection_of(trace) if trace.options.get("is_compiled") else None
-    if selection is None or not selection.is_captured:
+    if selection is None or not any(map(selection.is_captured, selection.modules)):
         return lambda _: False
-    begun: set[tuple[int, str]] = set()
+    running: tuple[int, str, str] | None = None
 
     def is_within(operator: Operator) -> bool:
-        if not selection.covers(operator):
-            begun.clear()
-            return False
-        key = operator.iteration, operator.phase
-        is_first = key not in begun
-        begun.add(key)
-        return not is_first
+        nonlocal running
+        graph, before = selection.graph_of(operator), running
+        captured = graph is not None and selection.is_captured(graph)
+        running = (operator.iteration, operator.phase, graph) if graph is not None and captured else None
+        return running is not None and running == before
 
     return is_within

@@ -7,12 +7,10 @@ from roller.insight.cost.gpu.data_movement import generated_kernel
 from roller.insight.cost.gpu.operator_table import TABLE
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Launch, Stream
-from roller.insight.trace.trace import Operator
+from roller.insight.trace.trace import GENERATED, Operator
 
 __all__ = ["is_view", "launches_of"]
 
-#: Namespace of kernels that PyTorch's compiler generates.
-_GENERATED = "inductor."
 #: Namespaces of PyTorch's own operators.
 _MAY_RETURN_VIEWS = ("aten.", "prims.")
 
@@ -42,7 +40,7 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     view = View(operator)
     if is_view(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
         return (), True
-    mapping = generated_kernel if view.packet.startswith(_GENERATED) else TABLE.get(view.packet)
+    mapping = generated_kernel if view.packet.startswith(f"{GENERATED}.") else TABLE.get(view.packet)
     if mapping is not None:
         try:
             return mapping(view), True

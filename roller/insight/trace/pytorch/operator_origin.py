@@ -37,10 +37,11 @@ _KEY = "roller"
 
 @dataclass(frozen=True)
 class OperatorOrigin:
-    """Module path, and the project's frames, outermost first."""
+    """Module path, the project's frames, outermost first, and whether the root module does not run it."""
 
     module: str = ""
     stack: Stack = ()
+    outside: bool = False
 
 
 class OriginTracker:
@@ -70,6 +71,8 @@ class OriginTracker:
         self._stack: list[str] = []
         #: How many of the project's frames were there when each of these modules was called.
         self._depths: list[int] = []
+        #: Whether each of these modules is the root, or runs within its forward.
+        self._within: list[bool] = []
         self._node: OperatorOrigin | None = None
         self._is_within_backward = False
         self._thread = get_ident()
@@ -93,8 +96,9 @@ class OriginTracker:
             module, outer = self._node.module, self._node.stack
             if self.is_recomputing:
                 module = self._stack[-1] if self._stack else ""
-            return OperatorOrigin(module, self.stacks.joined(outer, inner))
-        return OperatorOrigin(self._stack[-1] if self._stack else "", self.stacks.joined(self._backward_stack, inner))
+            return OperatorOrigin(module, self.stacks.joined(outer, inner), self._node.outside)
+        module, outside = self._stack[-1] if self._stack else "", not (self._within and self._within[-1])
+        return OperatorOrigin(module, self.stacks.joined(self._backward_stack, inner), outside)
 
     def dispatch_origin(self) -> OperatorOrigin:
         """Return the origin of an operator that is dispatched now, and store it for the node created just before.
@@ -134,7 +138,7 @@ class OriginTracker:
         try:
             yield
         finally:
-            del self._stack[depth:], self._depths[depth:]
+            del self._stack[depth:], self._depths[depth:], self._within[depth:]
 
     @contextmanager
     def track(self) -> Iterator[None]:
@@ -185,16 +189,19 @@ class OriginTracker:
         if not self._stack and self.phase != "backward":
             self.before_root_call(module, inputs)
             self.phase = "forward"
-        self._push(self.names.get(id(module), self._stack[-1] if self._stack else ""))
+        outer = self._stack[-1] if self._stack else ""
+        self._push(self.names.get(id(module), outer), is_root=self.names.get(id(module)) == "")
 
-    def _push(self, path: str) -> None:
+    def _push(self, path: str, is_root: bool = False) -> None:
         self._stack.append(path)
+        self._within.append(is_root or (bool(self._within) and self._within[-1]))
         self._depths.append(len(self.stacks.here()))
 
     def _after_module(self, module: torch.nn.Module, *_: Any) -> None:
         if self._stack and get_ident() == self._thread:
             self._stack.pop()
             self._depths.pop()
+            self._within.pop()
 
     def _before_backward_node(self, place: OperatorOrigin, *_: Any) -> None:
         self._node = place
@@ -216,7 +223,7 @@ class OriginTracker:
     @driver
     def _run_backward(self, body: Any, *args: Any, **kwargs: Any) -> Any:
         before, self.phase, self._node = self.phase, "backward", None
-        kept, depths, self._stack, self._depths = self._stack, self._depths, [], []
+        kept, self._stack, self._depths, self._within = (self._stack, self._depths, self._within), [], [], []
         around = self._backward_stack
         self._backward_stack = self.stacks.joined(around, self.stacks.here(sys._getframe(1)))
         try:
@@ -225,8 +232,8 @@ class OriginTracker:
             self._backward_stack = around
             # Operators after a whole backward (unscaling, clipping) belong to the update, but not after a gradient
             # computed within a model.
-            self.phase = "optimizer" if before != "backward" and not kept else before
-            self._node, self._stack, self._depths = None, kept, depths
+            self.phase = "optimizer" if before != "backward" and not kept[0] else before
+            self._node, (self._stack, self._depths, self._within) = None, kept
 
     def _before_optimizer_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._is_within_backward, self.phase = self.phase == "backward", "optimizer"

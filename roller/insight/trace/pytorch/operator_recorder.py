@@ -161,7 +161,7 @@ class OperatorRecorder(TorchDispatchMode):
         self.operators.append(
             Operator(
                 index, str(func), self.origins.phase, inputs, (), arguments, place.module, place.stack,
-                recomputed=recomputed, iteration=self.iteration,
+                recomputed=recomputed, iteration=self.iteration, outside=place.outside,
             )
         )  # fmt: skip
         self._report(index + 1)

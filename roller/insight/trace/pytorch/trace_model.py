@@ -381,6 +381,7 @@ def _batch_size(request: Request) -> int | None:
 
 
 def _selection(compiled: Mapping[str, str]) -> dict[str, Any]:
-    """Return the compiled modules as an option of the trace; several modes are one, the most usual."""
+    """Return the compiled modules as an option of the trace: the most usual mode, and each where they differ."""
     modes = list(compiled.values())
-    return {"modules": list(compiled), "mode": max(modes, key=modes.count)}
+    own = {"modes": modes} if len(set(modes)) > 1 else {}
+    return {"modules": list(compiled), "mode": max(modes, key=modes.count), **own}

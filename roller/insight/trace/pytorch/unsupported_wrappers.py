@@ -33,14 +33,18 @@ _WAYS = {
 }  # fmt: skip
 
 
-#: Notes on a compiled module, and on a compiled function.
+#: Notes on a compiled module, on a compiled function, and on a call that generates no kernels.
 COMPILED = (
-    "torch.compile: compiled modules are traced as eager, and priced on a GPU as the compiler fuses them; a processor "
-    "is priced as eager."
+    "torch.compile: compiled modules are traced as eager, and priced on a GPU as the compiler fuses them; a loss "
+    "outside of them and a processor are priced as eager."
 )
 EAGER = (
     "torch.compile: a compiled function is traced and priced as eager. Compiled kernels are fused, so time and memory "
     "differ: activations may be kept or computed again. Compile the module instead."
+)
+NO_KERNELS = (
+    "torch.compile: a call that is disabled, or whose backend is not 'inductor', is traced and priced as eager: which "
+    "kernels another backend runs is not described."
 )
 #: Attribute of a module that is compiled: the mode.
 _MODE = "_roller_compile_mode"
@@ -51,9 +55,23 @@ def compiled_modules(model: torch.nn.Module, prefix: str = "") -> dict[str, str]
     return {path: vars(m)[_MODE] for path, m in model.named_modules(prefix=prefix) if _MODE in vars(m)}
 
 
-def _mark_compiled(model: torch.nn.Module, options: Mapping[str, Any]) -> None:
+def _compile_mode(options: Mapping[str, Any]) -> str:
+    """Return the mode of a call of ``torch.compile``; ``""`` of one that generates no kernels."""
+    if options.get("disable") or (options.get("backend") or "inductor") != "inductor":
+        return ""
+    captures = (options.get("options") or {}).get("triton.cudagraphs")  # what this mode sets
+    return "reduce-overhead" if captures else str(options.get("mode") or "default")
+
+
+def _mode_of_compiled_call(call: Any) -> str:
+    """Return the mode of a call that ``torch.compile`` has made; ``""`` of one that generates no kernels."""
+    config = getattr(call, "get_compiler_config", lambda: None)()  # that of Inductor alone
+    return "" if config is None else _compile_mode({"options": config})
+
+
+def _mark_compiled(model: torch.nn.Module, mode: str) -> None:
     # past Module.__setattr__: the model must look as before
-    object.__setattr__(model, _MODE, str(options.get("mode") or "default"))
+    object.__setattr__(model, _MODE, mode)
 
 
 def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torch.nn.Module:
@@ -71,10 +89,12 @@ def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torc
                 raise ModelError(_error_sentence(f"{base.__name__} of {home}" + (f" in {path}" if path else ""), home))
     inner = model.__dict__.get("_modules", {}).get("_orig_mod")
     found = inner if isinstance(inner, torch.nn.Module) else model
-    if found is inner or getattr(model, "_compiled_call_impl", None) is not None:
-        said(COMPILED)
-        if _MODE not in vars(found):
-            _mark_compiled(found, {})
+    call = model.forward if found is inner else getattr(model, "_compiled_call_impl", None)
+    if call is not None:
+        mode = vars(found).get(_MODE) or _mode_of_compiled_call(call)
+        said(COMPILED if mode else NO_KERNELS)
+        if mode:
+            _mark_compiled(found, mode)
     return found
 
 
@@ -87,10 +107,11 @@ def disable_compile(said: Callable[[str], None], foreign: Callable[[str], bool] 
             return lambda given: return_uncompiled(given, **options)
         method = getattr(model, "__self__", None)  # of module.compile(): its own call
         module = method if isinstance(method, torch.nn.Module) else model
+        mode = _compile_mode(options)
         if foreign is None or not foreign(sys._getframe(1).f_code.co_filename):
-            said(COMPILED if isinstance(module, torch.nn.Module) else EAGER)
-        if isinstance(module, torch.nn.Module):
-            _mark_compiled(module, options)
+            said(NO_KERNELS if not mode else COMPILED if isinstance(module, torch.nn.Module) else EAGER)
+        if isinstance(module, torch.nn.Module) and mode:
+            _mark_compiled(module, mode)
         if isinstance(model, torch.nn.Module):
             object.__setattr__(model, "_orig_mod", model)  # what a compiled module calls the one within
         return model
