@@ -13,6 +13,7 @@ from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemor
 from roller.insight.memory.convolution_workspaces import (
     NARROW_FLOATS,
     add_convolution_workspaces,
+    is_convolution_workspace,
 )
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.trace.torch_release import TorchRelease
@@ -315,6 +316,8 @@ class _Run:
             try:
                 allocator.malloc(event.storage, event.size_bytes, event.stream)
             except OutOfDeviceMemoryError as error:
+                if is_convolution_workspace(event.storage):  # cuDNN takes an algorithm that needs less
+                    continue
                 self.oom, self.oom_operator = error, event.operator
                 break
             peak = self.at_peak

@@ -50,6 +50,15 @@ def test_the_published_convolution_reserves_its_tensors_twice():
     assert found.by_kind()["workspace"] == workspace_bytes(operator)
 
 
+def test_a_convolution_without_room_for_its_workspace_runs_without_it():
+    found = simulate_memory(published(), 5 << 29, library=CONVERTS)
+    assert found.fits
+    assert found.retries == 1  # cuDNN asked for it, so that what was cached was released
+    assert found.peak.requested_bytes == 2 * IMAGE + WEIGHT
+    assert "workspace" not in found.by_kind()
+    assert not simulate_memory(published(), 1 << 30, library=CONVERTS).fits  # its tensors are no workspace
+
+
 @pytest.mark.parametrize(
     ("device", "release", "dtype", "case"),
     [
