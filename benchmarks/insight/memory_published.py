@@ -1,4 +1,4 @@
-"""Memory that reports published beside what is predicted for the same steps.
+"""Published memory measurements beside what is predicted for the same steps.
 
 ``python -m benchmarks.insight memory-published FILE``: FILE is a table with columns model, setup, device, measured,
 value, unit and source. Rows of today's releases of PyTorch and of older ones are summed up apart; a row that cannot be
@@ -39,6 +39,10 @@ class Result:
         What keeps a row from being built; ``""``: nothing.
     is_source
         Whether a specification has the figure itself, so that it does not count.
+    reserved_bytes
+        Predicted peak of what the step reserves, of which the model's error is a share.
+    context_error_bytes
+        Error of what the process holds beside it, in figures that have it.
     """
 
     model: str
@@ -52,6 +56,18 @@ class Result:
     assumed: str = ""
     why: str = ""
     is_source: bool = False
+    reserved_bytes: int = 0
+    context_error_bytes: int = 0
+
+    @property
+    def has_context(self) -> bool:
+        """Whether the figure is that of the vendor's monitor."""
+        return "nvidia-smi" in self.measured
+
+    @property
+    def counts(self) -> bool:
+        """Whether the prediction is judged by the figure."""
+        return not self.why and not self.is_source
 
     @property
     def relative(self) -> float:
@@ -101,9 +117,12 @@ def result(row: dict[str, str], case: Case | None, size: float) -> Result:
         return replace(found, why=str(error))
     if not memory.fits:
         return replace(found, why=f"does not fit: {memory.oom}")
-    with_context = "nvidia-smi" in row["measured"]
-    error = memory.total_error_bytes if with_context else int(MODEL_ERROR * memory.peak.reserved_bytes)
-    return replace(found, predicted_bytes=figure(memory, row["measured"]), error_bytes=error)
+    reserved = memory.peak.reserved_bytes
+    context = memory.environment_error_bytes if found.has_context else 0
+    return replace(
+        found, predicted_bytes=figure(memory, row["measured"]), error_bytes=int(MODEL_ERROR * reserved) + context,
+        reserved_bytes=reserved, context_error_bytes=context,
+    )  # fmt: skip
 
 
 def figure(memory: Memory, measured: str) -> float:
@@ -117,22 +136,46 @@ def summary(found: list[Result]) -> list[str]:
     """Return the mean absolute errors, of today's releases and of older ones."""
     lines = []
     for today, words, limit in ((True, "today's releases", 4), (False, "older releases", 8)):
-        errors = [r.relative for r in found if r.is_of_today is today and not r.why and not r.is_source]
+        errors = [r.relative for r in found if r.is_of_today is today and r.counts]
         if errors:
             mean, signed = sum(map(abs, errors)) / len(errors), sum(errors) / len(errors)
             lines.append(
                 f"{words}: {100 * mean:.1f} % mean absolute error (limit {limit}), {100 * signed:+.1f} % signed, "
                 f"{len(errors)} figures"
             )
-    counted = [r for r in found if not r.why and not r.is_source]
+    counted = [r for r in found if r.counts]
     within = sum(abs(r.predicted_bytes - r.value_bytes) <= r.error_bytes for r in counted)
-    return [*lines, f"{within} of {len(counted)} published figures lie in the predicted interval"]
+    lines.append(
+        f"{within} of {len(counted)} published figures lie in the predicted interval, whose {100 * MODEL_ERROR:.0f} % "
+        "of the reserved bytes are the mean error of these very figures"
+    )
+    within, judged = left_out_coverage(found)
+    return [
+        *lines,
+        f"{within} of {judged} lie in the interval whose share is the mean error of the other models' figures",
+    ]
+
+
+def left_out_coverage(found: list[Result]) -> tuple[int, int]:
+    """Return how many figures lie in their interval if the model's error is taken from other models, and of how many.
+
+    The error is the mean absolute one of the figures without a context; figures of one model are left out together.
+    """
+    counted = [r for r in found if r.counts]
+    within = judged = 0
+    for r in counted:
+        others = [abs(o.relative) for o in counted if o.model != r.model and not o.has_context]
+        if others:
+            error_bytes = sum(others) / len(others) * r.reserved_bytes + r.context_error_bytes
+            within += abs(r.predicted_bytes - r.value_bytes) <= error_bytes
+            judged += 1
+    return within, judged
 
 
 def page(found: list[Result]) -> str:
     """Return the page of the results."""
     lines = [
-        "# Memory that reports published, and what is predicted",
+        "# Published memory measurements, and what is predicted",
         "",
         "Figures from public issue threads and documentation of models' repositories, beside the memory that",
         "`python -m benchmarks.insight memory-published FILE` predicts for the same step, with the release of PyTorch",

@@ -16,7 +16,7 @@ import csv
 import gzip
 import random
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -146,14 +146,14 @@ def kept_step(case: Case, folder: Path | None) -> Trace:
     return step
 
 
-def predicted(found: Iterable[Case], folder: Path | None) -> Iterator[tuple[Case, float]]:
-    """Yield cases and their predicted seconds of a step; of one that does not trace, a printed reason."""
+def predicted(found: Iterable[Case], folder: Path | None) -> Iterator[tuple[Case, float | str]]:
+    """Yield cases and their predicted seconds of a step; of one that does not trace, the reason."""
     kernels = {}
     for case in found:
         try:
             step = kept_step(case, folder)
         except Exception as error:  # noqa: BLE001 - of others' models, which may be of another release
-            print(f"{case.group} {case.model}: not traced: {str(error).splitlines()[0]}", flush=True)
+            yield case, reason_of(error)
             continue
         spec = roller.load_spec(case.device)
         if case.device not in kernels:
@@ -162,16 +162,36 @@ def predicted(found: Iterable[Case], folder: Path | None) -> Iterator[tuple[Case
         yield case, simulate(graph_of_priced_step(priced, HOST_OP_S)).makespan_us / 1e6
 
 
-def summary(times: dict[Case, float]) -> list[str]:
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error; the name of one without text."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def not_traced(untraced: Mapping[Case, str]) -> list[str]:
+    """Return a line for each model that does not trace: it is in no mean."""
+    figures: dict[tuple[str, str], int] = {}
+    for case, reason in untraced.items():
+        figures[case.model, reason] = figures.get((case.model, reason), 0) + 1
+    return [f"Not traced: {model} ({reason}), {count} figures" for (model, reason), count in figures.items()]
+
+
+def of_all(group: str, times: Collection[Case], untraced: Collection[Case]) -> str:
+    """Return how many figures of a group are predicted, of how many."""
+    count = sum(c.group == group for c in times)
+    return f"{count} of {count + sum(c.group == group for c in untraced)}"
+
+
+def summary(times: dict[Case, float], untraced: Mapping[Case, str]) -> list[str]:
     """Return lines: every group's count, mean absolute and signed relative error of seconds, worst."""
     lines = []
     for group in dict.fromkeys(c.group for c in times):
         errors = [s / c.seconds - 1 for c, s in times.items() if c.group == group]
         lines.append(
-            f"{group:28} {len(errors):3} cases: mean absolute error {100 * statistics.mean(map(abs, errors)):5.1f} %, "
+            f"{group:28} {of_all(group, times, untraced)} cases: "
+            f"mean absolute error {100 * statistics.mean(map(abs, errors)):5.1f} %, "
             f"signed {100 * statistics.mean(errors):+6.1f} %, worst {100 * max(map(abs, errors)):5.1f} %"
         )
-    return lines
+    return [*lines, *not_traced(untraced)]
 
 
 def layout_signs(times: dict[Case, float]) -> list[str]:
@@ -186,8 +206,8 @@ def layout_signs(times: dict[Case, float]) -> list[str]:
     for device, mode, _ in TABLES[::2]:
         both = [v for k, v in by_layout.items() if k[:2] == (device, mode) and {"nchw", "nhwc"} <= v.keys()]
         gains = [(v["nchw"][0] / v["nhwc"][0], v["nchw"][1] / v["nhwc"][1]) for v in both]
-        counted = [(real, told) for real, told in gains if abs(real - 1) >= MATTERS]
-        right = sum((real > 1) == (told > 1) for real, told in counted)
+        counted = [(measured, predicted) for measured, predicted in gains if abs(measured - 1) >= MATTERS]
+        right = sum((measured > 1) == (predicted > 1) for measured, predicted in counted)
         lines.append(f"layout {device} {mode}: {right} of {len(counted)} signs right, of {len(both)} models")
     return lines
 
@@ -209,7 +229,12 @@ def main(
         found += _other_layouts(folder / "timm_amp.csv", found)
     found += nvidia_cases(folder / "nvidia_published.csv") + amd_cases(folder / "amd_fp32.csv")
     times: dict[Case, float] = {}
+    untraced: dict[Case, str] = {}
     for case, seconds in predicted([c for c in found if only in c.group], keep):
+        if isinstance(seconds, str):
+            untraced[case] = seconds
+            print(f"{case.group} {case.model}: not traced: {seconds}", flush=True)
+            continue
         times[case] = seconds
         print(
             f"{case.group:24} {case.precision} {case.device:8} {case.mode:5} {case.layout:4} {case.model:36} "
@@ -217,13 +242,13 @@ def main(
             f"ms, {100 * (seconds / case.seconds - 1):+6.1f} %",
             flush=True,
         )
-    for line in (*summary(times), *layout_signs(times)):
+    for line in (*summary(times, untraced), *layout_signs(times)):
         print(line)
     if write:
-        RESULTS.write_text(page(times), encoding="utf-8")
+        RESULTS.write_text(page(times, untraced), encoding="utf-8")
 
 
-def page(times: dict[Case, float]) -> str:
+def page(times: dict[Case, float], untraced: Mapping[Case, str]) -> str:
     """Return the page of the results: errors of groups, then every figure."""
     lines = [
         "# Steps that others published, and what is predicted",
@@ -239,10 +264,10 @@ def page(times: dict[Case, float]) -> str:
     for group in dict.fromkeys(c.group for c in times):
         errors = [s / c.seconds - 1 for c, s in times.items() if c.group == group]
         lines.append(
-            f"| {group} | {len(errors)} | {100 * statistics.mean(map(abs, errors)):.1f} % | "
+            f"| {group} | {of_all(group, times, untraced)} | {100 * statistics.mean(map(abs, errors)):.1f} % | "
             f"{100 * statistics.mean(errors):+.1f} % | {100 * statistics.median(map(abs, errors)):.1f} % |"
         )
-    lines += ["", *(f"- {line}" for line in layout_signs(times)), ""]
+    lines += ["", *(f"- {line}" for line in (*layout_signs(times), *not_traced(untraced))), ""]
     lines += [
         "| group | model | image or length | batch | published ms | predicted ms | error |",
         "|---|---|---|---|---|---|---|",

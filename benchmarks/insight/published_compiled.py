@@ -14,7 +14,7 @@ import csv
 import gzip
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 import roller
-from benchmarks.insight.published import RELEASES, SAMPLE, SEED, Case, step_of
+from benchmarks.insight.published import RELEASES, SAMPLE, SEED, Case, not_traced, of_all, reason_of, step_of
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
 from roller.insight.step.from_trace import graph_of_priced_step
@@ -55,20 +55,20 @@ class Row:
 
     case: Case
     eager_s: float | None
-    compiled_told_s: float
-    eager_told_s: float
+    predicted_compiled_s: float
+    predicted_eager_s: float
 
     @property
     def error(self) -> float:
         """Relative error of the compiled time."""
-        return self.compiled_told_s / self.case.seconds - 1
+        return self.predicted_compiled_s / self.case.seconds - 1
 
     @property
     def ratio_error(self) -> float | None:
         """Error of the fused time, from the measured eager one, as a share of the fused time."""
         if self.eager_s is None:
             return None
-        return self.eager_s * self.compiled_told_s / self.eager_told_s / self.case.seconds - 1
+        return self.eager_s * self.predicted_compiled_s / self.predicted_eager_s / self.case.seconds - 1
 
 
 def timm_cases(path: Path, count: int) -> list[tuple[Case, dict[str, float]]]:
@@ -119,14 +119,15 @@ def kept_step(case: Case, folder: Path | None) -> Trace:
     return step
 
 
-def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None) -> Iterator[Row]:
-    """Yield predictions; of a model that does not trace, print a reason."""
+def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None) -> Iterator[Row | tuple[Case, str]]:
+    """Yield predictions; of a case that does not trace, it and the reason."""
     kernels: dict[str, Kernels] = {}
     for case, eager in found:
+        named = replace(case, group="fusion fp32") if case.precision == "fp32" else case
         try:
             step = kept_step(case, folder)
         except Exception as error:  # noqa: BLE001 - of others' models, which may be of another release
-            print(f"{case.group} {case.model}: not traced: {str(error).splitlines()[0]}", flush=True)
+            yield named, reason_of(error)
             continue
         step = replace(step, options={**step.options, "torch_release": RELEASES["infer"]})
         spec = roller.load_spec(case.device)
@@ -139,7 +140,6 @@ def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None)
             else:
                 seconds.append(simulate(graph_of_priced_step(priced, HOST_OP_S)).makespan_us / 1e6)
         own.save()
-        named = replace(case, group="fusion fp32") if case.precision == "fp32" else case
         yield Row(named, eager.get(case.layout), *seconds)
 
 
@@ -149,13 +149,13 @@ def line_of(row: Row) -> str:
     measured = "      -" if row.eager_s is None else f"{1e3 * row.eager_s:7.1f}"
     return (
         f"{case.group:20} {case.device:8} {case.model:36} {case.size:4} x {case.batch:4}: compiled published "
-        f"{1e3 * case.seconds:7.1f} predicted {1e3 * row.compiled_told_s:7.1f} ms {100 * row.error:+6.1f} %, eager "
-        f"published {measured} predicted {1e3 * row.eager_told_s:7.1f} ms"
+        f"{1e3 * case.seconds:7.1f} predicted {1e3 * row.predicted_compiled_s:7.1f} ms {100 * row.error:+6.1f} %, "
+        f"eager published {measured} predicted {1e3 * row.predicted_eager_s:7.1f} ms"
         + ("" if ratio is None else f", fused over eager {100 * ratio:+6.1f} %")
     )
 
 
-def summary(rows: Sequence[Row]) -> list[str]:
+def summary(rows: Sequence[Row], untraced: Mapping[Case, str]) -> list[str]:
     """Return lines: the errors of every group, of compiled times and of fused over eager."""
     lines = []
     for group in dict.fromkeys(r.case.group for r in rows):
@@ -163,23 +163,25 @@ def summary(rows: Sequence[Row]) -> list[str]:
         errors = [r.error for r in own]
         ratios = [e for r in own if (e := r.ratio_error) is not None]
         lines.append(
-            f"{group:20} {len(own):3} steps: compiled {100 * statistics.mean(map(abs, errors)):5.1f} % mean absolute, "
+            f"{group:20} {of_all(group, [r.case for r in rows], untraced)} steps: "
+            f"compiled {100 * statistics.mean(map(abs, errors)):5.1f} % mean absolute, "
             f"{100 * statistics.median(map(abs, errors)):5.1f} % median, {100 * statistics.mean(errors):+6.1f} % "
             f"signed; fused over eager {100 * statistics.mean(map(abs, ratios)):5.1f} %, "
             f"{100 * statistics.mean(ratios):+6.1f} % signed"
         )
-    return lines
+    return [*lines, *not_traced(untraced)]
 
 
-def page(rows: Sequence[Row], day: str) -> str:
+def page(rows: Sequence[Row], untraced: Mapping[Case, str], day: str) -> str:
     """Return the results as Markdown."""
-    lines = [HEAD.format(day=day), *(f"- {line}" for line in summary(rows)), "", *TABLE]
+    lines = [HEAD.format(day=day), *(f"- {line}" for line in summary(rows, untraced)), "", *TABLE]
     for r in rows:
-        c, eager, ratio = r.case, r.eager_s, r.ratio_error
+        c, ratio = r.case, r.ratio_error
+        eager = "-" if r.eager_s is None else f"{1e3 * r.eager_s:.1f}"
         lines.append(
-            f"| {c.device} | {c.model} | {c.size} | {c.batch} | {1e3 * c.seconds:.1f} | {1e3 * r.compiled_told_s:.1f} "
-            f"| {100 * r.error:+.1f} % | {'-' if eager is None else f'{1e3 * eager:.1f}'} "
-            f"| {1e3 * r.eager_told_s:.1f} | {'-' if ratio is None else f'{100 * ratio:+.1f} %'} |"
+            f"| {c.device} | {c.model} | {c.size} | {c.batch} | {1e3 * c.seconds:.1f} "
+            f"| {1e3 * r.predicted_compiled_s:.1f} | {100 * r.error:+.1f} % | {eager} "
+            f"| {1e3 * r.predicted_eager_s:.1f} | {'-' if ratio is None else f'{100 * ratio:+.1f} %'} |"
         )
     return "\n".join(lines) + "\n"
 
@@ -194,11 +196,17 @@ def main(
 ) -> None:
     """Predict every published compiled step, and print the errors of every group."""
     found = fusion_cases(folder / "fusion_fp32.csv") + timm_cases(folder / "timm_amp.csv", count)
-    rows = []
+    rows: list[Row] = []
+    untraced: dict[Case, str] = {}
     for row in rows_of([f for f in found if only in f[0].group], keep):
-        rows.append(row)
-        print(line_of(row), flush=True)
-    for line in summary(rows):
+        if isinstance(row, Row):
+            rows.append(row)
+            print(line_of(row), flush=True)
+        else:
+            case, reason = row
+            untraced[case] = reason
+            print(f"{case.group} {case.model}: not traced: {reason}", flush=True)
+    for line in summary(rows, untraced):
         print(line)
     if write:
-        RESULTS.write_text(page(rows, datetime.now(timezone.utc).date().isoformat()), encoding="utf-8")
+        RESULTS.write_text(page(rows, untraced, datetime.now(timezone.utc).date().isoformat()), encoding="utf-8")

@@ -87,7 +87,7 @@ def test_bytes_through_the_shared_cache_are_paid_for_too():
 @pytest.mark.parametrize(
     ("name", "tera", "dtype"), [("t4", 4.3, "float32"), ("l4", 10.6, "float32"), ("t4", 24.0, "float16")]
 )
-def test_energies_give_the_rates_that_they_are_derived_from(name, tera, dtype):
+def test_the_energy_of_a_cycle_is_what_its_note_says(name, tera, dtype):
     found = roller.predict(ops.matmul(4096, 4096, 4096, dtype=dtype), name, policy="library-graph")
     assert 2 * 4096**3 / found.seconds == pytest.approx(tera * 1e12, rel=0.02)
 

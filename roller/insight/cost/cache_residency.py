@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller.hardware import DeviceSpec
 from roller.insight.cost.gpu import is_view
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, itemsize
-from roller.insight.trace.trace import Operator, TensorRecord
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
 #: Parts of one to which shares are rounded down, so that equal operators have few different prices.
 STEPS = 16
 
 
-def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float]:
+def cached_shares(
+    operators: Sequence[Operator], spec: DeviceSpec, events: Iterable[AllocEvent | FreeEvent] = ()
+) -> list[float]:
     """Return for each operator the share of its bytes that the shared cache takes from the device's memory.
 
     Parameters
@@ -24,6 +26,9 @@ def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float
         Of a step, in order.
     spec
         The device.
+    events
+        Allocations and frees of the trace, by the operators' indices. Without any free, memory counts as freed after
+        its last use, if that is a read.
 
     Returns
     -------
@@ -34,8 +39,10 @@ def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float
     -----
     The cache is replaced by the least recent use. A kernel finds an input in it if all that was touched since the
     kernel that used the input last began fits into its capacity. A result costs no traffic either if every later read
-    finds it and its memory is freed within the step: the cache writes back only what it evicts, and the allocator
-    hands a freed block to the next request of its size. The step begins with nothing in the cache.
+    finds it and its memory is freed within the step, before the cache evicts it: the cache writes back only what it
+    evicts, and the allocator hands a freed block to the next request of its size. The step begins with nothing in the
+    cache. All that kernels touch counts against the capacity, what streams through included; ``kept_share`` of the
+    specification is a share for one reused tensor of a kernel, whose other traffic is not counted, and does not apply.
 
     Examples
     --------
@@ -51,6 +58,7 @@ def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float
     traffic = [_traffic(operator) for operator in operators]
     stack = _Stack(float(cache.capacity_bytes))
     uses = _uses(traffic)
+    freed = _freed(operators, events, uses)
     found = [0.0] * len(operators)
     for place, (read, written) in enumerate(traffic):
         hits = stack.resident() & read.keys()
@@ -58,8 +66,13 @@ def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float
             own = uses[storage]
             own.always_found = own.always_found and (storage in hits or own.first_write is None)
         found[place] = float(sum(read[storage] for storage in hits))
-        gone = {s for s in read if uses[s].last == place and uses[s].first_write is not None}
-        stack.touch({**read, **written}, gone - written.keys())
+        touched, gone = {**read, **written}, freed.get(place, set())
+        stack.touch(touched, gone & read.keys() - written.keys())
+        rest = gone - touched.keys()
+        if rest:  # what the cache no longer holds was written back before it was freed
+            for storage in rest - stack.resident():
+                uses[storage].always_found = False
+            stack.drop(rest)
     for place, (_, written) in enumerate(traffic):
         found[place] += sum(size for storage, size in written.items() if uses[storage].stays)
     whole = [sum(read.values()) + sum(written.values()) for read, written in traffic]
@@ -68,17 +81,18 @@ def cached_shares(operators: Sequence[Operator], spec: DeviceSpec) -> list[float
 
 @dataclass
 class _Use:
-    """How a storage is used: the place of its first write, of its last use, and whether that is a read."""
+    """How a storage is used: the place of its first write, of its last use, whether that is a read, and its free."""
 
     first_write: int | None = None
     last: int = -1
     ends_read: bool = False
     always_found: bool = True
+    is_freed: bool = False
 
     @property
     def stays(self) -> bool:
         """Whether what is written to it never leaves the cache."""
-        return self.first_write is not None and self.ends_read and self.always_found
+        return self.first_write is not None and self.ends_read and self.always_found and self.is_freed
 
 
 def _uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int, _Use]:
@@ -90,6 +104,24 @@ def _uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int,
         for storage in written:
             use = found.setdefault(storage, _Use(place))
             use.last, use.ends_read = place, False
+    return found
+
+
+def _freed(
+    operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _Use]
+) -> dict[int, set[int]]:
+    """Return the storages that are freed at each place, of those that the step writes before it reads them."""
+    own = {s: use for s, use in uses.items() if use.first_write is not None}
+    frees = [e for e in events if isinstance(e, FreeEvent)]
+    if frees:
+        places = {operator.index: place for place, operator in enumerate(operators)}
+        rows = [(e.storage, places[e.operator]) for e in frees if e.storage in own and e.operator in places]
+    else:
+        rows = [(s, use.last) for s, use in own.items()]
+    found: dict[int, set[int]] = {}
+    for storage, place in rows:
+        own[storage].is_freed = True
+        found.setdefault(place, set()).add(storage)
     return found
 
 
@@ -124,6 +156,11 @@ class _Stack:
         self.freed_bytes = sum(storages[s] for s in gone)
         self.groups.append(top)
         self.group_of.update(dict.fromkeys(top, top))
+
+    def drop(self, gone: set[int]) -> None:
+        """Take storages away that are freed after another kernel than their last one."""
+        for storage in gone & self.group_of.keys():
+            self.freed_bytes += self.group_of.pop(storage).pop(storage)
 
 
 def _traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:

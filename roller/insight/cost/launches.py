@@ -34,7 +34,8 @@ class Kernel:
     older
         What NVIDIA's library ran in its place before cuDNN 9.
     cache_bytes
-        Bytes that a framework's kernel moves between the shared cache and its threads; 0 where the expression tells.
+        Bytes that each kernel of a framework moves between the shared cache and its threads; 0 where the expression
+        tells.
     """
 
     expr: TensorExpr

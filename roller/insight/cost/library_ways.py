@@ -100,7 +100,7 @@ class LibraryWays:
         layer = next((x for x in spec.memory_layers if x.name == "l2"), None)
         if layer is None or self.kernels.policy != "library":
             return price
-        seconds = launch.cache_bytes / layer.bandwidth_bytes_per_s + launch.count * spec.execution.launch_s
+        seconds = launch.count * (launch.cache_bytes / layer.bandwidth_bytes_per_s + spec.execution.launch_s)
         if seconds <= price.seconds:
             return price
         longer = seconds / price.seconds

@@ -104,7 +104,7 @@ def price_step(
     pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, settings)
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
-        prices = price_all(pricer, steady, cached_shares(steady, spec))
+        prices = price_all(pricer, steady, cached_shares(steady, spec, trace.events))
     else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     operators = tuple(zip(trace.steady(), prices, strict=True))

@@ -8,51 +8,88 @@ convolution in float16 of 256 x 2048 x 1024 elements, whose data and result take
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from roller.insight.trace.convolution_layout import is_converted, is_depthwise, multiplies_planes, padded_channels
+from roller.insight.trace.tensor_bytes import total_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
-_NARROW = ("float16", "bfloat16")
-#: Number of the first workspace's storage; the next ones count down.
-_FIRST_NUMBER = -10
+#: Floats that cuDNN converts for a matrix unit, where a device's has fragments of them.
+NARROW_FLOATS = frozenset({"float16", "bfloat16"})
+#: Numbers of workspaces count down from below this one.
+_ABOVE_NUMBERS = -10
 
 
-def workspace_bytes(operator: Operator) -> int:
+def is_convolution_workspace(storage: int) -> bool:
+    """Return whether a storage is a workspace of a convolution, by its number."""
+    return storage < _ABOVE_NUMBERS
+
+
+def workspace_bytes(
+    operator: Operator, dtypes: Collection[str] = NARROW_FLOATS, *, multiplies_in_planes: bool = True
+) -> int:
     """Return the bytes of copies that a convolution's workspace holds; 0 where cuDNN converts nothing.
+
+    What is converted is what its price counts conversions for.
+
+    Parameters
+    ----------
+    operator
+        As traced.
+    dtypes
+        Those that are converted.
+    multiplies_in_planes
+        Whether cuDNN takes planes of channels as they are where every window is a point (from version 9 on).
 
     Examples
     --------
     >>> x, w, y = (TensorRecord(s, t, "float16", n) for n, (s, t) in enumerate([
     ...     ((1, 64, 8, 8), (4096, 64, 8, 1)), ((64, 64, 1, 1), (64, 1, 1, 1)), ((1, 64, 8, 8), (4096, 64, 8, 1))]))
-    >>> workspace_bytes(Operator(0, "aten.convolution.default", "forward", (x, w), (y,)))
-    24576
+    >>> convolution = Operator(0, "aten.convolution.default", "forward", (x, w), (y,))
+    >>> workspace_bytes(convolution), workspace_bytes(convolution, multiplies_in_planes=False)
+    (0, 16384)
     """
     backward = operator.name.startswith("aten.convolution_backward.")
     if not backward and not operator.name.startswith(("aten.convolution.", "aten.cudnn_convolution.")):
         return 0
-    tensors = operator.inputs[:3] if backward else operator.inputs[:2]
-    data = tensors[1] if backward else tensors[0]
-    groups = operator.arguments.get("groups", 1)
-    if data.dtype not in _NARROW or len(data.shape) < 4 or _has_channels_innermost(data):
+    tensors = operator.inputs[:3] if backward else (*operator.inputs[:2], *operator.outputs[:1])
+    data, weight = tensors[1:] if backward else tensors[:2]
+    arguments = operator.arguments
+    groups, transposed = int(arguments.get("groups", 1)), bool(arguments.get("transposed"))
+    if data.dtype not in dtypes or len(data.shape) < 3 or is_depthwise(weight, groups, transposed):
         return 0
-    if groups == data.shape[1] and groups > 1:  # depthwise: a kernel of PyTorch's own
-        return 0
-    if not backward:
-        return _bytes((*tensors, *operator.outputs[:1]))
-    gradient, data, weight = tensors
-    shapes = {t.shape for t in operator.outputs}
-    # The gradients of data and filters are two calls, one after the other.
-    of_data = _bytes((gradient, weight, data)) if data.shape in shapes else 0
-    return max(of_data, _bytes((gradient, data, weight)))
+    if backward:  # the gradients of data and filters are two calls, one after the other, of the same three tensors
+        if not {t.shape for t in operator.outputs} & {data.shape, weight.shape}:
+            return 0
+    elif multiplies_in_planes and not transposed:
+        stride, padding = arguments.get("stride") or (1,), arguments.get("padding") or (0,)
+        if multiplies_planes(weight, stride, padding, groups):
+            return 0
+    return sum(_copy_bytes(t, groups) for t in tensors if is_converted(t, groups))
 
 
 def add_convolution_workspaces(
-    operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent]
+    operators: Sequence[Operator],
+    events: Iterable[AllocEvent | FreeEvent],
+    dtypes: Collection[str] = NARROW_FLOATS,
+    *,
+    multiplies_in_planes: bool = True,
 ) -> Iterator[AllocEvent | FreeEvent]:
-    """Yield events with the workspace of every convolution: allocated after its results, and freed at once."""
-    sizes = {o.index: size for o in operators if (size := workspace_bytes(o))}
-    number, waiting = _FIRST_NUMBER, -1
+    """Yield events with the workspace of every convolution: allocated after its results, and freed at once.
+
+    Parameters
+    ----------
+    operators, events
+        Of a trace.
+    dtypes, multiplies_in_planes
+        As for :func:`workspace_bytes`.
+    """
+    sizes = {
+        o.index: size
+        for o in operators
+        if (size := workspace_bytes(o, dtypes, multiplies_in_planes=multiplies_in_planes))
+    }
+    number, waiting = _ABOVE_NUMBERS, -1
     for event in events:
         ends = event.operator != waiting or isinstance(event, FreeEvent)
         if waiting in sizes and ends:
@@ -66,9 +103,5 @@ def add_convolution_workspaces(
         yield FreeEvent(number - 1, waiting)
 
 
-def _has_channels_innermost(tensor: TensorRecord) -> bool:
-    return len(tensor.stride) > 1 and tensor.stride[1] == 1 and math.prod(tensor.shape[2:]) > 1
-
-
-def _bytes(tensors: Iterable[TensorRecord]) -> int:
-    return sum(2 * math.prod(t.shape) for t in tensors)
+def _copy_bytes(tensor: TensorRecord, groups: int) -> int:
+    return total_bytes((tensor,)) * padded_channels(tensor, groups) // tensor.shape[1]

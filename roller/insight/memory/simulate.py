@@ -10,10 +10,15 @@ from functools import cache
 from roller.hardware import DeviceSpec
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemoryError
-from roller.insight.memory.convolution_workspaces import add_convolution_workspaces
+from roller.insight.memory.convolution_workspaces import (
+    NARROW_FLOATS,
+    add_convolution_workspaces,
+    is_convolution_workspace,
+)
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Phase, Storage, Trace
+from roller.targets import LANGUAGES
 
 #: Operators that call cuBLAS, which takes its workspace through the allocator: once per handle, which each thread has.
 _CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation"})
@@ -25,7 +30,7 @@ _LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
 _OF_THIS = frozenset({"detected", "override"})
 
 #: Share of the reserved bytes that the traced step may be off: what benchmarks/results/insight_memory_published.md has
-#: of figures without a context.
+#: of figures without a context. That page also says how many figures lie in the interval if their model is left out.
 MODEL_ERROR = 0.03
 
 
@@ -43,16 +48,19 @@ class Library:
     context_least_bytes, context_most_bytes
         The least and the most that was published of it: it depends on the driver, the build of PyTorch, and how kernels
         are loaded.
-    converts_layouts
-        Whether cuDNN converts tensors of 16 bits to channels innermost around a convolution: where there are matrix
-        units, from ``sm_70`` on.
+    converted_dtypes
+        Floats of 16 bits whose tensors cuDNN converts to channels innermost around a convolution: those that matrix
+        units take.
+    multiplies_in_planes
+        Whether cuDNN takes planes of channels as they are where every window is a point (from version 9 on).
     """
 
     workspace_bytes: int = 8_519_680
     context_bytes: int = 0
     context_least_bytes: int = 0
     context_most_bytes: int = 0
-    converts_layouts: bool = False
+    converted_dtypes: frozenset[str] = frozenset()
+    multiplies_in_planes: bool = True
 
     @property
     def context_error_bytes(self) -> int:
@@ -84,10 +92,11 @@ class Library:
         if spec.sources.get("process_bytes", "override") in _OF_THIS:  # that of this very process, with all it loads
             least = most = context = spec.process_bytes or 0
         arch = spec.target.get("arch", "")
-        large, digits = arch in _LARGE_WORKSPACES, arch.removeprefix("sm_").rstrip("a")
-        converts = arch.startswith("sm_") and digits.isdigit() and int(digits) >= 70
-        workspace = (_LARGE_WORKSPACE_BYTES if large else cls.workspace_bytes) if release.allocates_workspaces else 0
-        return cls(workspace, context, least, most, converts)
+        own = _LARGE_WORKSPACE_BYTES if arch in _LARGE_WORKSPACES else cls.workspace_bytes
+        language = LANGUAGES.get(spec.target.get("language", ""))
+        has_cudnn = language is not None and language.innermost_channels
+        converted = NARROW_FLOATS & {f.operand for f in spec.fragments} if has_cudnn else frozenset()
+        return cls(own if release.allocates_workspaces else 0, context, least, most, converted, release.has_cudnn_9)
 
 
 @dataclass(frozen=True)
@@ -250,7 +259,12 @@ def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEven
     Autograd runs backwards in a thread of its own, so a training step has two workspaces of cuBLAS.
     """
     events = _with_cublas_workspaces(trace, library)
-    return list(add_convolution_workspaces(trace.operators, events)) if library.converts_layouts else events
+    if not library.converted_dtypes:
+        return events
+    planes = library.multiplies_in_planes
+    return list(
+        add_convolution_workspaces(trace.operators, events, library.converted_dtypes, multiplies_in_planes=planes)
+    )
 
 
 def _with_cublas_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
@@ -303,6 +317,8 @@ class _Run:
             try:
                 allocator.malloc(event.storage, event.size_bytes, event.stream)
             except OutOfDeviceMemoryError as error:
+                if is_convolution_workspace(event.storage):  # cuDNN takes an algorithm that needs less
+                    continue
                 self.oom, self.oom_operator = error, event.operator
                 break
             peak = self.at_peak

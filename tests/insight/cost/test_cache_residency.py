@@ -11,7 +11,7 @@ from roller.hardware import load_spec
 from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.kernels import KernelPrice
 from roller.insight.cost.step_cost import price_step
-from roller.insight.trace.trace import Operator, TensorRecord, Trace
+from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord, Trace
 
 MIB = 2**20
 
@@ -54,6 +54,24 @@ def test_a_value_read_again_later_is_written_back_first():
 
 def test_freed_memory_holds_what_comes_next():
     assert cached_shares(chain(*[24] * 6), load_spec("rtx4090"))[1:-1] == [1.0] * 3
+
+
+def test_what_the_step_does_not_free_is_written_back():
+    steps, spec = chain(24, 24, 24, 24), load_spec("rtx4090")
+    freed = [AllocEvent(1, 24 * MIB, 0), FreeEvent(1, 1), AllocEvent(3, 24 * MIB, 2)]
+    assert cached_shares(steps, spec, freed) == [0.5, 0.5, 0.5]  # 2 is read where it lies, and written to memory
+    assert cached_shares(steps, spec, [*freed, FreeEvent(2, 2)]) == cached_shares(steps, spec) == [0.5, 1.0, 0.5]
+
+
+@pytest.mark.parametrize(("mib", "share"), [(8, 0.5), (100, 0.0)])
+def test_what_is_evicted_before_it_is_freed_is_written_back(mib, share):
+    x, y, z, wide = (tensor(n, size) for n, size in enumerate((8, 8, 8, mib)))
+    steps = [
+        Operator(7, "aten.exp.default", "forward", (x,), (y,)),
+        Operator(8, "aten.exp.default", "forward", (y,), (z,)),
+        Operator(9, "aten.zero_.default", "forward", (wide,), (wide,), {"self": {"tensor": 0}}),
+    ]
+    assert cached_shares(steps, load_spec("rtx4090"), [FreeEvent(1, 9)])[:2] == [share, 0.5]
 
 
 def test_views_touch_nothing():

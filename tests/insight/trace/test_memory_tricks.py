@@ -79,6 +79,14 @@ def test_states_of_an_optimizer_have_the_bytes_that_pytorch_gives_them(name):
     assert bytes_of(found, "optimizer_state") == sum(t.untyped_storage().nbytes() for t in real)
 
 
+@pytest.mark.parametrize(("argument", "value"), [("block_wise", False), ("percentile_clipping", 5)])
+def test_arguments_that_change_the_bytes_of_an_optimizer_are_refused(argument, value):
+    parameters = [torch.nn.Parameter(torch.empty(8, 8))]
+    with pytest.raises(ModelError, match=rf"AdamW8bit: {argument}: expected .*, got {value}\. Leave it out"):
+        block_wise.AdamW8bit(parameters, **{argument: value})
+    block_wise.AdamW8bit(parameters, block_wise=True, percentile_clipping=100)
+
+
 @pytest.mark.parametrize(
     ("name", "large", "small"),
     [

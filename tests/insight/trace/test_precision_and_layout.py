@@ -49,6 +49,16 @@ def test_switches_of_tf32_in_an_entry_file_are_read_and_restored(tmp_path, switc
     assert tf32_kinds() == ["convolution"]
 
 
+@pytest.mark.skipif(not hasattr(torch.backends, "fp32_precision"), reason="a release without shared precisions")
+def test_a_precision_that_kinds_share_is_read_after_another_entry_file_and_restored(tmp_path):
+    switch = "torch.backends.fp32_precision = 'tf32'"
+    for text in (switch, "torch.backends.cuda.matmul.allow_tf32 = True", switch):
+        assert traced(tmp_path, text).options["tf32"] == ["convolution", "product"]
+        matmul, conv = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+        assert [x.fp32_precision for x in (torch.backends, matmul, conv)] == ["none", "none", "tf32"]
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_an_option_overrides_the_switches(tmp_path):
     step = traced(tmp_path, "torch.backends.cudnn.allow_tf32 = False", channels=512)
     usual, none, both = (step.forecast("a100", batch=256, tf32=x).device_s for x in (None, False, True))

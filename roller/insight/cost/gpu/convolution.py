@@ -15,15 +15,18 @@ from dataclasses import dataclass, replace
 from roller import ops
 from roller.expr import TensorExpr
 from roller.insight.cost.gpu import depthwise
-from roller.insight.cost.gpu.image_layout import (
-    channels_innermost,
-    conversions_to_innermost,
-    suggests_innermost,
-    vector_channels,
-)
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.gpu.pointwise import elementwise_kernel
 from roller.insight.cost.launches import Fused, Instructions, Kernel, Launch, Stream, Units, Way
+from roller.insight.trace.convolution_layout import (
+    channels_innermost,
+    is_converted,
+    is_depthwise,
+    multiplies_planes,
+    padded_channels,
+    suggests_innermost,
+    vector_channels,
+)
 from roller.insight.trace.trace import TensorRecord
 
 
@@ -49,7 +52,33 @@ def convolution(view: View) -> tuple[Launch, ...]:
 
 def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequence[TensorRecord]) -> tuple[Stream, ...]:
     """Return PyTorch's copies of planes whose filters suggest channels innermost; of others, a way has them."""
-    return conversions_to_innermost(images, (), g.groups) if g.innermost and _is_depthwise(g, weight) else ()
+    return (
+        conversions_to_innermost(images, (), g.groups)
+        if g.innermost and is_depthwise(weight, g.groups, g.transposed)
+        else ()
+    )
+
+
+def conversions_to_innermost(
+    read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
+) -> tuple[Stream, ...]:
+    """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back.
+
+    Parameters
+    ----------
+    read, written
+        Operands and results, channels second.
+    groups
+        Of channels; those of groups are not padded.
+    """
+    found = []
+    for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
+        if not is_converted(tensor, groups):
+            continue
+        own = float(total_bytes((tensor,)))
+        other = own * padded_channels(tensor, groups) / tensor.shape[1]
+        found.append(Stream(own, other) if is_read else Stream(other, own))
+    return tuple(found)
 
 
 def _add_bias(out: TensorRecord, bias: TensorRecord) -> tuple[Launch, ...]:
@@ -124,13 +153,14 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
         x.shape[0], _merge_to_two_dimensions(x.shape[2:]), _merge_to_two_dimensions(weight.shape[2:]),
         _as_pair(g.stride, 1), _as_pair(g.padding, 0), _as_pair(g.dilation, 1), g.groups, x.dtype,
     )  # fmt: skip
-    if _is_depthwise(g, weight):
+    if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, out, (x, weight), out)
         own = own if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, out, (x, weight), out)
         return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own, older=older)
     around = conversions_to_innermost((x, weight), (out,), g.groups)
-    found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes=windows.is_pointwise)
+    planes = multiplies_planes(weight, g.stride, g.padding, g.groups)
+    found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes)
     return replace(found, older=_before_cudnn_9(g, weight, out, (x, weight), out))
 
 
@@ -163,11 +193,6 @@ def _innermost_depthwise(
     return depthwise.direct_kernel(math.prod(points.shape) * math.prod(weight.shape[2:]), read, written)
 
 
-def _is_depthwise(g: _Geometry, weight: TensorRecord) -> bool:
-    """Return whether every filter sees one channel; no matrix unit computes it."""
-    return g.groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not g.transposed
-
-
 @dataclass(frozen=True)
 class _Windows:
     """A two-dimensional convolution but for its channels."""
@@ -187,11 +212,6 @@ class _Windows:
             self.batch, channels, *self.size, filters, *self.window, self.stride, self.padding, self.dilation,
             self.groups, *layouts, dtype=self.dtype,
         )  # fmt: skip
-
-    @property
-    def is_pointwise(self) -> bool:
-        """Whether every window is a point, and every point of the image has one."""
-        return self.window == (1, 1) and {*self.stride} == {1} and not any(self.padding) and self.groups == 1
 
     @property
     def may_use_winograd(self) -> bool:
@@ -215,7 +235,7 @@ def _windows_in_all_ways(
     if groups == 1:
         padded = (vector_channels(channels, windows.dtype), vector_channels(filters, windows.dtype))
         ways.append(Way(Kernel(windows.expression(*padded, True), kind="convolution"), around))
-        if planes and padded == (channels, filters):
+        if planes:
             ways.append(Way(Kernel(planar, units="matrix", kind="convolution")))
     else:
         for together in _groups_together(channels // groups, filters // groups, groups):
@@ -288,7 +308,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
     pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
-    if _is_depthwise(g, weight):
+    if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, gradient, (gradient, weight), x)
         own = own if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
@@ -327,7 +347,7 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     n = weight.shape[1] * math.prod(weight.shape[2:])
     batch, m = None if g.groups == 1 else g.groups, weight.shape[0] // g.groups
     planar = ops.matmul(m, n, k, batch, False, True, dtype=x.dtype)
-    if _is_depthwise(g, weight):
+    if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, gradient, (gradient, x), weight)
         own = own if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
         older = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)

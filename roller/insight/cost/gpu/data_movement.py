@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 
-from roller.insight.cost.gpu.image_layout import channels_innermost
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.cost.launches import Launch, Stream, Wait
+from roller.insight.trace.convolution_layout import channels_innermost
 from roller.insight.trace.trace import TensorRecord
 
 #: Bits of a key that one pass of a radix sort orders, and kernels of a pass.

@@ -12,9 +12,9 @@ import math
 from collections.abc import Sequence
 
 from roller import ops
-from roller.insight.cost.gpu.image_layout import whole_vector
 from roller.insight.cost.gpu.operator_view import element_count, total_bytes
 from roller.insight.cost.launches import Fused, Instructions
+from roller.insight.trace.convolution_layout import whole_vector
 from roller.insight.trace.trace import TensorRecord
 
 #: Instructions of a thread to find its point (three divisions by a number known only as it runs, some 18 each), and for

@@ -10,9 +10,9 @@ from roller import ops
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
-from roller.insight.cost.gpu.image_layout import channels_innermost
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
 from roller.insight.cost.launches import Kernel, Launch, Stream
+from roller.insight.trace.convolution_layout import channels_innermost
 from roller.insight.trace.trace import TensorRecord
 
 

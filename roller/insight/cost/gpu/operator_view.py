@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from roller.core.dtypes import DTYPE_BYTES
+from roller.insight.trace.tensor_bytes import distinct_bytes, element_count, itemsize, total_bytes
 from roller.insight.trace.trace import Operator, TensorRecord
 
-#: Bytes of dtypes that roller computes nothing in.
-_OTHER_BYTES = {"complex64": 8, "complex128": 16, "complex32": 4, "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1,
-                "uint16": 2, "uint32": 4, "uint64": 8}  # fmt: skip
-
-
-def itemsize(dtype: str) -> int:
-    """Return the bytes of one element; 4 if the dtype is unknown."""
-    return DTYPE_BYTES.get(dtype) or _OTHER_BYTES.get(dtype, 4)
-
-
-def element_count(tensor: TensorRecord) -> int:
-    """Return the number of elements."""
-    return math.prod(tensor.shape)
-
-
-def distinct_bytes(tensor: TensorRecord) -> int:
-    """Return the bytes of a tensor in memory, where an expanded dimension repeats the same elements."""
-    if len(tensor.stride) != len(tensor.shape):
-        return element_count(tensor) * itemsize(tensor.dtype)
-    own = (n for n, s in zip(tensor.shape, tensor.stride, strict=True) if s != 0 or n <= 1)
-    return math.prod(own) * itemsize(tensor.dtype)
-
-
-def total_bytes(tensors: Iterable[TensorRecord | None]) -> int:
-    """Return the distinct bytes of tensors; ``None`` counts nothing, a tensor given twice counts once."""
-    return sum(distinct_bytes(t) for t in dict.fromkeys(tensors) if t is not None)
+__all__ = ["View", "distinct_bytes", "element_count", "itemsize", "total_bytes"]
 
 
 class View:

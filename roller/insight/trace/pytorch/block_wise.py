@@ -122,10 +122,20 @@ class BlockWise(torch.optim.Optimizer):
         return self._states * each * parameter.numel() if self._pages(parameter) else 0
 
 
+#: Arguments of bitsandbytes that change its bytes, and the only values that are described.
+_ONLY = {"block_wise": True, "percentile_clipping": 100}
+
+
 def _optimizer(name: str, states: int, bits: int, *, is_paged: bool) -> type[BlockWise]:
     """Return the class of an optimizer of bitsandbytes."""
 
     def __init__(self: BlockWise, params: Iterable[Any], lr: float = 1e-3, **others: Any) -> None:
+        for argument, only in _ONLY.items():
+            if others.get(argument, only) != only:
+                raise ModelError(
+                    f"{name}: {argument}: expected {only}, whose bytes are known, got {others[argument]!r}. "
+                    f"Leave it out."
+                )
         BlockWise.__init__(self, params, states=states, bits=bits, is_paged=is_paged, lr=lr, **others)
 
     paged = "; states of 100,000 elements and more are paged" if is_paged else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,12 +33,81 @@ def _is_allowed(kind: str) -> bool:
 
 @contextmanager
 def tf32_restored() -> Iterator[None]:
-    """Restore the switches at the end."""
-    before = {kind: _is_allowed(kind) for kind in _SECTIONS}
+    """Restore the switches at the end.
+
+    Newer releases of PyTorch give each kind of operators a precision of its own, and precisions that kinds share. A
+    kind that was turned off (``"ieee"``) no longer follows the shared ones, so that each is restored by itself.
+    """
+    shared = _clear_shared()
+    single, older = _single_precisions(), _older_switches()
+    _set_precisions(shared)
     try:
         yield
     finally:
-        set_tf32([kind for kind, allowed in before.items() if allowed])
+        _clear_shared()
+        for name, value in _older_switches().items():
+            if older[name] is not None and older[name] != value:
+                _set_older_switch(name, older[name])
+        # What did not change is not written: convolutions follow shared precisions until they are set, if to the same.
+        now = _single_precisions()
+        _set_precisions({path: value for path, value in single.items() if now[path] != value})
+        _set_precisions(shared)
+
+
+#: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and those of one kind.
+_SHARED = ("", "cudnn", "mkldnn")
+_SINGLE = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
+
+
+def _precisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield the sections that have a precision, with what applies to them: a shared one where they set none."""
+    for path in paths:
+        precision = getattr(_section(path), "fp32_precision", None)
+        if precision is not None:
+            yield path, precision
+
+
+def _section(path: str) -> Any:
+    found: Any = torch.backends
+    for name in filter(None, path.split(".")):
+        found = getattr(found, name, None)
+    return found
+
+
+def _set_precisions(precisions: dict[str, str]) -> None:
+    for path, precision in precisions.items():
+        _section(path).fp32_precision = precision
+
+
+def _clear_shared() -> dict[str, str]:
+    """Set the shared precisions to none, so that those of one kind can be read, and return what they were."""
+    found = {}
+    for path, precision in _precisions(_SHARED):
+        found[path] = precision
+        _set_precisions({path: "none"})
+    return found
+
+
+def _single_precisions() -> dict[str, str]:
+    return dict(_precisions(_SINGLE))
+
+
+def _older_switches() -> dict[str, Any]:
+    """Return the switches that older releases have too; ``None`` where PyTorch refuses to read them beside others."""
+    found: dict[str, Any] = {}
+    for name, read in (("matmul", torch.get_float32_matmul_precision), ("cudnn", lambda: _section("cudnn").allow_tf32)):
+        try:
+            found[name] = read()
+        except RuntimeError:
+            found[name] = None
+    return found
+
+
+def _set_older_switch(name: str, value: Any) -> None:
+    if name == "matmul":
+        torch.set_float32_matmul_precision(value)
+    else:
+        _section("cudnn").allow_tf32 = value
 
 
 def set_tf32(kinds: list[str]) -> None:

@@ -1,12 +1,11 @@
-"""Layouts of images, and the conversions that a library's convolution needs: channels innermost, padded to vectors."""
+"""Layouts of images, and which of them a library's convolution takes: channels innermost, padded to vectors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from roller.insight.cost.gpu.operator_view import itemsize, total_bytes
-from roller.insight.cost.launches import Stream
+from roller.insight.trace.tensor_bytes import itemsize
 from roller.insight.trace.trace import TensorRecord
 
 #: Bytes that the channels of a pixel are a multiple of where a matrix unit's kernels load vectors; images of at most
@@ -62,26 +61,37 @@ def whole_vector(dtype: str) -> int:
     return max(1, _VECTOR_BYTES // itemsize(dtype))
 
 
-def conversions_to_innermost(
-    read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
-) -> tuple[Stream, ...]:
-    """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back.
+def padded_channels(tensor: TensorRecord, groups: int) -> int:
+    """Return the channels of the copy that a matrix unit's kernel takes; those of groups are not padded."""
+    return tensor.shape[1] if groups > 1 else vector_channels(tensor.shape[1], tensor.dtype)
 
-    A tensor that already is so is not converted.
+
+def is_converted(tensor: TensorRecord, groups: int) -> bool:
+    """Return whether a library converts an image or filters for a matrix unit's kernel.
+
+    A tensor whose channels are innermost and whole vectors is taken as it is.
 
     Parameters
     ----------
-    read, written
-        Operands and results, channels second.
+    tensor
+        An operand or a result, channels second.
     groups
-        Of channels; those of groups are not padded.
+        Of channels.
     """
-    found = []
-    for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
-        channels = tensor.shape[1]
-        padded = channels if groups > 1 else vector_channels(channels, tensor.dtype)
-        if padded == channels and channels_innermost(tensor):
-            continue
-        own, other = float(total_bytes((tensor,))), float(total_bytes((tensor,))) * padded / channels
-        found.append(Stream(own, other) if is_read else Stream(other, own))
-    return tuple(found)
+    return padded_channels(tensor, groups) != tensor.shape[1] or not channels_innermost(tensor)
+
+
+def is_depthwise(weight: TensorRecord, groups: int, transposed: bool) -> bool:
+    """Return whether every filter sees one channel; no matrix unit computes it."""
+    return groups > 1 and weight.shape[1] == 1 and len(weight.shape) <= 4 and not transposed
+
+
+def multiplies_planes(weight: TensorRecord, stride: Sequence[int], padding: Sequence[int], groups: int) -> bool:
+    """Return whether a convolution is a product of matrices in planes of channels: filters by the planes of an image.
+
+    Every window is a point, every point of the image has one, and channels are whole vectors.
+    """
+    filters, channels, *window = weight.shape
+    if groups != 1 or len(window) > 2 or {*window, *stride} != {1} or any(padding):
+        return False
+    return all(vector_channels(n, weight.dtype) == n for n in (channels, filters))
