@@ -111,7 +111,7 @@ def sensitivity_of_step(
             of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
         )
     programs: Programs = {}
-    shares = cached_shares(operators, device)
+    shares = cached_shares(operators, device, trace.events)
 
     def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
         kernels = _Fixed(spec.sustained, policy, programs, device.sustained)

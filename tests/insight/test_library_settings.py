@@ -59,6 +59,18 @@ def test_a_switch_without_an_effect_is_refused(step):
         price_step(step, roller.load_spec("a100"), "roller", tf32=True)
 
 
+def test_a_word_is_no_switch(step):
+    with pytest.raises(RollerError, match="tf32: expected True, False or None, got 'no'"):
+        price_step(step, roller.load_spec("a100"), tf32="no")
+
+
+def test_a_release_without_a_compiler_compiles_nothing(step):
+    older = step.at(torch_release="1.13")
+    assert price_step(older, roller.load_spec("a100")).operators
+    with pytest.raises(RollerError, match=r"expected 2\.0 or newer for a compiled step, got 1\.13"):
+        price_step(older, roller.load_spec("a100"), "compiled")
+
+
 def test_the_switch_of_the_command_line_holds_in_profiles_sweeps_and_what_ifs(cli, tmp_path):
     entry = tmp_path / "entry.py"
     entry.write_text(

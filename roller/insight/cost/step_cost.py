@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller.core.cache_location import cache_folder
-from roller.errors import RollerError
+from roller.errors import RollerError, shown
 from roller.hardware import DeviceSpec
 from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import trace_as_run
@@ -86,6 +86,8 @@ def price_step(
         No such policy, or a device of another kind.
     """
     check_policy(policy, STEP_POLICIES)
+    if tf32 is not None and not isinstance(tf32, bool):
+        raise RollerError(f"forecast: tf32: expected True, False or None, got {shown(tf32)}. Name one of them.")
     if spec.traits.discrete and not spec.traits.blocks:
         raise RollerError(
             f"forecast: device: expected a GPU or a CPU, got '{spec.name}'. What a framework's libraries and its "
@@ -100,6 +102,11 @@ def price_step(
             f"generates for a processor is not described. Name a GPU, or another policy."
         )
     trace = trace_as_run(trace, policy, on_gpu=spec.traits.blocks)
+    if trace.options.get("is_compiled") and not LibrarySettings.of(trace.options).release.has_compiler:
+        raise RollerError(
+            f"forecast: torch_release: expected 2.0 or newer for a compiled step, got "
+            f"{trace.options['torch_release']}, which has no torch.compile. Leave it out, or compile nothing."
+        )
     settings = LibrarySettings.of(trace.options, tf32)
     pricer = cached_pricer(spec, "library" if policy == "compiled" else policy, kernels, settings)
     if spec.traits.discrete or policy == "roller":

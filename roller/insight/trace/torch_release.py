@@ -38,14 +38,14 @@ class TorchRelease:
         ModelError
             The text is no version, or one before 1.6.
         """
-        if not text:
+        if text is None or text == "":
             return cls()
-        found = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\S*)?", text) if isinstance(text, str) else None
+        found = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\S+)?", text) if isinstance(text, str) else None
         release = cls(int(found[1]), int(found[2])) if found else None
         if release is None or release < cls(*_OLDEST):
             raise ModelError(
-                f"torch_release: expected a version of PyTorch from {_OLDEST[0]}.{_OLDEST[1]} on, such as 1.10, got "
-                f"{shown(text)}. Leave it out for the newest."
+                f"torch_release: expected a version of PyTorch from {_OLDEST[0]}.{_OLDEST[1]} on as text, such as "
+                f"'1.10', got {shown(text)}. Leave it out for the newest."
             )
         return release
 
@@ -82,6 +82,11 @@ class TorchRelease:
     def has_cudnn_9(self) -> bool:
         """Whether its packages bring cuDNN 9 (from 2.4 on; before, 8)."""
         return (self.major, self.minor) >= (2, 4)
+
+    @property
+    def has_compiler(self) -> bool:
+        """Whether ``torch.compile`` is there (from 2.0 on)."""
+        return (self.major, self.minor) >= (2, 0)
 
     @property
     def groups_optimizers(self) -> bool:

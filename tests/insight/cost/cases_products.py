@@ -190,7 +190,15 @@ def norms(draw: Draw) -> Iterator[Case]:
     x, g, each = draw.dense(rows, length), draw.dense(rows, length), draw.dense(rows, 1)
     yield Case("native_layer_norm", aten.native_layer_norm.default, [x, [length], weight, bias, 1e-5])
     yield Case("native_layer_norm", aten.native_layer_norm.default, [x, [length], None, None, 1e-5])
+    turned = draw.dense(4, length, 6).transpose(1, 2)  # rows that PyTorch copies first
+    copy = draw.dense(4, 6, length)
+    each_row = draw.dense(4, 6, 1)
+    yield Case("native_layer_norm", aten.native_layer_norm.default, [turned, [length], weight, bias, 1e-5],
+               reads=[turned, copy, weight, bias], writes=lambda r: [copy, *r])  # fmt: skip
     back = aten.native_layer_norm_backward.default
+    yield Case("native_layer_norm_backward", back, [copy, turned, [length], each_row, each_row.clone(), weight, bias,
+               [True, False, False]], reads=[turned, copy, copy, each_row, each_row, weight, bias],
+               writes=lambda r: [copy, *r])  # fmt: skip
     given = [g, x, [length], each, each.clone(), weight, bias]
     # The image's gradient and the weights' read both tensors each.
     yield Case("native_layer_norm_backward", back, [*given, [True, True, True]], reads=[g, x, g, x, weight, each, each])

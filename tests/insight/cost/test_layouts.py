@@ -225,3 +225,13 @@ def test_depthwise_convolutions_on_planes_that_pytorch_leaves_to_cudnn(shape, wi
         record(shape, 0), record((shape[1], 1, *window), 1), record(out, 2), [stride] * len(window), [1] * len(window)
     )
     assert (found is None) == is_cudnn
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("a100", "float16"), ("l4", "bfloat16"), ("rtx3090", "float32")])
+def test_few_filters_take_the_matrix_unit_too(device, dtype):
+    pricer = Pricer(load_spec(device))
+    four, eight, sixteen = (
+        pricer.price_operator(convolution(96, filters, 3, dtype=dtype, innermost=True)).seconds
+        for filters in (4, 8, 16)
+    )
+    assert four <= 1.02 * eight and eight <= 1.02 * sixteen

@@ -11,6 +11,7 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Axis, Call, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.tensor_expr import REDUCTION
 from roller.insight.cost.gpu.operator_view import View, element_count, total_bytes
+from roller.insight.cost.gpu.pointwise import elementwise_kernel
 from roller.insight.cost.launches import Kernel, Launch, Stream
 from roller.insight.trace.convolution_layout import channels_innermost
 from roller.insight.trace.trace import TensorRecord
@@ -43,7 +44,7 @@ def layer_norm(view: View) -> tuple[Launch, ...]:
     x = view.required_tensor("input", 0)
     length = _normalized_elements(view, x)
     kept = Stream(0.0, total_bytes(view.outputs[1:]), 0)  # mean and deviation of every row, for the gradient
-    return (Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
+    return (*_copy_to_rows(x), Kernel(ops.layer_norm((element_count(x) // length, length), dtype=x.dtype)), kept)
 
 
 def layer_norm_backward(view: View) -> tuple[Launch, ...]:
@@ -51,13 +52,21 @@ def layer_norm_backward(view: View) -> tuple[Launch, ...]:
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
     length = _normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
-    found: list[Launch] = []
+    found: list[Launch] = [*_copy_to_rows(x)]
     if wanted[0]:
         found.append(_row_gradient_kernel(element_count(x) // length, length, (gradient, x), view.outputs[0], 2))
     if any(wanted[1:]):
         found.append(Stream(total_bytes((gradient, x)), total_bytes(view.outputs[int(wanted[0]) :])))
     rest = total_bytes(t for t in view.inputs if t not in (gradient, x))
     return (*found, Stream(rest, 0.0, 0))
+
+
+def _copy_to_rows(x: TensorRecord) -> tuple[Launch, ...]:
+    """Return the copy that PyTorch makes of rows that do not lie one after the other (``expect_contiguous``)."""
+    strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
+    if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
+        return ()
+    return elementwise_kernel((), replace(x, stride=strides), (x,))
 
 
 def _normalized_elements(view: View, x: TensorRecord) -> int:

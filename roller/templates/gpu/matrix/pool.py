@@ -207,7 +207,10 @@ def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: Con
     keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
     policy = POLICIES[options.policy]
     if policy is not None:
-        keep &= np.isin(block[:, form.axes[:2]], policy.unit_sides).all(axis=1)
+        sides, extents = block[:, form.axes[:2]], geometry.extents[list(form.axes[:2])]
+        # An axis that is shorter than every tile of a library is padded: its one tile is a fragment's side.
+        short = (sides < min(policy.unit_sides)) & (sides >= extents)
+        keep &= (np.isin(sides, policy.unit_sides) | short).all(axis=1)
     batch = batch.take(keep)
     if len(batch) <= _PRICED:
         return batch
