@@ -29,9 +29,9 @@ class Kernel:
         Units that a library's kernel may use, and which switch of TF32 applies to it.
     ways
         Other ways in which a library may run it; it takes the fastest.
-    simple
+    own_kernel
         The kernel that runs in its place on NVIDIA's devices: the framework's own, or its library's for such sizes.
-    older
+    before_cudnn_9
         What NVIDIA's library ran in its place before cuDNN 9.
     cache_bytes
         Bytes that each kernel of a framework moves between the shared cache and its threads; 0 where the expression
@@ -43,8 +43,8 @@ class Kernel:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | Fused | None = None
-    older: Instructions | None = None
+    own_kernel: Instructions | Fused | None = None
+    before_cudnn_9: Instructions | None = None
     cache_bytes: float = 0.0
 
 
@@ -84,7 +84,7 @@ class Fused:
         Share of the products' points that is computed: a half under a causal mask.
     launches
         Kernels.
-    units, kind, ways, simple, older
+    units, kind, ways, own_kernel, before_cudnn_9
         As of :class:`Kernel`.
     """
 
@@ -97,8 +97,8 @@ class Fused:
     units: Units = "any"
     kind: ProductKind = ""
     ways: tuple[Way, ...] = ()
-    simple: Instructions | Fused | None = None
-    older: Instructions | None = None
+    own_kernel: Instructions | Fused | None = None
+    before_cudnn_9: Instructions | None = None
 
 
 @dataclass(frozen=True)

@@ -43,10 +43,10 @@ class LibraryWays:
         """Return the launches, in order, of the fastest way to run a launch, with their prices."""
         if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)):
             return ((launch, self._price(launch)),)
-        if launch.simple is not None and self._innermost:
-            return ((launch.simple, self._price(launch.simple)),)
-        if launch.older is not None and self._innermost and not self.release.has_cudnn_9:
-            return ((launch.older, self._price(launch.older)),)
+        if launch.own_kernel is not None and self._innermost:
+            return ((launch.own_kernel, self._price(launch.own_kernel)),)
+        if launch.before_cudnn_9 is not None and self._innermost and not self.release.has_cudnn_9:
+            return ((launch.before_cudnn_9, self._price(launch.before_cudnn_9)),)
         ways = [*self._other_ways(launch)]
         # Of 16 bits, cuDNN's kernels for matrix units are taken wherever there are some, conversions and all.
         if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions(launch)):

@@ -156,12 +156,13 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
     if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, out, (x, weight), out)
         own = own if g.innermost else depthwise.forward(x, weight, out, g.stride, g.dilation)
-        older = _before_cudnn_9(g, weight, out, (x, weight), out)
-        return Kernel(windows.expression(x.shape[1], weight.shape[0], False), units="planar", simple=own, older=older)
+        before = _before_cudnn_9(g, weight, out, (x, weight), out)
+        planar = windows.expression(x.shape[1], weight.shape[0], False)
+        return Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
     around = conversions_to_innermost((x, weight), (out,), g.groups)
     planes = multiplies_planes(weight, g.stride, g.padding, g.groups)
     found = _windows_in_all_ways(windows, x.shape[1], weight.shape[0], around, planes)
-    return replace(found, older=_before_cudnn_9(g, weight, out, (x, weight), out))
+    return replace(found, before_cudnn_9=_before_cudnn_9(g, weight, out, (x, weight), out))
 
 
 #: Channels of a group for which cuDNN 8 had kernels of a matrix unit on channels innermost: assumed to be ResNeXt's.
@@ -311,16 +312,15 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
     if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, gradient, (gradient, weight), x)
         own = own if g.innermost else depthwise.image_gradient(gradient, weight, x, g.stride, g.dilation)
-        older = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
-        along = Kernel(
-            windows.expression(gradient.shape[1], x.shape[1], False), units="planar", simple=own, older=older
-        )  # fmt: skip
+        before = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
+        planar = windows.expression(gradient.shape[1], x.shape[1], False)
+        along = Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
         if own is not None:  # its traffic is its own
             return (along,)
     else:
         around = conversions_to_innermost((gradient, weight), (x,), g.groups)
         along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
-        along = replace(along, older=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
+        along = replace(along, before_cudnn_9=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
     if more < 0:  # padding that leaves of the windows' sums only the middle
         moved = total_bytes((gradient, weight)), total_bytes((x,))
@@ -333,7 +333,8 @@ def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
 
     def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
         return Fused(
-            (one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways, older=one.older
+            (one.expr,), 0.0, read_bytes, written_bytes, units=one.units, kind=one.kind, ways=ways,
+            before_cudnn_9=one.before_cudnn_9,
         )  # fmt: skip
 
     ways = tuple(Way(fused(w.kernel), w.conversions) for w in kernel.ways if isinstance(w.kernel, Kernel))
@@ -350,15 +351,17 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
     if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, gradient, (gradient, x), weight)
         own = own if g.innermost else depthwise.weight_gradient(gradient, x, weight, g.stride, g.dilation)
-        older = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)
-        return replace(_implicit_product(planar, (gradient, x), weight, "planar"), simple=own, older=older)
+        before = _before_cudnn_9(g, weight, gradient, (gradient, x), weight)
+        return replace(
+            _implicit_product(planar, (gradient, x), weight, "planar"), own_kernel=own, before_cudnn_9=before
+        )
     if g.groups == 1:
         others = [ops.matmul(m, n, k, None, True, False, dtype=x.dtype)]
     else:
         merges = _groups_together(weight.shape[1], m, g.groups)
         others = [_merged_weight_gradient(m * many, n * many, k, -(-g.groups // many), x.dtype) for many in merges]
     found = _product_in_all_ways(g, planar, others, (gradient, x), weight)
-    return replace(found, older=_before_cudnn_9(g, weight, points, (gradient, x), weight))
+    return replace(found, before_cudnn_9=_before_cudnn_9(g, weight, points, (gradient, x), weight))
 
 
 def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
