@@ -15,6 +15,7 @@ from roller.errors import RollerError  # noqa: E402
 from roller.insight.cost.step_cost import price_step  # noqa: E402
 from roller.insight.sensitivity import sensitivity_of_step  # noqa: E402
 from roller.insight.step.from_trace import from_trace  # noqa: E402
+from roller.insight.trace.pytorch.tf32 import tf32_restored  # noqa: E402
 from roller.insight.trace.trace import Trace  # noqa: E402
 from roller.insight.whatif.predict import what_if  # noqa: E402
 from roller.insight.whatif.whatifs.amp import AMP  # noqa: E402
@@ -25,13 +26,10 @@ def step():
     def loss(y):
         return y.square().mean()
 
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with tf32_restored():
+        torch.backends.cuda.matmul.allow_tf32 = True
         model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(2)))
         return roller.trace(model, torch.zeros(2048, 2048), loss=loss, optimizer="sgd")
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def seconds(step, **options):
