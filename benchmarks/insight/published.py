@@ -27,6 +27,7 @@ import typer
 
 import roller
 from benchmarks.insight import models
+from roller.core.files import whole_file
 from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
 from roller.insight.step.from_trace import graph_of_priced_step
 from roller.insight.step.simulate import simulate
@@ -134,15 +135,21 @@ def _timm(model: str, *, fused: bool, fast_norm: bool) -> Callable[[], Any]:
 
 def kept_step(case: Case, folder: Path | None) -> Trace:
     """Return the step of a case from the folder of kept traces; what is not there yet is traced and kept."""
-    if folder is None:
-        return step_of(case)
     parts = case.group.split()[0], case.device, case.mode, case.layout, case.precision, case.model
-    path = folder / f"{'-'.join(map(str, parts))}-{case.size}-{case.batch}.json.gz"
+    return kept_trace(folder, f"{'-'.join(map(str, parts))}-{case.size}-{case.batch}", lambda: step_of(case))
+
+
+def kept_trace(folder: Path | None, name: str, make: Callable[[], Trace]) -> Trace:
+    """Return a trace from a folder; what is not there yet is made, and kept whole."""
+    if folder is None:
+        return make()
+    path = folder / f"{name}.json.gz"
     if path.exists():
         return Trace.from_json(gzip.decompress(path.read_bytes()).decode(), path.name)
-    step = step_of(case)
+    step = make()
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(replace(step, registered={}).to_json().encode(), 1))
+    with whole_file(path) as out:
+        out.write(gzip.compress(replace(step, registered={}).to_json().encode(), 1))
     return step
 
 

@@ -11,7 +11,6 @@ transformers, published in 2024, it is assumed); their traces are kept. Nothing 
 from __future__ import annotations
 
 import csv
-import gzip
 import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,17 @@ from typing import Annotated
 import typer
 
 import roller
-from benchmarks.insight.published import RELEASES, SAMPLE, SEED, Case, not_traced, of_all, reason_of, step_of
+from benchmarks.insight.published import (
+    RELEASES,
+    SAMPLE,
+    SEED,
+    Case,
+    kept_trace,
+    not_traced,
+    of_all,
+    reason_of,
+    step_of,
+)
 from roller.insight.cost.kernels import Kernels
 from roller.insight.cost.step_cost import HOST_OP_S, cached_pricer, price_step
 from roller.insight.step.from_trace import graph_of_priced_step
@@ -107,16 +116,9 @@ def fusion_cases(path: Path) -> list[tuple[Case, dict[str, float]]]:
 
 def kept_step(case: Case, folder: Path | None) -> Trace:
     """Return the step of a case from the folder of kept traces; what is not there yet is traced and kept."""
-    if folder is None:
-        return step_of(case)
     release = () if case.precision == "fp32" else (RELEASES[case.mode],)
-    path = folder / f"{'-'.join((*release, case.device, case.mode, case.model))}-{case.size}-{case.batch}.json.gz"
-    if path.exists():
-        return Trace.from_json(gzip.decompress(path.read_bytes()).decode(), path.name)
-    step = step_of(case)
-    folder.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(replace(step, registered={}).to_json().encode(), 1))
-    return step
+    name = f"{'-'.join((*release, case.device, case.mode, case.model))}-{case.size}-{case.batch}"
+    return kept_trace(folder, name, lambda: step_of(case))
 
 
 def rows_of(found: Sequence[tuple[Case, dict[str, float]]], folder: Path | None) -> Iterator[Row | tuple[Case, str]]:

@@ -46,3 +46,18 @@ def test_a_compiled_model_that_does_not_trace_is_named_with_its_reason(monkeypat
     text = published_compiled.page(rows, untraced, "2026-11-29")
     assert LINE in text.splitlines()
     assert "1 of 3 steps" in text
+
+
+def test_a_trace_is_made_once_and_kept_whole(tmp_path):
+    made = []
+
+    def make():
+        made.append(step_of(case("known"), None))
+        return made[-1]
+
+    first, second = (published.kept_trace(tmp_path / "kept", "linear", make) for _ in range(2))
+    assert len(made) == 1 and [o.name for o in first.operators] == [o.name for o in second.operators]
+    assert [p.name for p in (tmp_path / "kept").iterdir()] == ["linear.json.gz"]
+    with pytest.raises(ZeroDivisionError):
+        published.kept_trace(tmp_path / "kept", "other", lambda: 1 // 0)
+    assert len(list((tmp_path / "kept").iterdir())) == 1
