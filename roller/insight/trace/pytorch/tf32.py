@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -38,20 +38,28 @@ def tf32_restored() -> Iterator[None]:
     Newer releases of PyTorch give each kind of operators a precision of its own, and precisions that kinds share. A
     kind that was turned off (``"ieee"``) no longer follows the shared ones, so that each is restored by itself.
     """
-    shared = _clear_shared()
-    single, older = _single_precisions(), _older_switches()
-    _set_precisions(shared)
+    with _writable_flags():
+        shared = _clear_shared()
+        single, older = _single_precisions(), _older_switches()
+        _set_precisions(shared)
     try:
         yield
     finally:
-        _clear_shared()
-        for name, value in _older_switches().items():
-            if older[name] is not None and older[name] != value:
-                _set_older_switch(name, older[name])
-        # What did not change is not written: convolutions follow shared precisions until they are set, if to the same.
-        now = _single_precisions()
-        _set_precisions({path: value for path, value in single.items() if now[path] != value})
-        _set_precisions(shared)
+        with _writable_flags():
+            _clear_shared()
+            for name, value in _older_switches().items():
+                if older[name] is not None and older[name] != value:
+                    _set_older_switch(name, older[name])
+            # What did not change is not written: convolutions follow shared precisions until they are set.
+            now = _single_precisions()
+            _set_precisions({path: value for path, value in single.items() if now[path] != value})
+            _set_precisions(shared)
+
+
+def _writable_flags() -> AbstractContextManager[None]:
+    """Allow writes where ``torch.backends.disable_global_flags`` forbade them, as PyTorch's own test modules do."""
+    writable: AbstractContextManager[None] = getattr(torch.backends, "__allow_nonbracketed_mutation", nullcontext)()
+    return writable
 
 
 #: Sections of ``torch.backends`` whose precision kinds of operators share, outermost first, and those of one kind.
@@ -112,6 +120,7 @@ def _set_older_switch(name: str, value: Any) -> None:
 
 def set_tf32(kinds: list[str]) -> None:
     """Allow TF32 for kinds of operators alone."""
-    for kind, section in _SECTIONS.items():
-        if _is_allowed(kind) != (kind in kinds):
-            section.allow_tf32 = kind in kinds
+    with _writable_flags():
+        for kind, section in _SECTIONS.items():
+            if _is_allowed(kind) != (kind in kinds):
+                section.allow_tf32 = kind in kinds
