@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 
 
 def expression_of(expr: Any) -> TensorExpr:
-    """Return a TensorExpr, or what is read from TVM TE tensors or a PrimFunc.
-
-    Raises
-    ------
-    ExprError
-        Where it is neither, or cannot be read.
-    """
+    """Return a TensorExpr, or what is read from TVM TE tensors or a PrimFunc."""
     read = expr if isinstance(expr, TensorExpr) else _read(expr)
     check_arithmetic(read)
     return read
@@ -46,13 +40,7 @@ def _read(expr: Any) -> TensorExpr:
 
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
-    """Return the spec to construct for, and the device to run on where one of this machine was named.
-
-    Raises
-    ------
-    RollerError
-        Where ``spec`` stands beside the name of another, or is of another kind than the device it stands beside.
-    """
+    """Return the spec to construct for, and the device to run on where one of this machine was named."""
     from roller.runtime.child import resolve
     from roller.runtime.devices import is_reachable
 
@@ -83,13 +71,7 @@ def _spec_of(device: str | DeviceSpec) -> DeviceSpec:
 
 
 def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | None) -> ConstructOptions:
-    """Return the options with ``top_k`` in place where it is given.
-
-    Raises
-    ------
-    RollerError
-        Where they are something else.
-    """
+    """Return the options with ``top_k`` in place where it is given."""
     chosen = ConstructOptions() if options is None else options
     if not isinstance(chosen, ConstructOptions):
         raise RollerError(
@@ -101,14 +83,7 @@ def options_of(options: ConstructOptions | None, top_k: int | Literal["auto"] | 
 def constants_of(
     constants: Mapping[str, Any] | None, expression: TensorExpr, options: ConstructOptions
 ) -> tuple[ConstructOptions, tuple[Constant, ...]]:
-    """Return the options that name the constants, and their values by position; values are copied.
-
-    Raises
-    ------
-    RollerError
-        Where a name is no input of the expression, an array does not fit its input, or ``options`` name a constant
-        that has no value.
-    """
+    """Return the options that name the constants, and their values by position; values are copied."""
     from roller.artifact import Constant  # what construction and prediction never need
 
     if constants is not None and not isinstance(constants, Mapping):

@@ -268,15 +268,7 @@ class CompiledKernel:
 
 
 def loaded(artifact: KernelArtifact) -> Any:
-    """Return what runs a kernel on its device.
-
-    Raises
-    ------
-    BuildError
-        Where it is source only, and its toolchain is missing or refuses it.
-    LaunchError
-        Where the device is not at hand.
-    """
+    """Return what runs a kernel on its device."""
     target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
     # One compiled by name where its device was not has its source only, which is built where the device is.
     return target.load(artifact if artifact.binary is not None else target.build(artifact))

@@ -91,11 +91,6 @@ class Stage:
     def table(self, addresses: Sequence[Sequence[Mapping[str, int]]]) -> bytes:
         """Return the table of a launch.
 
-        Parameters
-        ----------
-        addresses
-            For each member its argument sets: device addresses by name of the argument.
-
         Examples
         --------
         >>> stage = Stage("k", 32, 0, (Member("a", 0, 4, 32, 2, ("x", "y")),))
@@ -155,13 +150,7 @@ class HorizontalKernel:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], where: str = "packed kernel") -> HorizontalKernel:
-        """Rebuild what :meth:`to_dict` gave.
-
-        Raises
-        ------
-        ArtifactError
-            Where the data are damaged.
-        """
+        """Rebuild what :meth:`to_dict` gave."""
         try:
             stages = tuple(
                 Stage(str(s["entry"]), int(s["threads"]), int(s["dynamic_shared_bytes"]),

@@ -329,13 +329,7 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
 
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Generate the kernel of one program; the target language of the spec picks the code generator.
-
-    Raises
-    ------
-    BuildError
-        Where the program cannot be lowered, or the target has no code generator.
-    """
+    """Generate the kernel of one program; the target language of the spec picks the code generator."""
     return target_for(spec).lower(program, expression, spec)
 
 

@@ -10,13 +10,7 @@ from roller.targets import target_of_language
 
 
 def build_packed(packed: HorizontalKernel) -> HorizontalKernel:
-    """Build a packed kernel with the toolchain of its language.
-
-    Raises
-    ------
-    BuildError
-        Where the toolchain is missing or refuses.
-    """
+    """Build a packed kernel with the toolchain of its language."""
     tools = target_of_language(packed.language, packed.stages[0].entry).tools()
     binary, log = tools.compile_source(packed.source, str(packed.target["arch"]))
     return packed.with_binary(binary, **tools.resources(log))
@@ -30,11 +24,5 @@ def built_packs(packs: Mapping[str, HorizontalKernel]) -> dict[str, HorizontalKe
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Build a GPU artifact with the toolchain of its language; a CPU artifact is built when it is lowered.
-
-    Raises
-    ------
-    BuildError
-        Where the language is unknown, or its toolchain is missing or refuses.
-    """
+    """Build a GPU artifact with the toolchain of its language; a CPU artifact is built when it is lowered."""
     return target_of_language(artifact.language, artifact.expression.name).build(artifact)

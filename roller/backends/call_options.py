@@ -10,24 +10,6 @@ from roller.errors import LaunchError, did_you_mean
 def refuse_unknown(name: str, label: str, given: Iterable[str], known: tuple[str, ...], remedy: str) -> None:
     """Refuse options a launcher does not know; what looks like an input is told that these are positional.
 
-    Parameters
-    ----------
-    name
-        Of the kernel's expression.
-    label
-        Whose kernel it is, for people: ``"CPU"``.
-    given
-        Names of the caller's options that are none of the launcher's parameters.
-    known
-        The launcher's parameters.
-    remedy
-        What to do about it, a sentence.
-
-    Raises
-    ------
-    LaunchError
-        Where there are any.
-
     Examples
     --------
     >>> refuse_unknown("relu", "CUDA", ["steam"], ("out", "stream"), "Leave it out.")

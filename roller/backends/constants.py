@@ -14,13 +14,7 @@ from roller.errors import LaunchError
 
 
 def constant_arrays(artifact: KernelArtifact) -> dict[int, np.ndarray]:
-    """Return the values of the constant inputs by position, read-only, in the dtype they are stored in.
-
-    Raises
-    ------
-    LaunchError
-        Where the artifact lacks the values of a constant, or has too few or too many.
-    """
+    """Return the values of the constant inputs by position, read-only, in the dtype they are stored in."""
     found = {}
     for c in artifact.constants:
         t = artifact.expression.inputs[c.position]

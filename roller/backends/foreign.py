@@ -17,11 +17,6 @@ def check_memory(value: Any) -> None:
     """Refuse a tensor whose memory alone does not say what it is.
 
     PyTorch notes negations and conjugates beside a tensor, and has zeros without memory (of forward differentiation).
-
-    Raises
-    ------
-    BufferError
-        With what to pass in its place.
     """
     if _says(value, "is_neg") or _says(value, "is_conj"):
         raise BufferError("its negation or conjugate is only noted beside it: pass x.resolve_conj().resolve_neg()")

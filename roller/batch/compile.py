@@ -56,35 +56,7 @@ def compile_kernels(
     constructed: Mapping[str, Constructed] | None = None,
     given: Mapping[str, KernelArtifact] | None = None,
 ) -> Batch:
-    """Compile kernels, or take them from the cache.
-
-    Parameters
-    ----------
-    sources
-        Expression and constant inputs by kernel key; equal ones are compiled once whatever their keys.
-    target, settings
-        For what, and how.
-    uses
-        How often each runs in a call; with its predicted seconds this is its share.
-    passing
-        Bytes a model touches between two runs of each, where kernels shall be timed as it runs them: constants that
-        its caches lose meanwhile are lost to them between two timed calls, too.
-    crew
-        Who does the work; processes of this machine when ``None``.
-    cache
-        Where kernels come from and go to; ``None`` for nowhere.
-    progress
-        Told of every step.
-    constructed
-        Candidates by job digest that are known already.
-    given
-        Kernels by key that were compiled before as they shall be now; what may be new of them is a proof.
-
-    Returns
-    -------
-    Batch
-        Kernels that failed are listed in it; nothing is raised for them.
-    """
+    """Compile kernels, or take them from the cache."""
     start = time.monotonic()
     chosen = settings or Settings()
     jobs = jobs_of(sources, target, chosen, uses or {}, passing)

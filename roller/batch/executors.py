@@ -298,24 +298,7 @@ def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[A
 def crew_of(
     executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
 ) -> Workers:
-    """Return who does the work.
-
-    Parameters
-    ----------
-    executor
-        As of :func:`roller.compile_model`.
-    scheduler
-        Address of a Dask scheduler (``"tcp://host:8786"``), or a ``distributed.Client``.
-    workers
-        Processes of this machine, where neither is given.
-    resource
-        What a Dask worker must have to judge kernels of the device: ``"gpu"`` or ``"cpu_slot"``.
-
-    Raises
-    ------
-    RollerError
-        Where both are given, or something else; where the scheduler does not answer or has no workers.
-    """
+    """Return who does the work."""
     if workers is not None:
         workers = whole_number(workers, "workers", 1, expected="a whole number of at least 1")
     if executor is not None and scheduler is not None:

@@ -102,19 +102,7 @@ class Planned:
 def planned(
     program: Program, artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec, packs: Packs | None
 ) -> Planned:
-    """Plan the memory of a program, or of the one with packs where that is predicted to be faster.
-
-    Parameters
-    ----------
-    program
-        Without packs.
-    artifacts
-        Kernels of both, by key.
-    spec
-        The device.
-    packs
-        The program with packs, where there is one.
-    """
+    """Plan the memory of a program, or of the one with packs where that is predicted to be faster."""
     predicted = {key: float(a.estimate["seconds"]) for key, a in artifacts.items()}
     align_bytes = spec.traits.value_align_bytes
     plain = plan(program, predicted_s=predicted, value_align_bytes=align_bytes)
@@ -214,27 +202,7 @@ def packs_for(
     built: bool,
     cache: KernelCache | None = None,
 ) -> Packs:
-    """Make the packed kernels of a program.
-
-    Parameters
-    ----------
-    program
-        With packs, as :func:`roller.batch.horizontal_prices.packable` gives it.
-    artifacts
-        Its kernels, compiled.
-    spec, crew
-        The device, and who builds.
-    built
-        Whether the kernels are built here.
-    cache
-        Where built ones are kept.
-
-    Returns
-    -------
-    Packs
-        Kernels that cannot share a launch run alone in it, as do those whose pack spills registers or is predicted to
-        gain nothing by what its kernels really are.
-    """
+    """Make the packed kernels of a program."""
     left_out = {key: reason for key in sorted(program.kernels) if (reason := why_not(artifacts[key]))}
     prices = Prices(artifacts, spec, program.kernels)
     steps = _fitting(program.steps, artifacts, prices, left_out)

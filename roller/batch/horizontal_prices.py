@@ -20,25 +20,7 @@ _NEEDED = {"blocks", "threads", "registers", "scratchpad_bytes", "launch_s", "co
 
 
 def packable(program: Program, spec: DeviceSpec, predict: Predict, rival: Outcome) -> Packing | None:
-    """Return a program with packs where one is predicted to be faster than what runs side by side on streams.
-
-    Parameters
-    ----------
-    program
-        Without sections.
-    spec
-        The device.
-    predict
-        Predicts kernels.
-    rival
-        What co-scheduling made of the same program.
-
-    Returns
-    -------
-    Packing or None
-        Its program names the kernels to build. ``None`` for a processor, where every kernel is a call, and where no
-        pack is predicted to gain enough.
-    """
+    """Return a program with packs where one is predicted to be faster than what runs side by side on streams."""
     if not spec.traits.blocks:
         return None
     best: Packing | None = None
@@ -75,17 +57,7 @@ def machine_of(spec: DeviceSpec) -> Machine:
 
 
 def kind_of(estimate: Estimate, spec: DeviceSpec, units: int | None = None) -> Kind | None:
-    """Return what a kernel takes as packs count it; ``None`` where its estimate does not say.
-
-    Parameters
-    ----------
-    estimate
-        Of its program.
-    spec
-        The whole device.
-    units
-        Units it was constructed for; all of them when ``None``.
-    """
+    """Return what a kernel takes as packs count it; ``None`` where its estimate does not say."""
     terms = estimate.terms
     if not terms.keys() >= _NEEDED:
         return None

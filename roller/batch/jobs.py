@@ -158,17 +158,7 @@ def jobs_of(
     uses: Mapping[str, int],
     passing: Mapping[str, int] | None = None,
 ) -> list[Job]:
-    """Return one job per distinct kernel.
-
-    Parameters
-    ----------
-    sources, target, settings
-        As of :func:`roller.batch.compile.compile_kernels`.
-    uses
-        How often each key runs in a call.
-    passing
-        Bytes a model touches between two runs of each key, :func:`roller.graph.weights.passing_bytes`.
-    """
+    """Return one job per distinct kernel."""
     jobs: dict[str, Job] = {}
     for key, source in sources.items():
         units = source.units or settings.options.units
@@ -189,18 +179,6 @@ def jobs_of(
 
 def rotation(spec: DeviceSpec, passing: int) -> int:
     """Return the bytes of constants that take turns while a kernel is timed.
-
-    Parameters
-    ----------
-    spec
-        The device: caches of its cores count together, as do those that several cores share.
-    passing
-        Bytes that are touched before a kernel's constants are read again.
-
-    Returns
-    -------
-    int
-        More than the largest cache that ``passing`` does not fit; 0 where it fits all of them.
 
     Examples
     --------

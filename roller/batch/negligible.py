@@ -28,15 +28,6 @@ LOSS = 0.01
 def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> None:
     """Take from the constructed jobs what is not worth timing: candidates, and of those that keep one the timing.
 
-    Parameters
-    ----------
-    jobs
-        With candidates.
-    spec
-        The device.
-    others_s
-        Predicted seconds a call of the model spends in its other kernels.
-
     Notes
     -----
     Kernels of one kin are timed for each other: they keep the same families, worth what all of them gain.

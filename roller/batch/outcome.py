@@ -50,13 +50,7 @@ class Batch:
         return grouped_reasons(Record(key, "failed", why) for key, why in reasons.items())
 
     def raise_failures(self, name: str, device: str) -> None:
-        """Raise the reasons of all kernels that failed, grouped.
-
-        Raises
-        ------
-        NoCandidateError
-            Where one did.
-        """
+        """Raise the reasons of all kernels that failed, grouped."""
         if not self.failures:
             return
         kept = f" The other {len(self.artifacts)} are in the cache." if self.artifacts else ""

@@ -45,14 +45,7 @@ def silent(progress: Progress) -> None:
 
 @contextmanager
 def shown(progress: OnProgress | bool | None) -> Iterator[OnProgress]:
-    """Yield what takes the events.
-
-    Parameters
-    ----------
-    progress
-        A function that takes them; ``True`` for a bar on standard error, ``False`` for nothing, ``None`` for a bar
-        where standard error is a terminal, and otherwise lines for whoever listens to the logger ``roller``.
-    """
+    """Yield what takes the events."""
     if callable(progress):
         yield progress
     elif progress or (progress is None and sys.stderr is not None and sys.stderr.isatty()):
@@ -81,15 +74,7 @@ class Logged:
 
 @contextmanager
 def told_on_interrupt(progress: OnProgress, *, kept: bool) -> Iterator[OnProgress]:
-    """Yield what takes the events; an interrupt says how far the batch was, and what goes on from there.
-
-    Parameters
-    ----------
-    progress
-        Gets the events.
-    kept
-        Whether finished kernels are in the cache.
-    """
+    """Yield what takes the events; an interrupt says how far the batch was, and what goes on from there."""
     last = [Progress("read", 0, 0)]
 
     def take(event: Progress) -> None:

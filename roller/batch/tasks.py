@@ -42,20 +42,7 @@ class Task(Protocol):
 
 
 def perform(task: Task, code: str | None = None) -> Any:
-    """Carry out a task.
-
-    Parameters
-    ----------
-    task
-        One of this module's.
-    code
-        Digest of the caller's sources; a process elsewhere must have the same, or its kernels would be others.
-
-    Raises
-    ------
-    BuildError
-        Where the sources here are others than the caller's.
-    """
+    """Carry out a task."""
     if code is not None:
         from roller.runtime.cache_key import code_digest
 

@@ -71,13 +71,7 @@ def wanted(
 
 
 def choose(shop: Workshop, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
-    """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds.
-
-    Raises
-    ------
-    NoCandidateError
-        Where none survives.
-    """
+    """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds."""
     if how.deterministic:
         return first_correct(shop, candidates)
     kernel = (automatic if shop.options.top_k == "auto" else fastest)(shop, candidates)
@@ -89,13 +83,7 @@ def choose(shop: Workshop, candidates: Sequence[Candidate], how: Selection) -> C
 
 
 def fastest(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
-    """Make all candidates in parallel, check and time what was built; return the fastest with the fate of each.
-
-    Raises
-    ------
-    NoCandidateError
-        Where none survives.
-    """
+    """Make all candidates in parallel, check and time what was built; return the fastest with the fate of each."""
     records, artifacts = try_all(shop, candidates)
     outcome = tuple(with_record(c, records[c.id]) for c in candidates)
     timed = [c for c in outcome if c.measured_s is not None]
@@ -125,11 +113,6 @@ def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel
     """Time the candidates the model cannot tell from its favourite; none where it is sure of that one.
 
     The others are tried only where none of those survives. A candidate that was not tried stays ``constructed``.
-
-    Raises
-    ------
-    NoCandidateError
-        Where none of all survives.
     """
     from roller.search.auto import worth_timing
 
@@ -152,11 +135,6 @@ def first_correct(shop: Workshop, candidates: Sequence[Candidate], first: int = 
     """Return the best prediction that builds and is correct; nothing is timed, and no clock decides anything.
 
     ``first`` is the position of the one that is tried before the others.
-
-    Raises
-    ------
-    NoCandidateError
-        Where none is.
     """
     outcome = list(candidates)
     for n in sorted(range(len(candidates)), key=lambda n: (n != first, n)):
@@ -175,22 +153,7 @@ def first_lowered(
     lower: Callable[[Candidate], KernelArtifact],
     prove: Callable[[Candidate, KernelArtifact], tuple[KernelArtifact, Verdict]] | None = None,
 ) -> CompiledKernel:
-    """Return the best prediction that lowers, for a device that is not here; those before it keep their reasons.
-
-    Parameters
-    ----------
-    expression, spec, candidates
-        What they compute, the device, and candidates, best prediction first.
-    lower
-        Makes a candidate's kernel.
-    prove
-        Emulates it, and returns it with what is known; one that is wrong is a record, and the next takes its place.
-
-    Raises
-    ------
-    NoCandidateError
-        Where none does.
-    """
+    """Return the best prediction that lowers, for a device that is not here; those before it keep their reasons."""
     outcome = list(candidates)
     for n, c in enumerate(candidates):
         try:
@@ -214,22 +177,7 @@ def try_all(
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,
 ) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
-    """Make and judge candidates.
-
-    Parameters
-    ----------
-    shop, candidates
-        Where, and what.
-    timed
-        Whether correct ones are timed. Where they are not, no build is stopped for its time either.
-    known
-        Artifacts by candidate id that are judged before the others, not built again.
-
-    Returns
-    -------
-    tuple
-        Records and artifacts by candidate id, those of ``known`` among them.
-    """
+    """Make and judge candidates."""
     from roller.runtime.build_pool import build_all, build_here
 
     jobs = {c.id: c for c in candidates}

@@ -90,24 +90,6 @@ def prove(
     (:mod:`roller.choosing.scaled`), and blocks of the kernel itself: the first shows every kind of tile, the second
     every constant as it will be.
 
-    Parameters
-    ----------
-    artifact
-        Of a GPU; it need not be built.
-    seconds
-        Of each processor that running it may take, however busy they are with other things.
-    lower
-        Lowers a program for the same device; without it nothing is scaled.
-    seed
-        Of inputs, and of the random order of threads.
-    workers
-        Threads of the operating system.
-
-    Returns
-    -------
-    Verdict
-        A kernel that cannot be emulated is not proved, with the reason; nothing is raised for it.
-
     Examples
     --------
     >>> import roller
@@ -236,15 +218,7 @@ def proved_of(artifact: KernelArtifact) -> str:
 
 
 def seconds_of(prove: bool, prove_s: float | None, device_is_here: bool, device: str) -> float:
-    """Return the seconds of a proof that is asked for, 0 for none.
-
-    Raises
-    ------
-    RollerError
-        Where the device is here, which checks its own kernels, or the seconds are no number.
-    EmulationError
-        Where this machine cannot prove anything.
-    """
+    """Return the seconds of a proof that is asked for, 0 for none."""
     prove = flag(prove, "prove", remedy="Give seconds as prove_s.")
     seconds = PROVE_S
     if prove_s is not None:

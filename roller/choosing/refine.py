@@ -33,22 +33,6 @@ def refine(
     takes its place, and the search goes on around it. It ends where no neighbour is left; what it found is then timed
     against what it started from. What is tried depends on the
     times measured and on nothing else; how much of it, on ``seconds``.
-
-    Parameters
-    ----------
-    shop
-        Where candidates are made and judged.
-    kernel
-        What the search starts from, of the same workshop.
-    seconds
-        No batch is begun that would, taking as long as the last one, end later.
-    clock
-        Seconds that pass; another one in tests.
-
-    Returns
-    -------
-    CompiledKernel
-        Its candidates are those of ``kernel``, then what the search tried.
     """
     end = clock() + seconds
     start = best = next(c for c in kernel.candidates if c.program == kernel.program)

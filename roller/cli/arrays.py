@@ -19,20 +19,7 @@ _MAGIC_BYTES = len(np.lib.format.MAGIC_PREFIX) + 2
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return the arrays of an ``.npz`` file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    names
-        Those that somebody takes; of others nothing is read but their names, with an empty array for each.
-
-    Raises
-    ------
-    ArtifactError
-        Where it cannot be read, is no ``.npz`` of plain arrays, or one is not as large as it says.
-    """
+    """Return the arrays of an ``.npz`` file."""
     try:
         with open_file(path) as raw:
             if raw.read(_MAGIC_BYTES)[:-2] == np.lib.format.MAGIC_PREFIX:

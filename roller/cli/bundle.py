@@ -132,34 +132,7 @@ def create_bundle(
     batch: int | None = None, limit_bytes: int = LIMIT_BYTES, workers: int | None = None, binaries: bool = True,
     prove_s: float = 0.0,
 ) -> Created:  # fmt: skip
-    """Construct, lower and build the best candidates of rows of operators, and write them as one folder.
-
-    Parameters
-    ----------
-    rows
-        As :func:`roller.ops.from_spec` takes them, with an ``id``.
-    spec
-        The GPU they are for.
-    out
-        Must not exist, or be empty.
-    top_k, batch
-        Candidates per operator; batch size instead of the rows' own.
-    limit_bytes
-        Binaries of the worst ranks are left out above.
-    workers
-        Processes that build at a time.
-    binaries
-        Whether they are built here.
-    prove_s
-        Seconds in which kernels are proved, shared evenly by the operators; see :mod:`roller.choosing.proving`.
-
-    Raises
-    ------
-    ArtifactError
-        Where the folder is taken, or the device is no GPU.
-    BuildError
-        Where nothing could be built.
-    """
+    """Construct, lower and build the best candidates of rows of operators, and write them as one folder."""
     check_target(out)
     if not spec.traits.discrete:
         raise ArtifactError(
@@ -176,13 +149,7 @@ def create_bundle(
 def build_operators(
     jobs: Mapping[str, Any], build_one: Callable[[Any], tuple[OperatorEntry, bytes]], workers: int | None
 ) -> dict[str, BuildResult[tuple[OperatorEntry, bytes]]]:
-    """Return what became of every job, built in parallel.
-
-    Raises
-    ------
-    BuildError
-        Where nothing could be built.
-    """
+    """Return what became of every job, built in parallel."""
     import roller.te.compat  # noqa: F401 - imported before forking, so that the children inherit TVM
 
     with counted_steps("operators", len(jobs)) as told:
@@ -224,28 +191,7 @@ def operator_of(
     name: str, expr: TensorExpr, candidates: Sequence[tuple[str, RProgram, Mapping[str, Any]]], spec: DeviceSpec,
     binaries: bool = True, flops: float | None = None, prove: Prove | None = None,
 ) -> tuple[OperatorEntry, bytes]:  # fmt: skip
-    """Lower and build the programs of one operator; what fails is listed with its reason.
-
-    Parameters
-    ----------
-    name, expr
-        Its id in the bundle, and what it computes.
-    candidates
-        ``(id, program, estimate)``, best first.
-    spec
-        The GPU.
-    binaries
-        Whether kernels are built here.
-    flops
-        Of one call, where known.
-    prove
-        Says of a lowered kernel what is known of it, and what is wrong; those that are wrong are left out.
-
-    Raises
-    ------
-    BuildError
-        Where none is left.
-    """
+    """Lower and build the programs of one operator; what fails is listed with its reason."""
     good: list[tuple[str, KernelArtifact]] = []
     failed: list[tuple[str, str]] = []
     for candidate, program, estimate in candidates:
@@ -273,13 +219,7 @@ def operator_of(
 def _within(
     operators: list[tuple[OperatorEntry, bytes]], limit_bytes: int
 ) -> tuple[list[tuple[OperatorEntry, bytes]], int]:
-    """Leave binaries out, worst ranks of all operators first, until the set is small enough; return how many went.
-
-    Raises
-    ------
-    ArtifactError
-        Where even the sources alone are too large.
-    """
+    """Leave binaries out, worst ranks of all operators first, until the set is small enough; return how many went."""
     most = max(entry.binaries for entry, _ in operators)
     kept = operators
     for keep in range(most, -1, -1):

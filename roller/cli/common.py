@@ -32,13 +32,7 @@ if TYPE_CHECKING:
 
 
 def top_k_of(text: str | int) -> int | str:
-    """Return the number of candidates a word asks for, or ``"auto"``.
-
-    Raises
-    ------
-    typer.BadParameter
-        Where it is neither.
-    """
+    """Return the number of candidates a word asks for, or ``"auto"``."""
     if text == "auto":
         return "auto"
     try:
@@ -56,11 +50,6 @@ seconds = seconds_text
 
 def one_of(option: str, value: str, known: Iterable[str]) -> str:
     """Return the value of an option that takes certain words only.
-
-    Raises
-    ------
-    UsageError
-        Where it is another one.
 
     Examples
     --------
@@ -103,13 +92,7 @@ SetOption = Annotated[
 
 
 def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
-    """Return numbers by dotted path from ``FIELD=VALUE`` settings.
-
-    Raises
-    ------
-    UsageError
-        Where a value is no number.
-    """
+    """Return numbers by dotted path from ``FIELD=VALUE`` settings."""
     overrides: dict[str, float] = {}
     for text in settings or ():
         field, equals, value = text.partition("=")
@@ -122,15 +105,7 @@ def overrides_of(settings: Sequence[str] | None) -> dict[str, float]:
 
 
 def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) -> DeviceSpec:
-    """Return the spec of a device, with ``FIELD=VALUE`` settings applied; what looks wrong in a file of one is told.
-
-    Raises
-    ------
-    SpecError
-        Where the device or a field is unknown.
-    UsageError
-        Where a value is no number.
-    """
+    """Return the spec of a device, with ``FIELD=VALUE`` settings applied; what looks wrong in a file of one is told."""
     overrides = overrides_of(settings)
     if is_reachable(name):
         from roller.arguments import target_of  # reaches drivers
@@ -145,11 +120,6 @@ def device_of(name: str, settings: Sequence[str] | None, *, tells: bool = True) 
 
 def tiles_of(settings: Sequence[str] | None, option: str = "--tile") -> dict[str, dict[str, int] | tuple[int, ...]]:
     """Return tiles by layer from ``LAYER=AXIS:EXTENT,...`` or ``LAYER=EXTENT,...``.
-
-    Raises
-    ------
-    UsageError
-        Where a setting has another form.
 
     Examples
     --------
@@ -179,13 +149,7 @@ OPERATORS_EXAMPLE = "operators:\n  - {id: projection, op: matmul, M: 4096, N: 40
 
 
 def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
-    """Return the operators of a YAML file whose id matches.
-
-    Raises
-    ------
-    ExprError
-        Where the file cannot be read, holds no list of operators, or one of the patterns matches none.
-    """
+    """Return the operators of a YAML file whose id matches."""
     import yaml
 
     try:
@@ -205,13 +169,7 @@ def operator_rows(path: Path, pattern: str) -> list[Mapping[str, Any]]:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse an output path that cannot be written before any work is spent on what goes there.
-
-    Raises
-    ------
-    ArtifactError
-        Where the folder does not exist or cannot be written, or the path is a folder, a pipe or a device.
-    """
+    """Refuse an output path that cannot be written before any work is spent on what goes there."""
     if path.is_dir():
         raise ArtifactError(f"{path}: expected a file, got a folder. Name a file in it.")
     if path.exists() and not path.is_file():
@@ -274,17 +232,7 @@ def program_json(program: RProgram) -> dict[str, Any]:
 
 
 def candidates_table(candidates: Iterable[Any], title: str, best_id: str | None = None) -> Table:
-    """Return candidates as a table: what the model predicts beside what was measured.
-
-    Parameters
-    ----------
-    candidates
-        In rank order.
-    title
-        Above the table.
-    best_id
-        The candidate that was kept; marked.
-    """
+    """Return candidates as a table: what the model predicts beside what was measured."""
     rows = list(candidates)
     layers = rows[0].program.layers if rows else ()
     table = Table(title=title, box=box.SIMPLE, title_justify="left")

@@ -177,13 +177,7 @@ def compiled_or_listed(
 
 
 def _device(name: str, settings: Sequence[str] | None) -> str | DeviceSpec:
-    """Return the device, as a specification where numbers of it are changed.
-
-    Raises
-    ------
-    UsageError
-        Where the numbers are those of a GPU that is here, or are refused.
-    """
+    """Return the device, as a specification where numbers of it are changed."""
     if settings and is_reachable(name):
         raise UsageError(f"--set: expected the name of a specification, got --device {name}. Name one, e.g. h200.")
     if settings:
@@ -221,11 +215,6 @@ def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
 
 def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
     """Return shapes by input from ``NAME=1x3x224x224`` or ``NAME=1,3,224,224`` settings.
-
-    Raises
-    ------
-    typer.BadParameter
-        Where one has another form.
 
     Examples
     --------

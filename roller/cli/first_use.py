@@ -17,15 +17,7 @@ from roller.targets import device_name
 
 
 def tell_unprobed(name: str, spec: DeviceSpec) -> None:
-    """Say on standard error, once per machine, how to have this processor's rates measured.
-
-    Parameters
-    ----------
-    name
-        The device as it was asked for.
-    spec
-        What was found for it.
-    """
+    """Say on standard error, once per machine, how to have this processor's rates measured."""
     note = unprobed_note(spec) if device_name(name) == THIS_MACHINE and not is_quiet() else ""
     if not note:
         return
@@ -39,13 +31,7 @@ def tell_unprobed(name: str, spec: DeviceSpec) -> None:
 
 
 def tell_suspicious(name: str) -> None:
-    """Say on standard error what looks wrong in a file of a device; the shipped ones are tested.
-
-    Parameters
-    ----------
-    name
-        The device as it was asked for: only what is a path is looked at.
-    """
+    """Say on standard error what looks wrong in a file of a device; the shipped ones are tested."""
     if is_quiet() or not (name.endswith((".yaml", ".yml")) or os.sep in name):
         return
     for line in suspicions(load_spec(name)):

@@ -77,19 +77,7 @@ def _warning(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments
-        Words after the program's name; those of the process by default.
-
-    Raises
-    ------
-    SystemExit
-        Always: 0 on success, 1 after a :class:`RollerError` or for a path that cannot be (one line on standard error),
-        2 for a wrong usage, 130 after an interrupt.
-    """
+    """Run the command line."""
     gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
     warnings.formatwarning = _warning
     start_telling()

@@ -10,22 +10,7 @@ from roller.cli.usage import UsageError
 
 
 def check_outputs(read: Sequence[Path], outputs: Mapping[str, Path | None]) -> None:
-    """Refuse to write where nothing can be, over a file that is read, or two results to one place.
-
-    Parameters
-    ----------
-    read
-        Files that a verb reads.
-    outputs
-        Option -> the file that it names, if any.
-
-    Raises
-    ------
-    UsageError
-        Two files are one.
-    ArtifactError
-        As :func:`check_writable` raises it.
-    """
+    """Refuse to write where nothing can be, over a file that is read, or two results to one place."""
     taken = {path.resolve(): f"{path.name}, which is read" for path in read}
     for option, path in outputs.items():
         if path is None:

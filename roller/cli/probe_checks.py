@@ -18,13 +18,7 @@ def check_options(
     device: str | None, out: Path | None, quick: bool, bundle: Path | None, nearest: str | None, results: Path | None,
     settings: list[str] | None,
 ) -> None:  # fmt: skip
-    """Refuse options that do not belong together.
-
-    Raises
-    ------
-    UsageError
-        Where an option would be ignored, or the device and the specification named contradict each other.
-    """
+    """Refuse options that do not belong together."""
     if bundle is not None and results is not None:
         raise UsageError(
             "--import: expected no --bundle beside it. Write a bundle first, import its times after it ran."
@@ -86,23 +80,7 @@ def _check_nearest(device: str | None, nearest: str | None) -> None:
 
 
 def check_out(path: Path, kind: str, machine: str | None = None) -> None:
-    """Refuse a path that a specification cannot or must not be written to.
-
-    Parameters
-    ----------
-    path
-        What ``--out`` names.
-    kind
-        Of the device: ``"cpu"`` or ``"gpu"``.
-    machine
-        Fingerprint of this machine, where it is probed.
-
-    Raises
-    ------
-    ArtifactError
-        Where it is a folder, lies in none, has another suffix, or holds something else than a specification of this
-        name and device.
-    """
+    """Refuse a path that a specification cannot or must not be written to."""
     if path.is_dir():
         raise ArtifactError(f"--out: {path}: expected a file, got a folder. Name the file, e.g. {path / 'mine.yaml'}.")
     if path.suffix not in (".yaml", ".yml"):
@@ -124,13 +102,7 @@ def check_out(path: Path, kind: str, machine: str | None = None) -> None:
 
 
 def check_quick(path: Path) -> None:
-    """Refuse to put one round in the place of several.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file holds a profile that was measured with care; one that cannot be read does not count.
-    """
+    """Refuse to put one round in the place of several."""
     try:
         found = parse_spec(read_text(path), str(path))
     except (SpecError, OSError, UnicodeDecodeError):

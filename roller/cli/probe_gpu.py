@@ -67,13 +67,7 @@ def write_probes(device: str, settings: Sequence[str] | None, folder: Path, as_j
 
 
 def import_probes(results_path: Path, out: Path | None, show: Show) -> None:
-    """Turn what a bundle of probes brought home into YAML.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is refused, or comes from a null device and would be written.
-    """
+    """Turn what a bundle of probes brought home into YAML."""
     if out is not None:
         check_out(out, "gpu")
     session, results = session_of_results(results_path)
@@ -105,21 +99,7 @@ def _finish(spec: DeviceSpec, report: Report, out: Path | None, show: Show, wher
 
 
 def base_text(spec: DeviceSpec, out: Path) -> str:
-    """Return the YAML that measured values are put into.
-
-    Parameters
-    ----------
-    spec
-        The device as known before.
-    out
-        Where it goes. A file that is there is kept, a shipped specification that describes the device as well; else
-        the specification is written out anew.
-
-    Raises
-    ------
-    SpecError
-        Where the file that is there describes another architecture.
-    """
+    """Return the YAML that measured values are put into."""
     if out.exists():
         text = out.read_text(encoding="utf-8")
         found = parse_spec(text, str(out))

@@ -42,22 +42,7 @@ class Asked:
 
 
 def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
-    """Return the profiles of a file, one for each device and batch.
-
-    Parameters
-    ----------
-    file
-        The file.
-    asked
-        What the options ask for.
-    devices
-        Names of devices as given; ``""`` for none.
-
-    Raises
-    ------
-    UsageError
-        An option does not apply to the file.
-    """
+    """Return the profiles of a file, one for each device and batch."""
     from roller.insight.step_profile.profiling import kind_of_file
 
     kind = kind_of_file(file)
@@ -83,20 +68,7 @@ def profiles_of(file: Path, asked: Asked, devices: str) -> list[StepProfile]:
 
 
 def profile_before(file: Path, against: str, asked: Asked, devices: str) -> tuple[StepProfile, Mapping[str, str]]:
-    """Return the profile that one is compared with, made as that is, and its lines that were moved since.
-
-    Parameters
-    ----------
-    file, asked, devices
-        What the other profile is of, and how it is made.
-    against
-        A file, ``"git:REVISION"`` or ``"device:NAME"``.
-
-    Raises
-    ------
-    UsageError
-        The step cannot be profiled there in the same way.
-    """
+    """Return the profile that one is compared with, made as that is, and its lines that were moved since."""
     alone = replace(asked, curve=False, trace=None, snapshot=None)
     if against.startswith(_REVISION):  # that script is another program: ask for it, too
         return _at_revision(file, against.removeprefix(_REVISION), alone)

@@ -35,21 +35,7 @@ _REST_OF_LINES, _LEAST_TEXT = 55, 12
 
 
 def print_profile(screen: Screen, profile: StepProfile, depth: int, top: int, order: str, file: Path) -> None:
-    """Print a profile.
-
-    Parameters
-    ----------
-    screen
-        The console.
-    profile
-        The profile.
-    depth, top
-        Levels of the tree, and children of a node and lines to print.
-    order
-        ``"time"`` or ``"memory"``.
-    file
-        The entry file or the profile: the text of lines is read in its project.
-    """
+    """Print a profile."""
     screen.say(printable(str(profile)))
     if profile.out_of_memory:
         screen.say(f"It does not fit: {printable(profile.out_of_memory)} Memory is that before the failure.")

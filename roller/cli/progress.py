@@ -39,15 +39,7 @@ class Steps:
 
 @contextmanager
 def counted_steps(what: str, total: int) -> Iterator[Steps]:
-    """Yield what is told the name of each step as it is done.
-
-    Parameters
-    ----------
-    what
-        The work, for people.
-    total
-        How many steps there are.
-    """
+    """Yield what is told the name of each step as it is done."""
     if not watched():
         done = 0
 

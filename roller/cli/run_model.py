@@ -118,13 +118,7 @@ def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
 
 
 def _read(path: Path, session: ModelCalls) -> dict[str, np.ndarray]:
-    """Return the arrays of a file.
-
-    Raises
-    ------
-    ArtifactError
-        Where it cannot be read or is no ``.npz`` of plain arrays.
-    """
+    """Return the arrays of a file."""
     from roller.cli.arrays import read_arrays
 
     return read_arrays(path, [d.name for d in session.inputs])
@@ -138,13 +132,7 @@ def _typed(arrays: Mapping[str, np.ndarray], session: ModelCalls) -> dict[str, n
 
 
 def _write(path: Path, results: Mapping[str, np.ndarray]) -> None:
-    """Write arrays by name, whatever their names are; the file appears whole or not at all.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file cannot be written.
-    """
+    """Write arrays by name, whatever their names are; the file appears whole or not at all."""
     try:
         with tempfile.TemporaryDirectory(dir=path.absolute().parent, prefix=f".{path.name}.") as folder:
             new = Path(folder) / "results"

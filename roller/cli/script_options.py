@@ -41,22 +41,7 @@ class ScriptRun:
     patience_s: float
 
     def check(self, file: Path, is_script: bool, name: str = "") -> None:
-        """Ask the user whether a training script may run, unless ``--yes`` allows it; refuse arguments of other files.
-
-        Parameters
-        ----------
-        file
-            The script, or a file of another kind.
-        is_script
-            Whether it is a training script.
-        name
-            Name of the file in messages; the file's own by default.
-
-        Raises
-        ------
-        UsageError
-            A file that takes no arguments is given some, there is no terminal to ask on, or the user says no.
-        """
+        """Ask whether a training script may run, unless ``--yes`` allows it; refuse arguments of other files."""
         name = name or file.name
         if not is_script:
             if self.arguments:

@@ -69,15 +69,7 @@ EntryArgument = Annotated[
 
 
 def devices_of(text: str, settings: Sequence[str] | None) -> list[tuple[DeviceSpec, int]]:
-    """Return specifications, and how many of each, from ``"h100,2xa100"``.
-
-    Raises
-    ------
-    SpecError
-        There is no such device.
-    UsageError
-        No device is named.
-    """
+    """Return specifications, and how many of each, from ``"h100,2xa100"``."""
     found = [(device_of(name, settings), count) for name, count in names_of_devices(text)]
     if not found:
         raise UsageError(f"--device: expected names of devices, got {shown(text)}. Write e.g. --device h100,2xa100.")
@@ -94,13 +86,7 @@ def names_of_devices(text: str) -> Iterator[tuple[str, int]]:
 
 
 def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
-    """Return batch sizes from ``"8,16"``, with ``"max"`` where it is allowed; ``[None]`` of nothing.
-
-    Raises
-    ------
-    UsageError
-        One is no number above 0.
-    """
+    """Return batch sizes from ``"8,16"``, with ``"max"`` where it is allowed; ``[None]`` of nothing."""
     sizes: list[int | str | None] = []
     for word in (w.strip() for w in text.split(",")):
         if largest and word == LARGEST:
@@ -114,13 +100,7 @@ def batches_of(text: str, *, largest: bool = False) -> list[int | str | None]:
 
 
 def words_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Return words of a list that may only be certain ones.
-
-    Raises
-    ------
-    UsageError
-        One is another.
-    """
+    """Return words of a list that may only be certain ones."""
     words = [w.strip() for w in text.split(",") if w.strip()]
     wrong = next((w for w in words if w not in known), None)
     if wrong is not None or not words:
@@ -143,21 +123,7 @@ def step_of(
     file: Path, calls: int | None = None, script: ScriptRun | None = None, *, batch: int | None = None,
     device: DeviceSpec | None = None, torch_release: str = "", tf32: bool | None = None,
 ) -> TracedStep:  # fmt: skip
-    """Trace the step of an entry file or a training script as it is; each row of a table changes it later.
-
-    Parameters
-    ----------
-    file, calls
-        The file, and the calls or training steps to trace.
-    script
-        How a training script runs; the user has allowed it. ``None`` if only an entry file is accepted.
-    batch, device
-        Of the first trace.
-    torch_release
-        Of all traces; ``""`` for the newest.
-    tf32
-        Whether float32 products use TF32; ``None`` for what the file sets.
-    """
+    """Trace the step of an entry file or a training script as it is; each row of a table changes it later."""
     from roller.insight.capture.script_tracer import trace_script
     from roller.insight.trace.providers import is_script
     from roller.insight.tracing import require_torch, trace_entry
@@ -188,13 +154,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def write_memory_snapshot(step: Trace, spec: DeviceSpec, path: Path, settings: AllocatorSettings | None = None) -> None:
-    """Write a step as PyTorch's memory snapshot.
-
-    Raises
-    ------
-    UsageError
-        The device has no caching allocator.
-    """
+    """Write a step as PyTorch's memory snapshot."""
     from roller.insight.memory.largest_batch import allocator_settings_of
     from roller.insight.memory.simulate import Library
     from roller.insight.memory.snapshot import make_snapshot, write_snapshot

@@ -23,13 +23,7 @@ VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Every step
 
 
 def set_verbosity(*, quiet: bool, verbose: bool) -> None:
-    """Choose what is told; an option behind the verb only adds to those before it.
-
-    Raises
-    ------
-    typer.BadParameter
-        Where both are asked for.
-    """
+    """Choose what is told; an option behind the verb only adds to those before it."""
     if quiet and verbose:
         raise typer.BadParameter("expected --quiet or --verbose, got both. Leave one of them out.")
     if quiet:

@@ -19,18 +19,7 @@ def find_compiler() -> str | None:
 
 
 def need_compiler(what: str) -> str:
-    """Return the path of a C compiler.
-
-    Parameters
-    ----------
-    what
-        What it is needed for, for the error.
-
-    Raises
-    ------
-    BuildError
-        Where there is none.
-    """
+    """Return the path of a C compiler."""
     found = find_compiler()
     if found is None:
         raise BuildError(

@@ -209,11 +209,6 @@ def is_float(name: str) -> bool:
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """Return NumPy's dtype of a name; those it lacks come from the optional package ml_dtypes.
 
-    Raises
-    ------
-    LaunchError
-        Where NumPy has no such dtype.
-
     Examples
     --------
     >>> numpy_dtype("float16").itemsize

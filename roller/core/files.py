@@ -17,23 +17,12 @@ def try_folder(folder: Path) -> None:
     """Make and remove something in a folder, so that one that cannot be written is known before any work.
 
     Permissions alone do not tell: file systems are read-only, or take no files, for root too.
-
-    Raises
-    ------
-    OSError
-        Where nothing can be made there.
     """
     os.rmdir(tempfile.mkdtemp(prefix=".", dir=folder))
 
 
 def open_file(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file to read; a pipe or a device, which may never end or never begin, is none.
-
-    Raises
-    ------
-    OSError
-        Where it cannot be read, or is no regular file.
-    """
+    """Open a file to read; a pipe or a device, which may never end or never begin, is none."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -55,13 +44,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for this user alone, whatever files are made for.
-
-    Raises
-    ------
-    OSError
-        Where it cannot be made, or is no folder.
-    """
+    """Make a folder, and those above it that are missing, for this user alone, whatever files are made for."""
     if folder.is_dir():
         return
     if folder.parent != folder:
@@ -76,22 +59,6 @@ def whole_file(
     """Yield a file to fill, which becomes ``path`` at the end; nothing is left of it where filling fails.
 
     It gets the permissions of any other file the user makes, unlike those of ``tempfile``.
-
-    Parameters
-    ----------
-    path
-        What appears, or is replaced.
-    durable
-        Whether the bytes are on the disk before the name is: for what a lost machine must not leave half-written.
-    beside
-        Folder of the file while it is filled, on the same file system; that of ``path`` by default.
-    mode
-        Its permissions, less those that this process gives no file.
-
-    Raises
-    ------
-    OSError
-        Where the file cannot be written.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device", os.fspath(path))

@@ -216,13 +216,7 @@ class Fitter:
         self.asked: list[tuple[int, ...]] = []
 
     def fit(self, values: Sequence[int]) -> Formula | None:
-        """Return the simplest formula that gives every value; ``None`` where there is none.
-
-        Parameters
-        ----------
-        values
-            One number for each of the points.
-        """
+        """Return the simplest formula that gives every value; ``None`` where there is none."""
         key = tuple(values)
         if key not in self._found:
             self._found[key] = Formula(key[0]) if len(set(key)) == 1 else self._searched(key)

@@ -76,20 +76,7 @@ class _Fixed:
 
 
 def general(several: Sequence[Any], fitter: Fitter) -> General:
-    """Return the data of all sizes.
-
-    Parameters
-    ----------
-    several
-        The data at each point of ``fitter``: dictionaries, lists and tuples, numbers and other leaves.
-    fitter
-        Finds the formulas.
-
-    Raises
-    ------
-    MismatchError
-        Where they differ in more than whole numbers, or one is no known function of the sizes.
-    """
+    """Return the data of all sizes."""
     return General(_general(list(several), fitter, ""))
 
 

@@ -32,11 +32,6 @@ def left_out(package: str) -> Iterator[None]:
 
     It is a package like any other afterwards, and all the while in other threads; one that is loaded already stays.
 
-    Parameters
-    ----------
-    package
-        The optional package; what is imported must do without it.
-
     Examples
     --------
     >>> with left_out("this"):

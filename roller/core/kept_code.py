@@ -63,15 +63,7 @@ def _is_group_of(user: int, group: int) -> bool:
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a folder that others can write; one that is not there yet is nobody's.
-
-    Raises
-    ------
-    UntrustedError
-        Where somebody else may have written what lies there.
-    OSError
-        Where it cannot be looked at.
-    """
+    """Refuse a folder that others can write; one that is not there yet is nobody's."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         why = strangers(os.stat(folder))
         if why is not None:
@@ -86,15 +78,7 @@ def own_folder(folder: Path) -> Path:
 
 
 def read_kept(path: Path) -> bytes:
-    """Return what :func:`write_kept` wrote: the bytes that were verified, not the file, which may change meanwhile.
-
-    Raises
-    ------
-    ValueError
-        Where it is damaged.
-    OSError
-        Where it is not there, cannot be read, is no file, or somebody else may have written it.
-    """
+    """Return what :func:`write_kept` wrote: the bytes that were verified, not the file, which may change meanwhile."""
     # A pipe of that name would be waited for.
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         state = os.fstat(file.fileno())
@@ -111,13 +95,7 @@ def read_kept(path: Path) -> bytes:
 
 
 def write_kept(path: Path, image: bytes) -> None:
-    """Keep a library with its checksum, whole or not at all, writable by nobody else.
-
-    Raises
-    ------
-    OSError
-        Where it cannot be written.
-    """
+    """Keep a library with its checksum, whole or not at all, writable by nobody else."""
     with whole_file(path, mode=0o600) as file:
         file.write(image + hashlib.sha256(image).digest())
 

@@ -14,15 +14,6 @@ def quotients(
 
     Both are one formula where no other shift gives every value; else a size at which they differ tells them apart.
 
-    Parameters
-    ----------
-    points
-        The sizes at which values are known.
-    values
-        One for each of them.
-    most
-        The largest divisor, and factor.
-
     Examples
     --------
     >>> points = [{"h": n} for n in (7, 8, 10, 13)]

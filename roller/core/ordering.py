@@ -14,13 +14,6 @@ def cheapest(values: NDArray[Any], count: int) -> NDArray[np.int64]:
     Linear in the number of values. ``np.argpartition`` leaves open which of equal values are taken, and its answer
     differs between processors, and so did the programs that were constructed from it.
 
-    Parameters
-    ----------
-    values
-        Of shape ``(N,)``; no NaN among them.
-    count
-        At most ``N`` are returned.
-
     Examples
     --------
     >>> cheapest(np.array([3.0, 1.0, 2.0, 1.0, 2.0]), 3).tolist()

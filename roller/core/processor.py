@@ -132,13 +132,6 @@ def granted(processors: int, root: Path = Path("/")) -> int:
 
     A thread more than that makes the group stop all of them for the rest of each period.
 
-    Parameters
-    ----------
-    processors
-        Those it may run on.
-    root
-        Folder to read ``sys`` under.
-
     Examples
     --------
     >>> granted(4, Path("/no/such/folder"))
@@ -164,20 +157,7 @@ def _words(path: Path) -> list[str]:
 
 
 def processor_times(processors: Iterable[int], root: Path = Path("/")) -> tuple[float, float] | None:
-    """Return seconds that processors were busy, and that a hypervisor took from them, since the system started.
-
-    Parameters
-    ----------
-    processors
-        Their numbers.
-    root
-        Folder to read ``proc`` under.
-
-    Returns
-    -------
-    tuple or None
-        ``None`` where the system does not tell.
-    """
+    """Return seconds that processors were busy, and that a hypervisor took from them, since the system started."""
     names = {f"cpu{n}" for n in processors}
     try:
         lines = (root / "proc/stat").read_text().splitlines()

@@ -24,18 +24,7 @@ _YOUNG_S = 60.0
 
 @contextlib.contextmanager
 def scratch_folder(purpose: str = "") -> Iterator[str]:
-    """Yield a new temporary folder, which is removed at the end.
-
-    Parameters
-    ----------
-    purpose
-        Part of its name, for people: ``"build-"``.
-
-    Yields
-    ------
-    str
-        Its path.
-    """
+    """Yield a new temporary folder, which is removed at the end."""
     remove_abandoned(tempfile.gettempdir())
     with tempfile.TemporaryDirectory(prefix=_PREFIX + purpose, ignore_cleanup_errors=True) as folder:
         held = os.open(Path(folder, _LOCK), os.O_RDWR | os.O_CREAT, 0o600)

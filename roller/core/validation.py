@@ -36,11 +36,6 @@ def is_integer(value: object) -> bool:
 def flag(value: Any, where: str, *, error: type[RollerError] = RollerError, remedy: str = "Write either.") -> bool:
     """Return a truth value.
 
-    Raises
-    ------
-    RollerError
-        Of the class ``error``, where it is neither True nor False; so do all functions here.
-
     Examples
     --------
     >>> flag(3, "cache")
@@ -137,20 +132,6 @@ def sizes_of_call(
     where: str, ends: Mapping[str, tuple[int, int]], values: Sequence[Any], named: Mapping[str, Any]
 ) -> dict[str, int]:
     """Return the sizes that ``at(*values, **named)`` says of a range, each once; that they are inside is not asked.
-
-    Parameters
-    ----------
-    where
-        Name of what has the range.
-    ends
-        Least and largest of every size by name, in order.
-    values, named
-        As they were passed: in the order of ``ends``, and by name.
-
-    Raises
-    ------
-    LaunchError
-        Where a size is missing, unknown, said twice, or no whole number.
 
     Examples
     --------

@@ -113,14 +113,7 @@ class EmulatedSteps:
     def __call__(
         self, arrays: Sequence[np.ndarray], *, order: str = "forward", seed: int = 0, workers: int | None = None
     ) -> tuple[np.ndarray, ...]:
-        """Run all supersteps; units and workers take their turns in an order.
-
-        Raises
-        ------
-        EmulationError
-            Where an array is not the input's, a codelet reads what its unit does not hold, or an element of an output
-            is written by nobody.
-        """
+        """Run all supersteps; units and workers take their turns in an order."""
         del workers
         if order not in _ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(_ORDERS)}, got {shown(order)}.")
@@ -178,13 +171,7 @@ class EmulatedSteps:
             owner.compute(s.finish, 0, how)
 
     def run(self, entry: str, memories: Sequence[Memory], how: tuple[str, int]) -> None:
-        """Run all workers of one unit.
-
-        Raises
-        ------
-        EmulationError
-            Where it reads what is not there.
-        """
+        """Run all workers of one unit."""
         fields = [m.field() for m in memories]
         array = (FieldStruct * len(fields))(*fields)
         message = ctypes.create_string_buffer(_FAULT_BYTES)

@@ -27,25 +27,7 @@ def output_tile(program: RProgram, stage: Stage) -> dict[str, int]:
 
 
 def unwritten(program: RProgram, stage: Stage, written: np.ndarray, blocks: int, launched: int) -> str:
-    """Say what blocks have left out of their tiles.
-
-    Parameters
-    ----------
-    program, stage
-        The program, and the stage of its expression that the output belongs to.
-    written
-        Flat positions in the output that the blocks wrote.
-    blocks
-        How many blocks they are.
-    launched
-        Blocks of the whole grid.
-
-    Returns
-    -------
-    str
-        What is missing; empty where nothing is, or where blocks wrote parts of more tiles than they are: these are not
-        the tiles such blocks have.
-    """
+    """Say what blocks have left out of their tiles."""
     shape, tile = stage.output.shape, output_tile(program, stage)
     points = np.stack(np.unravel_index(written, shape), axis=1) if shape else np.zeros((len(written), 0), np.int64)
     values = axis_values(stage, points)

@@ -41,13 +41,7 @@ class Memory:
         self.ptr: int = raw.ctypes.data + start
 
     def verify(self) -> None:
-        """Report what was written around it.
-
-        Raises
-        ------
-        EmulationError
-            Where something was.
-        """
+        """Report what was written around it."""
         rest = np.concatenate((self._raw[: self._start], self._raw[self._start + self.nbytes :]))
         if (rest != _GUARD).any():
             raise EmulationError(f"emulated device: something was written around memory of {self.nbytes} bytes.")
@@ -306,13 +300,7 @@ class EmulatedDevice:
         return work
 
     def synchronize(self, stream: Stream) -> None:
-        """Wait for a stream; what others have queued may be done too, or not.
-
-        Raises
-        ------
-        EmulationError
-            Where it waits for what never happens, or memory was written where nothing is.
-        """
+        """Wait for a stream; what others have queued may be done too, or not."""
         while stream.queue or not all(w.done for w in stream.waits):
             ready = [s for s in self._streams if s.queue and all(w.done for w in s.queue[0].after)]
             if not ready:
@@ -327,13 +315,7 @@ class EmulatedDevice:
         return {"first": options[0], "last": options[-1]}.get(self.policy) or self._random.choice(options)
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return the work as a graph; nothing is done.
-
-        Raises
-        ------
-        EmulationError
-            Where another stream's part of it is not waited for at the end.
-        """
+        """Return the work as a graph; nothing is done."""
         self._nodes, stream.captured, stream.last = [], True, None
         try:
             work()

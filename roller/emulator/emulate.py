@@ -117,13 +117,7 @@ class Emulated:
         return self.outputs(buffers)
 
     def buffers(self, arrays: Sequence[np.ndarray]) -> dict[str, Buffer]:
-        """Return memory of every argument: inputs filled, all else poisoned.
-
-        Raises
-        ------
-        EmulationError
-            Where the arrays are not those of the inputs.
-        """
+        """Return memory of every argument: inputs filled, all else poisoned."""
         inputs = self.artifact.inputs
         if len(arrays) != len(inputs):
             raise EmulationError(f"emulator: expected {len(inputs)} arrays, got {len(arrays)}.")
@@ -141,28 +135,7 @@ class Emulated:
         allowance: Allowance | None = None,
         only: int | None = None,
     ) -> None:
-        """Run the launches on memory of :meth:`buffers`, which is looked at after each.
-
-        Parameters
-        ----------
-        buffers
-            What arguments hold before and afterwards.
-        order, seed, workers
-            As of :func:`emulate`.
-        blocks
-            Linear numbers of the blocks that run, of every launch; all where ``None``.
-        allowance
-            What the run may take, and is charged for; ``None``: however long it takes.
-        only
-            Which of :attr:`launches` runs, alone; nothing is looked at then.
-
-        Raises
-        ------
-        EmulationError
-            Where the kernel misbehaves.
-        EmulationTimeout
-            Where it has not ended within the allowance.
-        """
+        """Run the launches on memory of :meth:`buffers`, which is looked at after each."""
         if order not in ORDERS:
             raise EmulationError(f"emulator: order: expected one of {', '.join(ORDERS)}, got {shown(order)}.")
         for launch, kernel, function in self._launches if only is None else [self._launches[only]]:
@@ -187,22 +160,7 @@ class Emulated:
     def launch_at(
         self, addresses: Mapping[str, int], *, prepare: bool = False, order: str = "forward", seed: int = 0
     ) -> None:
-        """Run on memory of the caller, as a device does: nothing is copied, filled or compared.
-
-        Parameters
-        ----------
-        addresses
-            Of every argument by name; each has the bytes of its argument.
-        prepare
-            Run what fills the panels of constants instead of what a call runs.
-        order, seed
-            As of :func:`emulate`.
-
-        Raises
-        ------
-        EmulationError
-            Where the kernel misbehaves, or an address is missing.
-        """
+        """Run on memory of the caller, as a device does: nothing is copied, filled or compared."""
         places: dict[str, Buffer | _Place] = {
             a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
         }
@@ -224,33 +182,7 @@ def emulate(
     check: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """Run a GPU's artifact on the CPU and return its outputs.
-
-    Parameters
-    ----------
-    artifact
-        Language ``"cuda"`` or ``"hip"``.
-    arrays
-        One array per input, in call order; a dtype that NumPy lacks is given as float32 or as its bits.
-    order
-        ``"forward"``, ``"reverse"`` or ``"random"``: who goes first between barriers.
-    seed
-        Of the random order.
-    workers
-        Operating system threads that share the blocks; as many as this process may use where ``None``.
-    check, cache_dir
-        See :class:`Emulated`.
-
-    Returns
-    -------
-    tuple of ndarray
-        One per output of the expression, in its shape; of a dtype that NumPy lacks as float32.
-
-    Raises
-    ------
-    EmulationError
-        Where the kernel misbehaves: *kernel: kind: block, thread: what, where*.
-    """
+    """Run a GPU's artifact on the CPU and return its outputs."""
     return Emulated(artifact, check=check, cache_dir=cache_dir)(arrays, order=order, seed=seed, workers=workers)
 
 
@@ -367,13 +299,7 @@ def _workers(wanted: int | None, blocks: int) -> int:
 
 
 def emulated_by(artifact: KernelArtifact) -> Any:
-    """Return the class that runs an artifact of its language.
-
-    Raises
-    ------
-    EmulationError
-        Where nothing here understands it.
-    """
+    """Return the class that runs an artifact of its language."""
     known = {t.language: t.emulator for t in TARGETS if t.language and t.emulated}
     expect_language(artifact.language, known, "emulator", EmulationError, "Lower it for a device that is emulated.")
     return loaded(known[artifact.language])

@@ -64,22 +64,7 @@ class EmulatedPack:
         order: str = "forward",
         seed: int = 0,
     ) -> None:
-        """Run one stage.
-
-        Parameters
-        ----------
-        stage
-            Its number.
-        sets
-            For each member its argument sets: address and bytes by name of the argument.
-        order, seed
-            As of :func:`roller.emulator.emulate`.
-
-        Raises
-        ------
-        EmulationError
-            Where the kernel misbehaves, or there is no room for so many.
-        """
+        """Run one stage."""
         described, kernel, function = self._launches[stage]
         counts = [len(s) for s in sets]
         if any(n > m.capacity for n, m in zip(counts, described.members, strict=True)):

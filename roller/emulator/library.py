@@ -72,24 +72,7 @@ def default_cache() -> Path:
 def load(
     source: str, check: bool, cache_dir: str | os.PathLike[str] | None = None, *, keep: bool = True
 ) -> ctypes.CDLL:
-    """Return the library of a translated source, built if it is not kept yet.
-
-    Parameters
-    ----------
-    source
-        Output of :func:`roller.emulator.translate.translate`.
-    check
-        Whether accesses are checked for bounds and alignment.
-    cache_dir
-        Folder that keeps the libraries; that of :func:`default_cache` where ``None``.
-    keep
-        Whether the kernel's library stays there: one that is run once need not.
-
-    Raises
-    ------
-    EmulationError
-        Where g++ is missing or refuses the source, or ``cache_dir`` cannot be written, or others can write it too.
-    """
+    """Return the library of a translated source, built if it is not kept yet."""
     unit = _Unit(_folder(cache_dir), source, check, *compiler(os.environ.get("CXX") or "g++"))
     return _loaded(unit) if keep and unit.folder is not None else _opened(_built(unit, keep=False))
 
@@ -146,13 +129,7 @@ def _headers() -> bytes:
 
 @functools.lru_cache(maxsize=4)
 def compiler(name: str) -> tuple[str, str]:
-    """Return path and version of a C++ compiler.
-
-    Raises
-    ------
-    EmulationError
-        Where it is not installed.
-    """
+    """Return path and version of a C++ compiler."""
     path = shutil.which(name)
     if path is None:
         raise EmulationError(

@@ -44,41 +44,7 @@ def prove(
     budget_s: float | None = None,
     compare_at: PointComparator | None = None,
 ) -> Proof:
-    """Run an artifact in several orders and compare each result with the reference, and with each other.
-
-    Parameters
-    ----------
-    artifact
-        Language ``"cuda"`` or ``"hip"``.
-    arrays
-        Inputs in call order; random ones as the check takes where ``None``.
-    seed
-        Of the inputs and of the random order.
-    orders
-        Some of :data:`roller.emulator.ORDERS`, each once.
-    compare
-        Comparator; where ``None``, outputs must lie where :mod:`roller.expr.enclosure` says right kernels' do.
-    check, workers, cache_dir
-        As for :func:`roller.emulator.emulate`.
-    budget_s
-        Seconds of each processor that the kernel may run for, however busy it is with other things; a machine that gets
-        nowhere gives up after more than ten times as long. All blocks run where they are expected to end in time; else
-        blocks at corners and random ones (:attr:`Proof.scope` says which); outputs are compared where they ran, as many
-        as there is time for. ``None``: everything, however long it takes.
-    compare_at
-        Comparator of chosen outputs, for proofs with a budget; the bound is that of ``compare`` where ``None``.
-
-    Returns
-    -------
-    Proof
-        Results that differ between orders are a failure even where each is within its bound: a barrier is missing
-        (or the kernel adds with atomics).
-
-    Raises
-    ------
-    EmulationError
-        Where the kernel cannot be emulated at all, or an order is none.
-    """
+    """Run an artifact in several orders and compare each result with the reference, and with each other."""
     if not orders or len(set(orders)) < len(orders) or not set(orders) <= set(ORDERS):
         raise EmulationError(f"orders: expected some of {', '.join(ORDERS)}, each once, got {list(orders)}.")
     expression, start = artifact.expression, time.monotonic()

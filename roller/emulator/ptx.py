@@ -191,11 +191,6 @@ def _byte(sign: str) -> str:
 def translate_asm(text: str) -> str:
     """Replace every inline assembly statement of a source by calls; line numbers are kept.
 
-    Raises
-    ------
-    EmulationError
-        Where an instruction is not in :data:`INSTRUCTIONS`.
-
     Examples
     --------
     >>> translate_asm('asm volatile("cp.async.wait_group %0;" :: "n"(2));')

@@ -78,25 +78,6 @@ class TranslatedKernel:
 def translate(source: str, architecture: int = 800) -> tuple[str, tuple[TranslatedKernel, ...]]:
     """Rewrite a CUDA source and describe its kernels.
 
-    Parameters
-    ----------
-    source
-        CUDA C with one or more ``__global__`` functions.
-    architecture
-        Value of ``__CUDA_ARCH__``: compute capability times 100.
-
-    Returns
-    -------
-    str
-        C++ that exports ``emul_<entry>`` per kernel.
-    tuple of Kernel
-
-    Raises
-    ------
-    EmulationError
-        Where the source has no kernel, a parameter that is no pointer and no ``int``, or PTX the emulator does not
-        know.
-
     Examples
     --------
     >>> text, (kernel,) = translate('extern "C" __global__ void f(float* A_ptr) { A_ptr[threadIdx.x] = 1.0f; }')

@@ -132,24 +132,7 @@ def explain(
     program: RProgram | None = None,
     measured_s: float | None = None,
 ) -> Explanation:
-    """Return why a program of an expression is as it is: by default the one that construction puts first.
-
-    Parameters
-    ----------
-    expr, spec, options
-        As the program was, or is to be, constructed for.
-    program
-        The program; ``None`` for the first candidate.
-    measured_s
-        Measured seconds, where there are any.
-
-    Raises
-    ------
-    NoCandidateError
-        Where nothing fits the device and no program is given.
-    TileError
-        Where the program given does not fit the device.
-    """
+    """Return why a program of an expression is as it is: by default the one that construction puts first."""
     target = target_units(spec, options)
     found = _candidates(expr, spec, options, needed=program is None)
     chosen = found[0].program if program is None else program

@@ -133,17 +133,7 @@ class Effect:
 
 
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
-    """Yield what every numeric field of a device that the model may read does, in the order of the YAML.
-
-    Parameters
-    ----------
-    spec
-        The device.
-    price
-        Seconds of the operators on a device.
-    fields
-        Those to look at; all by default.
-    """
+    """Yield what every numeric field of a device that the model may read does, in the order of the YAML."""
     known, seconds = settable(spec), price(spec)
     for field, value in spec.values().items():
         if field.startswith("accuracy.") or not value or (fields is not None and field not in fields):

@@ -107,19 +107,7 @@ def why_not(
     how: Mechanisms = Mechanisms(),  # noqa: B008 - frozen
     measured: bool = False,
 ) -> WhyNot:
-    """Return what speaks against a program or tiles, held against the ``chosen`` program.
-
-    Parameters
-    ----------
-    expr, spec
-        What both compute, and where.
-    chosen
-        The program it is held against.
-    tiles, fragment, how
-        As :func:`roller.predict` takes them.
-    measured
-        Whether ``chosen`` was chosen by measured times.
-    """
+    """Return what speaks against a program or tiles, held against the ``chosen`` program."""
     asked = _asked(tiles, fragment, how)
     try:
         estimate, program, time = _priced(expr, spec, tiles, fragment, how)

@@ -22,11 +22,6 @@ _BOOL, _INTEGER, _FLOAT = range(3)
 def check_arithmetic(expr: TensorExpr) -> None:
     """Refuse arithmetic that has no meaning on the dtypes of its operands.
 
-    Raises
-    ------
-    ExprError
-        For the first stage with a sum of truth values, or bits of floating point.
-
     Examples
     --------
     >>> from roller.expr import Axis, Tensor, axis_index

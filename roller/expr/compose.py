@@ -41,13 +41,7 @@ _WIDE = ("int32", "int64")
 
 
 def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
-    """Return the dtype a scalar is computed in, or ``None`` where its operands disagree.
-
-    Parameters
-    ----------
-    tensors
-        Dtype per tensor name.
-    """
+    """Return the dtype a scalar is computed in, or ``None`` where its operands disagree."""
     if isinstance(node, (Const, IndexValue, Cast)):
         return node.dtype
     if isinstance(node, Load):
@@ -76,27 +70,7 @@ def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int
 def read_through(
     load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
 ) -> Scalar | None:
-    """Return what an element-wise stage computes at the place a load reads, over the reader's axes.
-
-    Parameters
-    ----------
-    load
-        The load of what ``producer`` writes.
-    shape
-        In which the reader sees that tensor; the elements are the producer's, in the same order.
-    extents
-        Elements of the reader's axes.
-    producer
-        A stage without a combiner.
-    tensors
-        Dtype of what the producer reads, by name.
-
-    Returns
-    -------
-    Scalar or None
-        ``None`` where positions do not compose, where a guarded load would guard arithmetic, or where storing the
-        value rounds it in a way that arithmetic does not.
-    """
+    """Return what an element-wise stage computes at the place a load reads, over the reader's axes."""
     index = reshaped(load.index, shape, producer.output.shape, extents)
     at = None if index is None else inverted(producer.store, producer.extents, index, extents)
     value = None if at is None else substituted(producer.body, at, extents)

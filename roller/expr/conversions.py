@@ -46,17 +46,7 @@ def conversion(source: str, target: str) -> tuple[str, str] | None:
 
 
 def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
-    """Return how many conversions of each class and dtype one point takes; what is equal is converted once.
-
-    Parameters
-    ----------
-    body
-        What is computed.
-    dtypes
-        Dtype by the name of a tensor; another name is that of a value of ``computed``.
-    computed
-        Dtype in which functions are computed.
-    """
+    """Return how many conversions of each class and dtype one point takes; what is equal is converted once."""
     found: Counter[tuple[str, str]] = Counter()
     for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
         rate = conversion(_dtype(node.arg, dtypes, computed), node.dtype)

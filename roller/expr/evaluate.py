@@ -35,28 +35,6 @@ def evaluate(
     Every operation of integers wraps in the dtype it is computed in, every sum in its accumulator. What is computed in
     floating point and stored as integers loses its fraction, as C converts; beyond the integers' range it is undefined.
 
-    Parameters
-    ----------
-    expr
-        The expression.
-    arrays
-        One array per input, in call order, shapes and dtypes as declared.
-    points
-        Integer array ``(P, rank)`` of output coordinates; all outputs share it. ``None`` computes everything.
-    magnitude
-        Return instead the sum of ``|body|`` over the reduction at each point of the *anchor* (stages after
-        it pass it on by their absolute values): the ``sum |a||b|`` of the error bound.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        Per output, the whole array, or shape ``(P,)`` where points are given.
-
-    Raises
-    ------
-    ExprError
-        Where the arrays do not match the declared inputs.
-
     Examples
     --------
     >>> import numpy as np, roller
@@ -81,15 +59,7 @@ def evaluate(
 
 
 def terms_at(expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return what a stage combines at positions of its axes, reduction axes too.
-
-    Parameters
-    ----------
-    values
-        The inputs of ``expr`` by name: arrays, or what answers at index arrays like one.
-    at
-        Values ``(P,)`` of all axes of ``stage``.
-    """
+    """Return what a stage combines at positions of its axes, reduction axes too."""
     found = _Evaluation(expr, dict(values), False)._scalar(stage.body, at)
     return np.broadcast_to(found, next(iter(at.values())).shape)
 

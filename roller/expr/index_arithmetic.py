@@ -17,16 +17,6 @@ from roller.expr.scalar import Index, Term
 def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
     """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` where the result is no index.
 
-    Parameters
-    ----------
-    index
-        An index over any axes.
-    at
-        What to put in place of axes; the others stay.
-    extents
-        Elements of the axes of ``at``'s indices; given, divisions and remainders of several terms are taken where
-        the axes write the value like a number.
-
     Examples
     --------
     >>> from roller.expr import axis_index
@@ -227,17 +217,6 @@ def inverted(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
     """Return what the axes of a store are at an access to what it stores, or ``None`` where that is no index.
-
-    Parameters
-    ----------
-    store
-        Indices over ``axes``, one per dimension.
-    axes
-        Elements of the axes of the store; those it does not mention have one.
-    at
-        The access, one index per dimension over other axes.
-    extents
-        Elements of those.
 
     Examples
     --------

@@ -39,17 +39,6 @@ def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]
 
     Whoever makes code may then take each index by itself.
 
-    Parameters
-    ----------
-    load
-        Under guards of its own, on any indices.
-    shape
-        Of its tensor.
-    facts
-        Cases of what is known besides; one of them holds. Without a case, nothing is.
-    extents
-        Elements of the axes.
-
     Examples
     --------
     >>> from roller.expr import axis_index

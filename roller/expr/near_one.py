@@ -61,11 +61,6 @@ class Near:
 def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
     """Return how the floats are chosen that a stage multiplies functions of, or ``None`` where usual ones do, or none.
 
-    Parameters
-    ----------
-    exponents
-        Binary digits by which a product and its parts may differ from one, up or down.
-
     Examples
     --------
     >>> import roller

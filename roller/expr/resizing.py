@@ -48,13 +48,7 @@ class Size:
 
 
 def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
-    """Return the sizes of an expression that may grow with zeros, in the order of their axes.
-
-    Parameters
-    ----------
-    expr
-        Any expression.
-    """
+    """Return the sizes of an expression that may grow with zeros, in the order of their axes."""
     ties, stuck = _Ties(), set[_Node]()
     given = {t.name for t in expr.inputs}
     for stage in expr.stages:
@@ -73,20 +67,6 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
     With the new elements of its inputs zero, the first elements of its results are those of ``expr``, as long as what
     multiplies such a zero is finite.
-
-    Parameters
-    ----------
-    expr
-        The expression the size is of.
-    size
-        What grows.
-    extent
-        Its new extent (elements), not below the old one.
-
-    Raises
-    ------
-    ExprError
-        The extent is smaller, or the result is larger than an expression may be.
     """
     if extent < size.extent:
         raise ExprError(
@@ -96,13 +76,7 @@ def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
-    """Return the expression with any extent of one of its :func:`growing_sizes`: the same, over fewer or more elements.
-
-    Raises
-    ------
-    ExprError
-        The result is larger than an expression may be.
-    """
+    """Return the expression with another extent of one of its :func:`growing_sizes`."""
     axes, dims = set(size.axes), set(size.dims)
 
     def tensor(t: Tensor) -> Tensor:

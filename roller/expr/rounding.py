@@ -120,13 +120,7 @@ def wider(one: str, other: str) -> str:
 
 
 def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
-    """Return the dtype a scalar is computed in.
-
-    Parameters
-    ----------
-    dtypes
-        Dtype per tensor name.
-    """
+    """Return the dtype a scalar is computed in."""
     if isinstance(node, Load):
         return dtypes[node.tensor]
     if not isinstance(node, Call):
@@ -155,13 +149,7 @@ def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
 
 
 def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
-    """Return what an operation in ``dtype`` may make of the exact result ``e``; of integers, ``e`` itself.
-
-    Parameters
-    ----------
-    ulps
-        Units in the last place the operation may be off before it is rounded; 0 for one correctly rounded.
-    """
+    """Return what an operation in ``dtype`` may make of the exact result ``e``; of integers, ``e`` itself."""
     if not is_float(dtype):
         return e
     if e.is_point and not ulps:

@@ -28,13 +28,6 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     They hold for every value of the other axes. All terms of the axis count: of ``a//6 - a//9`` both jump, and neither
     keeps the runs of the other.
 
-    Parameters
-    ----------
-    index, shape
-        Access and extents of the tensor (elements, row-major).
-    axis, extent
-        The axis and its elements.
-
     Examples
     --------
     Four images of two channels of 3 x 5 points, the axis passing images and points:

@@ -79,13 +79,7 @@ def _tensor_from(d: Any) -> Tensor:
 
 
 def expr_from_dict(data: dict[str, Any]) -> TensorExpr:
-    """Rebuild a TensorExpr from :func:`expr_to_dict` data.
-
-    Raises
-    ------
-    ArtifactError
-        Where the data lack a field or hold an unknown node.
-    """
+    """Rebuild a TensorExpr from :func:`expr_to_dict` data."""
     try:
         stages = tuple(
             Stage(

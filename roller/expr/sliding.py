@@ -19,13 +19,6 @@ def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str,
     axes of its own digit. Of one axis each, ``s * out + d * k``, positions meet where ``out`` has more than
     ``lcm(s, d) / s`` points and ``k`` more than ``lcm(s, d) / d``; of more axes they are taken to meet.
 
-    Parameters
-    ----------
-    index
-        One dimension of an access; a quasi-affine one is gathered and has no windows.
-    spatial, reduced
-        Extents of the axes of either kind.
-
     Examples
     --------
     A window of three slides; one of two with step two does not, nor do blocked channels or those of groups:

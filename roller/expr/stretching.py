@@ -56,18 +56,6 @@ class Stretch:
 def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
     """Return what moves with an axis.
 
-    Parameters
-    ----------
-    expr
-        Any expression.
-    axis
-        Name of an axis of some stage: all stages mean the same by it.
-
-    Raises
-    ------
-    ExprError
-        The axis is unknown, or what moves with it is not one answer.
-
     Examples
     --------
     >>> from roller import ops
@@ -92,11 +80,6 @@ def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
 
 def stretched(expr: TensorExpr, extents: Mapping[str, int]) -> TensorExpr:
     """Return the expression with other extents of axes, and whatever moves with them.
-
-    Raises
-    ------
-    ExprError
-        As :func:`stretch_of`; or a tensor would have no elements, or is read beyond its end.
 
     Examples
     --------

@@ -66,24 +66,7 @@ class Resolved:
 
 
 def resolve(program: Program, align_bytes: int = 1) -> Resolved:
-    """Decide which values share memory.
-
-    Parameters
-    ----------
-    program
-        A whole model.
-    align_bytes
-        What the first byte of a value within another one must be a multiple of; a view that is not becomes a copy.
-
-    Returns
-    -------
-    Resolved
-
-    Raises
-    ------
-    ModelError
-        Where an output is written by no step.
-    """
+    """Decide which values share memory."""
     aliases = Aliases(dict(program.values))
     steps = _viewed(program.steps, aliases, align_bytes)
     written = {name for step in steps for name in writes(step)}

@@ -17,18 +17,6 @@ _FEW = 4000
 def pack(lives: Sequence[Life], sizes: Sequence[int], align_bytes: int = ALIGN_BYTES) -> tuple[list[int], int]:
     """Place buffers in as little memory as some greedy orders find.
 
-    Parameters
-    ----------
-    lives, sizes
-        When each buffer is in use, and its bytes.
-    align_bytes
-        What every offset is a multiple of.
-
-    Returns
-    -------
-    list of int, int
-        Offset of each buffer, and bytes of the arena.
-
     Notes
     -----
     Greedy by size (Pisarchyk and Lee, 2020): buffers in falling order of size, each into the smallest gap that holds

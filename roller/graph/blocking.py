@@ -68,13 +68,7 @@ class Blocked:
         return math.prod(self.inner)
 
     def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
-        """Return ``shape``, which has the value's elements in order, with the digits of the channel as dimensions.
-
-        Returns
-        -------
-        tuple or None
-            The dimensions and which of them is the place in the block; ``None`` where they do not divide so.
-        """
+        """Return ``shape``, which has the value's elements in order, with the digits of the channel as dimensions."""
         edges = (self.positions, self.positions * self.block, self.positions * self.channels)
         out: list[int] = []
         pitch, place = 1, None
@@ -107,15 +101,7 @@ class Rewritten:
 
 
 def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten | None:
-    """Return a kernel that computes the same with some tensors blocked; ``None`` where no index says so.
-
-    Parameters
-    ----------
-    source
-        The kernel on plain tensors.
-    layouts
-        Layouts of inputs and outputs of its expression, by their names there.
-    """
+    """Return a kernel that computes the same with some tensors blocked; ``None`` where no index says so."""
     expr = source.expression
     part: Computed | None = Computed(expr.inputs, expr.stages, expr.outputs, (expr.name,))
     try:

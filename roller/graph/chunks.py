@@ -21,15 +21,7 @@ _PARTS = (4, 10)
 
 
 def chunked(program: Program, parts: Sequence[int] = _PARTS) -> list[Program]:
-    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none.
-
-    Parameters
-    ----------
-    program
-        Without sections.
-    parts
-        Chunks of every kernel, about, one number per way; more than there are rows cuts row by row.
-    """
+    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none."""
     found = _cuts(program)
     lengths = {len(cut.join.sources) for cut in found}
     ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in parts}

@@ -27,22 +27,6 @@ def coscheduled(
     """Return a program whose independent small kernels run side by side where that is predicted to be faster.
 
     Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.graph.chunks`) where that lets others run.
-
-    Parameters
-    ----------
-    program
-        Without sections.
-    spec
-        The device.
-    predict
-        How kernels are predicted; constructs them one after another when ``None``.
-    whole
-        Estimates of kernels on the whole device, where they are known already.
-
-    Returns
-    -------
-    Outcome
-        Its program names the kernels to build, those for a share of the units among them.
     """
     predict = predict or predictor(spec)
     known = dict(whole or {})
@@ -89,17 +73,7 @@ def predictor(spec: DeviceSpec) -> Predict:
 def costs_of(
     whole: Mapping[str, Estimate], share: Mapping[str, Estimate], spec: DeviceSpec, lanes: int, units: int
 ) -> Costs:
-    """Return the predictions of a program's kernels as co-scheduling takes them.
-
-    Parameters
-    ----------
-    whole, share
-        Estimates on the whole device, and on the units of one lane.
-    spec
-        The device.
-    lanes, units
-        Lanes of a section, and units of each.
-    """
+    """Return the predictions of a program's kernels as co-scheduling takes them."""
     caches = [layer.kept_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
     hot = spec.traits.keeps_caches and caches
     common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]

@@ -85,15 +85,6 @@ class Machine:
 
         It takes as long as the slowest of its kernels, the slots their blocks take, and every resource that they
         share.
-
-        Parameters
-        ----------
-        counts
-            How often each kernel runs.
-        kinds
-            Of at least these kernels.
-        beside
-            Kernels whose code the pack has too, though none of them runs.
         """
         mine = [(n, kinds[key]) for key, n in counts.items() if n]
         resident = self.resident([*(kind for _, kind in mine), *(kinds[key] for key in beside)])
@@ -162,13 +153,6 @@ def packed(program: Program, costs: PackCosts) -> Packing:
 
     Takes O(n log n) for n steps, few of them ready at a time. Steps change their order only where the new order needs
     about as much memory.
-
-    Parameters
-    ----------
-    program
-        Steps in any valid order, without sections.
-    costs
-        Predictions.
     """
     most = most_live_bytes(program)
     for ahead in AHEAD:

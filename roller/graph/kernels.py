@@ -33,13 +33,7 @@ class Kernel:
 
 
 def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
-    """Return the kernel of a part; ``constants`` are the names of what never changes.
-
-    Raises
-    ------
-    ExprError
-        Where the stages are no valid expression.
-    """
+    """Return the kernel of a part; ``constants`` are the names of what never changes."""
     fixed = tuple(k for k, t in enumerate(part.reads) if t.name in constants)
     key, source = source_of(numbered(part)[0], fixed, label)
     return Kernel(key, source, part.inputs, part.outputs)

@@ -62,17 +62,7 @@ class ChosenLayouts:
 
 
 def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
-    """Return a program whose values hold their channels in blocks where that is predicted to be faster.
-
-    Parameters
-    ----------
-    program
-        Without sections.
-    spec
-        The device. A block is a vector register of a device whose lanes belong to one thread; others have none.
-    predict
-        How kernels are predicted.
-    """
+    """Return a program whose values hold their channels in blocks where that is predicted to be faster."""
     if not spec.limits.usable_vector_registers:
         return ChosenLayouts(program)
     choice = _Choice(program, spec.teu.lanes)
@@ -88,17 +78,7 @@ def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayo
 
 
 def laid_out_as(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Program:
-    """Return a program with the layouts that were chosen for the same one of other sizes.
-
-    Parameters
-    ----------
-    program
-        Without sections.
-    spec
-        As for :func:`laid_out`.
-    chosen
-        For other sizes.
-    """
+    """Return a program with the layouts that were chosen for the same one of other sizes."""
     if not chosen.written:
         return program
     choice = _Choice(program, spec.teu.lanes)
@@ -198,13 +178,7 @@ class _Choice:
         return {m.key: m.source for m in kernels}
 
     def cheapest(self, seconds: Mapping[str, float]) -> frozenset[int]:
-        """Return the positions of the steps that run on blocked values where all together costs least.
-
-        Parameters
-        ----------
-        seconds
-            Predicted, by kernel key.
-        """
+        """Return the positions of the steps that run on blocked values where all together costs least."""
         net = Network()
         nodes = {n: net.node() for n in self.able}
         for n, made in self.able.items():

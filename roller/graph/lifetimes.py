@@ -53,20 +53,7 @@ class _Spot:
 
 
 def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
-    """Return the life of every root a step writes, in order of the first touch; what is loose has no memory.
-
-    Parameters
-    ----------
-    program
-        Steps without views and joins.
-    root_of
-        Maps a value to the one whose memory it lies in.
-
-    Raises
-    ------
-    ModelError
-        Where a step reads what no step before it has written.
-    """
+    """Return the life of every root a step writes, in order of the first touch; what is loose has no memory."""
     touched: dict[str, list[_Spot]] = {}
     spans: dict[int, tuple[int, int]] = {}
     given = {*program.inputs, *program.constants}
@@ -123,11 +110,6 @@ def _life(spots: Iterable[_Spot], spans: dict[int, tuple[int, int]]) -> Life:
 
 def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
     """Return the most bytes in use at once: no arena can be smaller.
-
-    Parameters
-    ----------
-    lives
-        Lives and bytes of what lies in the arena.
 
     Examples
     --------

@@ -22,28 +22,6 @@ def plan(
 
     Inputs are read where the caller has them, outputs written where the caller wants them, views cost nothing, and
     sources of a join are computed in place where they lie in one piece. What remains shares one arena.
-
-    Parameters
-    ----------
-    program
-        A whole model.
-    predicted_s
-        Predicted seconds by kernel key, for whoever looks at the plan.
-    value_align_bytes
-        What the first byte of a value within another one must be a multiple of: 1 on a CPU, whose kernels read
-        anything; the widest access on a GPU.
-    within
-        Of the same steps over values that are no smaller: values lie where they do there.
-
-    Returns
-    -------
-    Plan
-        Its program has no ``View`` and no ``Join``: places say what they were, and ``Copy`` steps do what is left.
-
-    Raises
-    ------
-    ModelError
-        Where a step reads what was not written before, or an output is written by no step.
     """
     resolved = resolve(program, value_align_bytes)
     lives = _arena_roots(resolved)

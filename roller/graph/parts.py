@@ -47,13 +47,7 @@ class Computed:
 
     @cached_property
     def expr(self) -> TensorExpr:
-        """The stages as an expression.
-
-        Raises
-        ------
-        ExprError
-            Where they are none.
-        """
+        """The stages as an expression."""
         return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
 
     @cached_property

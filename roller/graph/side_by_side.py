@@ -135,13 +135,6 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     """Return the program with independent kernels side by side wherever that is predicted to be faster.
 
     Takes O(n log n) for n steps. Steps change their order only where the new order needs about as much memory.
-
-    Parameters
-    ----------
-    program
-        Steps in any valid order, without sections.
-    costs
-        Predictions.
     """
     serial_s = sum(costs.whole(s) for s in program.steps) + _weights_s(program, program.steps, costs)
     unchanged = Outcome(program, serial_s, serial_s)

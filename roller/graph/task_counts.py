@@ -13,15 +13,6 @@ def cut(extent: int, threads: int, seconds: float) -> int:
     take fewer tasks than others, so there are several per thread; but never so that an undisturbed thread has more
     iterations than in an even division.
 
-    Parameters
-    ----------
-    extent
-        Iterations of the loop.
-    threads
-        Threads that take tasks.
-    seconds
-        Predicted for the loop on all of them; little is known where it is 0.
-
     Examples
     --------
     >>> cut(56, 2, 1e-3), cut(49, 2, 1e-3), cut(9, 2, 1e-3), cut(2, 2, 1e-3), cut(56, 2, 1e-5)

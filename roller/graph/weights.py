@@ -28,15 +28,6 @@ def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[s
     A step with the weights of the last one comes next; else one without weights, which others may wait for; else the
     first as the lane was given.
 
-    Parameters
-    ----------
-    lane
-        Positions of steps in a valid order.
-    graph
-        Of all steps.
-    constants
-        Per step the constant that matters, as :func:`large_constants` gives it.
-
     Examples
     --------
     >>> graph = Dependencies(((), (), (0,), (1,)), ((2,), (3,), (), ()))
@@ -96,17 +87,6 @@ def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, l
     """Return the bytes of constants that steps alone, and steps of lanes, find in the cores' own caches.
 
     A step that has all cores leaves a part of its weights with each; one in a lane leaves all of them with its core.
-
-    Parameters
-    ----------
-    program
-        Its constants.
-    steps
-        In the order they run.
-    kept_bytes
-        Constants a core's cache keeps.
-    lanes
-        Lanes of a section, a core each.
     """
     sizes = {n: program.values[n].nbytes for n in program.constants}
     cores, alone, inside = [_Cache(kept_bytes) for _ in range(lanes)], 0.0, 0.0

@@ -59,13 +59,7 @@ def fail(where: str, path: str, problem: str) -> SpecError:
 
 
 def check_keys(where: str, path: str, found: Iterable[Any], known: Iterable[str], required: Iterable[str] = ()) -> None:
-    """Refuse unknown keys (with a suggestion) and missing ones.
-
-    Raises
-    ------
-    SpecError
-        At the first unknown key, else at the first missing one.
-    """
+    """Refuse unknown keys (with a suggestion) and missing ones."""
     known, found = tuple(known), tuple(found)
     for key in found:
         if key not in known:
@@ -95,13 +89,7 @@ def _stem(key: str) -> str:
 
 
 def check_number(where: str, path: str, value: object, quantity: Quantity) -> float:
-    """Return a number that has the field's type and lies in its range.
-
-    Raises
-    ------
-    SpecError
-        Where it is text, not finite, not whole where it must be, negative, or implausible.
-    """
+    """Return a number that has the field's type and lies in its range."""
     unit = f" {quantity.unit}" if quantity.unit else ""
     if isinstance(value, str):
         raise fail(where, path, _text_problem(value))
@@ -148,11 +136,6 @@ def read_sourced(where: str, path: str, data: object, quantity: Quantity) -> tup
     """Return the effective value of ``{datasheet: ..., measured: ..., note: ...}`` and its source.
 
     ``spread`` beside a measured value says how far its repetitions were apart, relative.
-
-    Raises
-    ------
-    SpecError
-        Where no source is given, a source is unknown, or a value is wrong.
     """
     if isinstance(data, str):
         raise fail(where, path, _text_problem(data))

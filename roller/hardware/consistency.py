@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 
 
 def check_consistency(where: str, spec: DeviceSpec) -> None:
-    """Refuse numbers that contradict each other.
-
-    Raises
-    ------
-    SpecError
-        Where a usable budget exceeds its hard limit, only one of a pair is given, or the target lacks what is priced.
-    """
+    """Refuse numbers that contradict each other."""
     limits, arch = spec.limits, spec.target.get("arch", "")
     if spec.execution.async_copy_bytes is not None and not has_async_copies(arch):
         raise fail(
@@ -75,13 +69,7 @@ def check_consistency(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_powers(where: str, spec: DeviceSpec) -> None:
-    """Refuse sizes that addresses are not cut into by bits, and transactions smaller than an element.
-
-    Raises
-    ------
-    SpecError
-        With the field.
-    """
+    """Refuse sizes that addresses are not cut into by bits, and transactions smaller than an element."""
     for layer in spec.memory_layers:
         path = f"memory_layers.{layer.name}"
         for name in ("transaction_bytes", "line_bytes", "banks", "bank_width_bytes"):
@@ -95,13 +83,7 @@ def _check_powers(where: str, spec: DeviceSpec) -> None:
 
 
 def _check_gpu(where: str, spec: DeviceSpec) -> None:
-    """Refuse what no GPU can be.
-
-    Raises
-    ------
-    SpecError
-        Where a fragment is no instruction of whole TEUs, or has no rate.
-    """
+    """Refuse what no GPU can be."""
     rates = spec.compute.ops_per_cycle_per_unit
     threads = spec.limits.threads_per_block
     least, most = _GPU_LANES
@@ -124,11 +106,6 @@ def check_file(where: str, spec: DeviceSpec) -> None:
     """Refuse a file in which a slower layer holds less than a faster one, or a clock lasts above boost.
 
     Overrides may say so: what a device gained from a layer without limits is worth asking.
-
-    Raises
-    ------
-    SpecError
-        With the layer, or the clock.
     """
     lasting, boost = spec.sustained_clock_hz, spec.clock_hz
     if lasting is not None and lasting > boost:

@@ -80,24 +80,6 @@ class CpuInfo:
 def detect_cpu(root: Path | None = None, machine: str | None = None) -> DeviceSpec:
     """Return the specification of this machine's CPU, named ``cpu``.
 
-    Parameters
-    ----------
-    root
-        Folder to read ``proc`` and ``sys`` under; the file system by default, another tree in tests.
-    machine
-        Architecture name; ``platform.machine()`` by default.
-
-    Returns
-    -------
-    DeviceSpec
-        The profile that matches, with detected numbers marked ``detected`` in ``sources``, and those a probe of this
-        machine measured marked ``measured``.
-
-    Raises
-    ------
-    SpecError
-        Where no profile exists for the architecture.
-
     Examples
     --------
     >>> detect_cpu().kind
@@ -118,13 +100,7 @@ def is_this_machine(spec: DeviceSpec) -> bool:
 
 
 def check_units(spec: DeviceSpec) -> None:
-    """Refuse a specification of this machine with another number of cores, on which nothing could be timed.
-
-    Raises
-    ------
-    SpecError
-        With what limits the threads of a call.
-    """
+    """Refuse a specification of this machine with another number of cores, on which nothing could be timed."""
     there = detect_unprobed().units
     if spec.units != there:
         raise SpecError(
@@ -259,11 +235,6 @@ def read_cpuinfo(root: Path) -> CpuInfo:
 
 def match_profile(machine: str, info: CpuInfo) -> tuple[str, str]:
     """Return the profile that fits and the processor name for code generation.
-
-    Raises
-    ------
-    SpecError
-        Where the architecture is neither x86-64 nor 64-bit Arm.
 
     Examples
     --------

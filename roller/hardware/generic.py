@@ -129,16 +129,6 @@ memory_layers:
 def generic_profile(name: str) -> DeviceSpec:
     """Return the assumed profile of an instruction set, one core.
 
-    Parameters
-    ----------
-    name
-        ``"cpu-avx512"``, ``"cpu-avx2"`` or ``"cpu-neon"``.
-
-    Raises
-    ------
-    SpecError
-        For any other name.
-
     Examples
     --------
     >>> spec = generic_profile("cpu-avx2")

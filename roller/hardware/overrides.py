@@ -29,20 +29,7 @@ NOT_OF_KERNELS = frozenset({
 def overridden(
     spec: DeviceSpec, overrides: Mapping[str, float], source: str, known: Mapping[str, Quantity]
 ) -> DeviceSpec:
-    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``.
-
-    Parameters
-    ----------
-    spec, overrides, source
-        As there.
-    known
-        Every numeric path of the device, :func:`roller.hardware.spec.settable`.
-
-    Raises
-    ------
-    SpecError
-        Where a path does not exist for this kind of device, or a value is wrong.
-    """
+    """Return a copy of a spec with numbers replaced by dotted path; see ``DeviceSpec.with_overrides``."""
     numbers = _checked(spec.name, overrides, known)
     if not numbers:
         return spec

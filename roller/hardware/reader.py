@@ -48,13 +48,7 @@ _SECTIONS = ("name", "kind", "description", "target", "units", "clock_hz", "teu"
 
 
 def spec_folder() -> Path:
-    """Return the folder of the shipped specifications: inside the package if installed, else of the checkout.
-
-    Raises
-    ------
-    SpecError
-        Where neither exists.
-    """
+    """Return the folder of the shipped specifications: inside the package if installed, else of the checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "hardware_specs", package.parent / "hardware_specs"):
         if folder.is_dir():
@@ -74,24 +68,13 @@ def list_specs() -> tuple[str, ...]:
 
 
 def read_spec(name_or_path: str) -> DeviceSpec:
-    """Return the specification of a shipped name or a YAML file, parsed once per version of the file.
-
-    Raises
-    ------
-    SpecError
-        Where the device is unknown or its file is wrong.
-    """
+    """Return the specification of a shipped name or a YAML file, parsed once per version of the file."""
     path = _find(name_or_path)
     return _load_cached(path, _stamp(path))
 
 
 def spec_path(name_or_path: str) -> Path:
     """Return the file that a shipped name, or a path, is read from.
-
-    Raises
-    ------
-    SpecError
-        Where the device is unknown.
 
     Examples
     --------
@@ -151,20 +134,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def parse_spec(text: str, where: str) -> DeviceSpec:
-    """Return the specification a YAML text describes.
-
-    Parameters
-    ----------
-    text
-        YAML.
-    where
-        Name of the file in errors.
-
-    Raises
-    ------
-    SpecError
-        At the first thing that is wrong.
-    """
+    """Return the specification a YAML text describes."""
     try:
         data = yaml.load(text, Loader=_Loader)
     # A number of thousands of digits, a date of a thirteenth month, a list in a list in a list...
@@ -314,13 +284,7 @@ def _layer(where: str, data: Mapping[str, Any], kind: str, sources: dict[str, st
 
 
 def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
-    """Return the target as sorted pairs.
-
-    Raises
-    ------
-    SpecError
-        Where the language is unknown, does not fit the kind of device, or keys are missing.
-    """
+    """Return the target as sorted pairs."""
     if not isinstance(data, Mapping) or not all(isinstance(v, str) for v in data.values()):
         raise fail(where, "target", f"expected text values such as {{language: cuda, arch: sm_70}}, got {shown(data)}.")
     language = data.get("language")
@@ -335,13 +299,7 @@ def _target(where: str, kind: str, data: object) -> tuple[tuple[str, str], ...]:
 
 
 def _check_rate_name(where: str, path: str, name: str) -> None:
-    """Refuse a rate of an instruction class or dtype that does not exist.
-
-    Raises
-    ------
-    SpecError
-        With a suggestion.
-    """
+    """Refuse a rate of an instruction class or dtype that does not exist."""
     operation, dot, dtype = str(name).partition(".")
     classes = (*OPERATION_CLASSES, *OPTIONAL_CLASSES)
     if operation not in classes:

@@ -124,25 +124,6 @@ def compare(
 ) -> Comparison:
     """Predict operators on devices, at the sustained clock.
 
-    Parameters
-    ----------
-    operators
-        Expressions by id.
-    devices
-        Specifications.
-    policy
-        ``"library"``: a framework's kernels (on a processor, whose libraries are not described, the fastest constructed
-        program). ``"roller"``: the fastest constructed program.
-    prices
-        Hourly rates of devices.
-    done
-        Called with the name of each device.
-
-    Raises
-    ------
-    RollerError
-        There is no such policy.
-
     Examples
     --------
     >>> from roller import ops
@@ -230,22 +211,7 @@ _DECADES = 50
 
 
 def draw_comparison(found: Comparison, path: str | Path, *, theme: str = "light", width: float = WIDTH) -> None:
-    """Draw time and cost, one row per operator and one mark per device, for a slide.
-
-    Parameters
-    ----------
-    path
-        Ends in ``.svg``, ``.png`` or ``.pdf``.
-    theme
-        One of :data:`THEMES`.
-    width
-        Inches.
-
-    Raises
-    ------
-    RollerError
-        matplotlib is missing, or does not write such files.
-    """
+    """Draw time and cost, one row per operator and one mark per device, for a slide."""
     check_picture_path(path)
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -50,34 +50,7 @@ def html_report(
     arguments: Sequence[str] = (),
     patience_s: float = PATIENCE_S,
 ) -> str:
-    """Return a report as one self-contained HTML file of at most 1.5 MB.
-
-    Parameters
-    ----------
-    path
-        What :func:`roller.insight.step_profile.profiling.profile` takes (an entry file or a training script, which it
-        runs, an ONNX model, a recording of PyTorch's profiler, a saved profile), what ``roller profile --json`` prints
-        of one profile, a kernel's artifact, the folder of a compiled model, or the JSON of a benchmark. None of a
-        kernel's or a model's code is run.
-    device, batch, curve, measure
-        Of a step that is profiled first, as in ``profile``.
-    anonymous
-        Whether sources, the text of lines and paths are left out.
-    explain_s
-        Of a compiled model: seconds in which kernels are explained.
-    hints, prices
-        For an entry file, a script or a recording: whether to show the effects of changes, and hourly rates to price
-        them. Hints that are saved beside a profile are shown in any case.
-    before, moved_lines
-        For a step: a profile to compare it with, and lines that moved since then, keyed by their former names.
-    arguments, patience_s
-        Of a training script, as in ``profile``.
-
-    Raises
-    ------
-    ArtifactError
-        The file is none of these, or damaged, or its page would be too large.
-    """
+    """Return a report as one self-contained HTML file of at most 1.5 MB."""
     path = Path(path)
     kind = kind_of_report(path)
     if kind == "compiled model":
@@ -114,13 +87,7 @@ def hints_beside(found: StepProfile, prices: RateCard | None) -> dict[str, Any]:
 
 
 def kind_of_report(path: Path) -> ReportKind:
-    """Return what a path leads to, by its suffix and the beginning of the file.
-
-    Raises
-    ------
-    RollerError
-        There is no such file.
-    """
+    """Return what a path leads to, by its suffix and the beginning of the file."""
     if path.is_dir():
         if not any((path / kind.manifest).is_file() for kind in (MODEL_BUNDLE, SAVED)):
             raise RollerError(

@@ -82,22 +82,7 @@ def sensitivity_of_step(
     amp: str | None = None,
     policy: str = "library",
 ) -> WholeSensitivity:
-    """Return the sensitivity of the device time of a training step to the numbers of a device.
-
-    Parameters
-    ----------
-    step
-        As :func:`roller.trace` gives it.
-    device
-        The specification.
-    batch, amp, policy
-        As for :meth:`~roller.insight.traced_step.TracedStep.forecast`.
-
-    Raises
-    ------
-    RollerError
-        The step fails under these options.
-    """
+    """Return the sensitivity of the device time of a training step to the numbers of a device."""
     check_policy(policy)
     trace = step.at(batch=batch, device=device, amp=amp) if isinstance(step, TracedStep) else step
     trace = trace_as_run(trace, policy, on_gpu=device.traits.blocks)
@@ -141,20 +126,7 @@ def sensitivity_of_model(
     shapes: Mapping[str, Sequence[int]] | None = None,
     policy: str = "roller",
 ) -> WholeSensitivity:
-    """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device.
-
-    Parameters
-    ----------
-    model, batch, shapes, policy
-        As for :func:`~roller.insight.onnx_models.forecast_onnx`.
-    device
-        The specification.
-
-    Raises
-    ------
-    ModelError
-        The file is no model, or holds operators that cannot be lowered.
-    """
+    """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device."""
     from collections import Counter
 
     from roller.graph.steps import runs_of

@@ -200,18 +200,7 @@ def to_csv(rows: Sequence[Choice]) -> str:
 
 
 def draw_sweep(rows: Sequence[Choice], path: str | Path, prices: RateCard | None = None) -> None:
-    """Draw throughput against cost (or memory, without rates), one point per row, to a file.
-
-    Parameters
-    ----------
-    path
-        Ends in ``.png``, ``.svg`` or ``.pdf``.
-
-    Raises
-    ------
-    RollerError
-        matplotlib is missing, or does not write such files.
-    """
+    """Draw throughput against cost (or memory, without rates), one point per row, to a file."""
     check_picture_path(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -232,13 +221,7 @@ def draw_sweep(rows: Sequence[Choice], path: str | Path, prices: RateCard | None
 
 
 def check_picture_path(path: str | Path) -> None:
-    """Check that a picture can be drawn, before any other work.
-
-    Raises
-    ------
-    RollerError
-        matplotlib is missing, or does not write such files.
-    """
+    """Check that a picture can be drawn, before any other work."""
     if Path(path).suffix not in _PICTURES:
         raise RollerError(f"picture: expected a path that ends in {', '.join(_PICTURES)}, got {path}. Rename it.")
     if importlib.util.find_spec("matplotlib") is None:

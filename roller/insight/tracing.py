@@ -13,13 +13,7 @@ from roller.insight.traced_step import TracedStep
 
 
 def require_torch(what: str = "trace") -> None:
-    """Raise an error if PyTorch, which ``what`` needs, is missing.
-
-    Raises
-    ------
-    ModelError
-        PyTorch is missing.
-    """
+    """Raise an error if PyTorch, which ``what`` needs, is missing."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -148,24 +142,7 @@ def trace_entry(
     iterations: int | None = None,
     torch_release: str | None = None,
 ) -> TracedStep:
-    """Trace an entry file, as described in :mod:`roller.insight.trace.pytorch.entry_file`.
-
-    Parameters
-    ----------
-    path
-        A Python file with ``model_provider``, ``input_provider`` and ``iteration_provider``.
-    batch
-        Samples of a step; by default that of ``input_provider``.
-    amp
-        Automatic mixed precision around the step, as in :func:`trace`, for a file without its own.
-    device, checkpoint, calls, iterations, torch_release
-        As in :func:`trace`.
-
-    Raises
-    ------
-    ModelError
-        A provider is missing, or raises.
-    """
+    """Trace an entry file, as described in :mod:`roller.insight.trace.pytorch.entry_file`."""
     require_torch()
     from roller.insight.trace.pytorch import entry_file
 
@@ -191,24 +168,7 @@ def trace_providers(
     calls: int | None = None,
     torch_release: str | None = None,
 ) -> TracedStep:
-    """Trace a step whose three providers are given, in place of an entry file that defines them.
-
-    Parameters
-    ----------
-    name
-        Name of the step, for messages and ``options["entry"]``.
-    file
-        File that defines the model: frames of its folder are those of the project.
-    model_provider, input_provider, iteration_provider
-        As in an entry file: :mod:`roller.insight.trace.pytorch.entry_file`.
-    batch, device, amp, checkpoint, calls, torch_release
-        As for :func:`trace_entry`.
-
-    Raises
-    ------
-    ModelError
-        A provider raises.
-    """
+    """Trace a step whose three providers are given, in place of an entry file that defines them."""
     require_torch()
     from types import ModuleType
 

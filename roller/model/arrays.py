@@ -90,18 +90,7 @@ class ArrayReader:
             raise ArtifactError(f"{path}: expected {nbytes} bytes, got {found}. Copy the folder again.")
 
     def get(self, row: Any) -> np.ndarray:
-        """Return an array, read-only.
-
-        Parameters
-        ----------
-        row
-            As :meth:`ArrayWriter.add` returned it.
-
-        Raises
-        ------
-        ArtifactError
-            Where it lies outside the file, or is checked and does not match.
-        """
+        """Return an array, read-only."""
         start, shape, name, crc = row
         dtype = numpy_dtype(str(name))
         whole = all(type(x) is int and x >= 0 for x in (start, *shape))
@@ -118,13 +107,7 @@ class ArrayReader:
         return part.view(dtype).reshape(shape)
 
     def check(self) -> None:
-        """Check all arrays that were asked for against their checksums, on several threads.
-
-        Raises
-        ------
-        ArtifactError
-            Where one does not match.
-        """
+        """Check all arrays that were asked for against their checksums, on several threads."""
         with ThreadPoolExecutor(_VERIFIERS) as pool:
             found = pool.map(lambda row: zlib.crc32(row[1].data), self._sums)
             for (start, _, wanted), crc in zip(self._sums, found, strict=True):

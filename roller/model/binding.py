@@ -86,13 +86,7 @@ Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundTogether"
 
 
 def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
-    """Return the steps of a plan with their kernels and the places of all they touch.
-
-    Raises
-    ------
-    ModelError
-        Where a step names a kernel or a value that does not exist, or a kernel does not fit its values.
-    """
+    """Return the steps of a plan with their kernels and the places of all they touch."""
     check_kernels(plan, kernels)
     binder = _Binder(plan, kernels, constants)
     return tuple(binder.bound(step) for step in plan.program.steps)

@@ -49,18 +49,7 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Parameters
-    ----------
-    arguments
-        Words after the program's name; those of the process by default.
-
-    Returns
-    -------
-    int
-        Exit status: 0, or 1 where something was refused (one line on standard error) or the model is not right.
-    """
+    """Run the command line."""
     return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
 
 

@@ -38,31 +38,6 @@ def run_bundle(
     """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step.
 
     A model with packs is checked without them too, and both plans are timed in turn.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-    out
-        Results as JSON; the journal lies beside it until all is done.
-    device
-        Where it runs.
-    samples
-        Runs per median.
-    say
-        Receives one line per phase.
-
-    Returns
-    -------
-    dict
-        The content of ``out``.
-
-    Raises
-    ------
-    ArtifactError
-        Where the bundle, the journal or an earlier result is refused.
-    LaunchError
-        Where the device is not what the bundle was built for.
     """
     bundle, properties = ModelBundle(folder), device.properties()
     bundle.check_device(properties)
@@ -87,22 +62,7 @@ def phases_of(bundle: ModelBundle) -> tuple[str, ...]:
 def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row per phase that is not known yet; a model that is wrong has no further ones.
-
-    Parameters
-    ----------
-    bundle, device
-        What runs, and where.
-    samples
-        Runs per median.
-    known
-        Rows of earlier runs, by phase.
-
-    Raises
-    ------
-    LaunchError
-        Where the device is not what the bundle was built for.
-    """
+    """Yield a row per phase that is not known yet; a model that is wrong has no further ones."""
     bundle.check_device(device.properties())
     left = [p for p in phases_of(bundle) if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:

@@ -44,24 +44,7 @@ class ModelCalls(HeldHere, ABC):
         """Return the median seconds of every step, those of lanes too, by its ``id``; ``count`` calls at least."""
 
     def profile(self, feeds: Mapping[str, Any] | None = None, *, repeats: int = 20) -> Profile:
-        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for.
-
-        Parameters
-        ----------
-        feeds
-            Arrays by name; random ones when ``None``.
-        repeats
-            Calls that are timed at least, whole and step by step; a few more come before them.
-
-        Returns
-        -------
-        Profile
-
-        Raises
-        ------
-        LaunchError
-            Where ``repeats`` is not positive, or a feed does not fit.
-        """
+        """Time every step: predicted and measured seconds, share, bottleneck, and the nodes it stands for."""
         from roller.model.profile import profiled  # a clock and statistics, which calls need not
 
         return profiled(self, feeds, repeats)
@@ -96,33 +79,7 @@ class ModelCalls(HeldHere, ABC):
         return list(self.outputs)
 
     def run(self, *arguments: Any, out: Any = None, on_device: bool = False) -> Any:
-        """Run the model.
-
-        Parameters
-        ----------
-        *arguments
-            What is fed decides what comes back. One mapping of names to arrays: a dict of all outputs. Arrays in
-            the order of the inputs: the output, or a tuple of them. Names of outputs (or ``None`` for all of them) and
-            a mapping, as for ONNX Runtime's ``run(output_names, feeds)``: a list. Arrays are NumPy or
-            anything with ``__dlpack__`` in host memory, and are not copied unless strided; on a GPU also CuPy and
-            torch arrays there, which do not pass through the host.
-        out
-            Arrays to write into: one (of a single output), a sequence in order, or a mapping by name.
-        on_device
-            Whether results stay where they are computed. On a GPU: CuPy arrays, or torch tensors where an input is one
-            there, in the order of the caller's current stream and not waited for; bfloat16 in CuPy as its bits. On a
-            processor that is host memory in any case.
-
-        Returns
-        -------
-        dict, list, array or tuple of arrays
-            Outputs, NumPy arrays unless said otherwise; none of them shares memory with an input.
-
-        Raises
-        ------
-        LaunchError
-            Where an input is missing, unknown or of another shape or dtype, or an ``out`` does not fit.
-        """
+        """Run the model."""
         if len(arguments) == 1 and isinstance(arguments[0], Mapping):
             made = self._call(self.feeds.named(arguments[0]), out, on_device)
             return dict(zip(self.plan.program.outputs, made, strict=True))

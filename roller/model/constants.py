@@ -57,13 +57,7 @@ def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
 
 
 def check_kernels(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> None:
-    """Make sure that every run has its kernel.
-
-    Raises
-    ------
-    ModelError
-        Where one has none.
-    """
+    """Make sure that every run has its kernel."""
     for step in steps_of(plan.program.steps):
         if isinstance(step, Run) and step.kernel not in kernels:
             raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
@@ -95,27 +89,7 @@ def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str
 
 
 def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = False) -> Constants:
-    """Pack the constants of a plan.
-
-    Parameters
-    ----------
-    plan
-        With all constants of its program.
-    kernels
-        Loaded kernels by key.
-    consume
-        Whether constants that only their packed form is read of leave the plan's program as they are packed.
-
-    Returns
-    -------
-    Constants
-        What calls read; constants that are read from panels only are not among them.
-
-    Raises
-    ------
-    ModelError
-        Where a kernel takes as constant what is none, or is missing.
-    """
+    """Pack the constants of a plan."""
     check_kernels(plan, kernels)
     given, raw = plan.program.constants, read_as_they_are(plan, kernels)
     panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
@@ -159,13 +133,7 @@ def _packed(run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.n
 
 
 def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the array of a constant value, which may be a view of another constant.
-
-    Raises
-    ------
-    ModelError
-        Where it is no constant.
-    """
+    """Return the array of a constant value, which may be a view of another constant."""
     place, value = plan.places[name], plan.program.values[name]
     if place.space != CONSTANT:
         raise ModelError(f"value '{name}': a kernel packs it once, so it must be a constant. Compile the kernel again.")

@@ -68,13 +68,7 @@ class Feeds:
         self._numbers = {n: i for i, n in reversed(list(enumerate(program.outputs)))}
 
     def named(self, feeds: Mapping[str, Any]) -> list[np.ndarray]:
-        """Return the arrays of the inputs in order, from a mapping by name.
-
-        Raises
-        ------
-        LaunchError
-            Where one is missing, unknown, or does not fit.
-        """
+        """Return the arrays of the inputs in order, from a mapping by name."""
         for name in feeds:
             if name not in self._input_names:
                 raise LaunchError(
@@ -87,13 +81,7 @@ class Feeds:
         return self.positional([feeds[n] for n in self._input_names])
 
     def positional(self, arrays: Sequence[Any]) -> list[np.ndarray]:
-        """Return the arrays of the inputs, checked; copies of those that are not contiguous.
-
-        Raises
-        ------
-        LaunchError
-            Where their number, a shape or a dtype differs from the model's.
-        """
+        """Return the arrays of the inputs, checked; copies of those that are not contiguous."""
         if len(arrays) != len(self.inputs):
             raise LaunchError(
                 f"{self.name}: expected {counted(len(self.inputs), 'array')} ({_listed(self._input_names)}), "
@@ -111,20 +99,7 @@ class Feeds:
         return [None if s is None else np.empty(s.shape, s.dtype) for s in self.outputs]
 
     def given(self, out: Any, inputs: Sequence[np.ndarray]) -> list[Any]:
-        """Return the arrays of all outputs: the caller's, and new ones for outputs it does not name.
-
-        Parameters
-        ----------
-        out
-            An array (of a model with one output), a sequence in order, or a mapping by name.
-        inputs
-            Arrays of this call's inputs, which no output may overlap.
-
-        Raises
-        ------
-        LaunchError
-            Where an array does not fit, or overlaps another one.
-        """
+        """Return the arrays of all outputs: the caller's, and new ones for outputs it does not name."""
         found = self.numbered(out)
         taken = list(zip((s.name for s in self.inputs), inputs, strict=True))
         arrays: list[Any] = []
@@ -144,13 +119,7 @@ class Feeds:
         return arrays
 
     def numbered(self, out: Any) -> dict[int, Any]:
-        """Return the caller's output arrays, as they are, by the number of the output.
-
-        Raises
-        ------
-        LaunchError
-            Where their count is another one, or a name is none of an output.
-        """
+        """Return the caller's output arrays, as they are, by the number of the output."""
         if isinstance(out, Mapping):
             return self._possible({self.number(name): array for name, array in out.items()})
         listed = out if isinstance(out, (tuple, list)) else (out,)
@@ -170,13 +139,7 @@ class Feeds:
         return found
 
     def number(self, name: str) -> int:
-        """Return the number of an output.
-
-        Raises
-        ------
-        LaunchError
-            Where there is none of that name.
-        """
+        """Return the number of an output."""
         if name not in self._numbers:
             known = tuple(self._numbers)[::-1]
             hint = did_you_mean(name, known) or "."

@@ -22,13 +22,7 @@ _sessions: dict[int, Any] = {}
 
 
 def need_runtimes(steps: Iterable[Step]) -> None:
-    """Refuse steps of runtimes that are not installed, before anything is compiled for the model around them.
-
-    Raises
-    ------
-    LaunchError
-        Where a runtime is missing; the message names the nodes.
-    """
+    """Refuse steps of runtimes that are not installed, before anything is compiled for the model around them."""
     foreign = [s for s in steps if isinstance(s, Foreign)]
     for runtime in dict.fromkeys(s.runtime for s in foreign):
         if importlib.util.find_spec(runtime) is None:
@@ -41,25 +35,7 @@ def need_runtimes(steps: Iterable[Step]) -> None:
 
 
 def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
-    """Compute a foreign subgraph.
-
-    Parameters
-    ----------
-    step
-        The subgraph; its runtime is started when it first runs and kept as long as the step lives.
-    inputs
-        Arrays in the order of ``step.inputs``.
-
-    Returns
-    -------
-    tuple of numpy.ndarray
-        In the order of ``step.outputs``.
-
-    Raises
-    ------
-    LaunchError
-        Where the runtime is not installed, refuses the subgraph, or fails.
-    """
+    """Compute a foreign subgraph."""
     session = _started(step)
     names = [i.name for i in session.get_inputs()]
     given = [a for a in inputs if a is not None]

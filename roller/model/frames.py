@@ -57,16 +57,7 @@ class Frame:
     def run(
         self, inputs: Sequence[np.ndarray] | Placed, outputs: list[Any], seconds: dict[int, float] | None = None
     ) -> None:
-        """Run all steps.
-
-        Parameters
-        ----------
-        inputs, outputs
-            One contiguous array per input and output of the program, in order, inputs also by their addresses; ``None``
-            for outputs whose shape only a run knows, which are put there.
-        seconds
-            Where every step's seconds go, by the ``id`` of the bound step; ``None``: nothing is timed.
-        """
+        """Run all steps."""
         self.inputs, self.outputs = inputs, outputs
         try:
             self.execute(seconds)

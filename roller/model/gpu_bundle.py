@@ -65,37 +65,7 @@ def write_bundle(
     packs: Mapping[str, HorizontalKernel] | None = None,
     plain: Plan | None = None,
 ) -> dict[str, Any]:
-    """Write a model for a GPU; the folder appears whole or not at all.
-
-    Parameters
-    ----------
-    folder
-        Must not exist, or be empty.
-    plan
-        Made for the device: values within others at multiples of its widest access.
-    artifacts
-        Kernels by key; those without an image are built where the bundle runs.
-    device, target
-        Name and target of the specification they are for.
-    expected
-        What is checked before anything is timed.
-    tolerance
-        Error allowed, relative to the largest magnitude of an output.
-    packs
-        Kernels of the plan's packs.
-    plain
-        The same model without packs, for a device to compare with.
-
-    Returns
-    -------
-    dict
-        The manifest.
-
-    Raises
-    ------
-    ArtifactError
-        Where the folder cannot be written, or a kernel is missing.
-    """
+    """Write a model for a GPU; the folder appears whole or not at all."""
     program = plan.program
     steps = [s for p in (plan, plain) if p is not None for s in steps_of(p.program.steps)]
     keys = sorted({s.kernel for s in steps if isinstance(s, Run)})
@@ -168,13 +138,7 @@ class ModelBundle(Container):
             self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
     def check_device(self, properties: Mapping[str, Any]) -> None:
-        """Refuse a device of another architecture than the kernels.
-
-        Raises
-        ------
-        LaunchError
-            Where it is one.
-        """
+        """Refuse a device of another architecture than the kernels."""
         if not same_arch(properties["arch"], self.arch):
             raise LaunchError(
                 f"{self.folder}: built for {self.device} ({self.arch}), the device is {properties['name']} "

@@ -144,20 +144,7 @@ class Device(Protocol):
 
 
 def open_device(name: str, arch: str) -> Device:
-    """Return the device of a name.
-
-    Parameters
-    ----------
-    name
-        ``"cuda:N"``, ``"rocm:N"``, ``"null:SPEC"``, or ``"emulated"``: this machine's processor, for tests.
-    arch
-        What the emulated device and the null device say they are.
-
-    Raises
-    ------
-    LaunchError
-        Where the name is none, or CuPy or the device is missing.
-    """
+    """Return the device of a name."""
     kind, _, rest = device_name(name).partition(":")
     target = DEVICES.get(kind)
     if target is None or (target.numbered and not (rest or "0").isdecimal()):
@@ -194,13 +181,7 @@ class CupyDevice:
         return properties(self._cp, self._index)
 
     def allocate(self, nbytes: int) -> Any:
-        """Return new memory.
-
-        Raises
-        ------
-        LaunchError
-            Where the device has too little.
-        """
+        """Return new memory."""
         return allocate(self._cp, nbytes)
 
     def load(self, artifact: KernelArtifact) -> Kernel:
@@ -229,13 +210,7 @@ class CupyDevice:
         return hasattr(value, "__dlpack_device__") and int(value.__dlpack_device__()[0]) in _ON_DEVICE
 
     def viewed(self, value: Any, where: str) -> Any:
-        """Return a caller's array on the device as one of CuPy.
-
-        Raises
-        ------
-        LaunchError
-            Where it lies on another device.
-        """
+        """Return a caller's array on the device as one of CuPy."""
         found = device_view(self._cp, value, where)
         place = getattr(getattr(found, "device", None), "id", self._index)
         if place != self._index:
@@ -324,13 +299,7 @@ class CupyDevice:
         stream.synchronize()
 
     def capture(self, work: Callable[[], None], stream: Stream) -> Graph:
-        """Return the work as a CUDA graph.
-
-        Raises
-        ------
-        LaunchError
-            Where CuPy captures none here (HIP), or the driver refuses a step.
-        """
+        """Return the work as a CUDA graph."""
         return captured(self._cp, stream, work)
 
     def replay(self, graph: Graph, stream: Stream) -> None:

@@ -41,11 +41,6 @@ class GpuFeeds(Feeds):
         """Return the caller's arrays of the outputs, ``None`` where it passes none.
 
         Inputs may overlap them: they are copied before anything is written.
-
-        Raises
-        ------
-        LaunchError
-            Where an array does not fit.
         """
         del inputs
         found = self.numbered(out)

@@ -120,13 +120,7 @@ class Frame:
             self.put(number, array, name)
 
     def put(self, number: int, array: Any, name: str) -> None:
-        """Put one input, a contiguous array of the host or the device, where the steps read it.
-
-        Raises
-        ------
-        LaunchError
-            Where it has other bytes than the input.
-        """
+        """Put one input, a contiguous array of the host or the device, where the steps read it."""
         device, memory = self._device, self._ends[INPUT][number]
         value = self._loaded.plan.program.values[name]
         if array.shape != value.shape or array.dtype.itemsize != storage_dtype(value.dtype).itemsize:

@@ -245,26 +245,7 @@ class GpuSession(ModelCalls):
 
 
 def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
-    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-    device
-        ``"cuda:N"``, ``"rocm:N"`` or ``"emulated"``, or an open one; number 0 of the kernels' kind by default.
-    plain
-        Whether to run the plan without packs, where there is one.
-
-    Raises
-    ------
-    ArtifactError
-        Where the bundle is damaged.
-    LaunchError
-        Where there is no such device, or it is of another architecture than the kernels.
-    BuildError
-        Where a kernel has to be built, and there is no toolchain.
-    """
+    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built."""
     bundle = ModelBundle(folder)
     if device is None:
         language = bundle.manifest["target"].get("language", "cuda")  # what a bundle is that says none

@@ -39,13 +39,7 @@ def counts_of(pack: Together) -> Counter[str]:
 
 
 def runs_of_pack(pack: Together) -> tuple[Run, ...]:
-    """Return the kernels of a pack, one per lane.
-
-    Raises
-    ------
-    ModelError
-        Where a lane is anything else.
-    """
+    """Return the kernels of a pack, one per lane."""
     runs = tuple(s for lane in pack.lanes for s in lane if isinstance(s, Run))
     if len(runs) != len(pack.lanes) or any(len(lane) != 1 for lane in pack.lanes):
         raise ModelError("a plan: expected a pack of one kernel per lane, got other steps. Compile the model again.")
@@ -76,13 +70,7 @@ def launches_of(
 
 
 def check_packs(name: str, steps: Iterable[Step], packs: Mapping[str, HorizontalKernel]) -> None:
-    """Refuse a plan one of whose packs has no kernel with room for it.
-
-    Raises
-    ------
-    ModelError
-        Where one is missing or too small.
-    """
+    """Refuse a plan one of whose packs has no kernel with room for it."""
     for pack in packs_of(steps):
         kernel = packs.get(pack_key(pack))
         if kernel is None or any(n > kernel.capacity.get(key, 0) for key, n in counts_of(pack).items()):

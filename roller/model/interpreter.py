@@ -24,24 +24,7 @@ Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
 
 
 def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
-    """Run steps in order, lanes one after the other.
-
-    Parameters
-    ----------
-    steps
-        Bound steps.
-    memory
-        Maps an operand to its array.
-    keep
-        Takes arrays of outputs that have no memory.
-    seconds
-        Where every step's seconds go, by its ``id``.
-
-    Raises
-    ------
-    LaunchError
-        Where a function refuses its inputs, or a kernel its arrays.
-    """
+    """Run steps in order, lanes one after the other."""
     for step in steps:
         start = time.perf_counter()
         if isinstance(step, BoundRun):
@@ -67,13 +50,7 @@ def _copy(bound: BoundCopy, memory: Memory) -> None:
 
 
 def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
-    """Run a function of the library, or another runtime's subgraph.
-
-    Raises
-    ------
-    LaunchError
-        Where it refuses its inputs, or gives what the plan has no place for.
-    """
+    """Run a function of the library, or another runtime's subgraph."""
     inputs = [None if o is None else memory(o) for o in bound.inputs]
     made = _made(bound, inputs)
     for n, (result, operand) in enumerate(zip(made, bound.outputs, strict=False)):

@@ -94,13 +94,7 @@ class KernelCode:
 
     @classmethod
     def of(cls, artifact: KernelArtifact) -> KernelCode:
-        """Return what running ``artifact`` takes.
-
-        Raises
-        ------
-        LaunchError
-            Where it is no kernel of a CPU.
-        """
+        """Return what running ``artifact`` takes."""
         target = target_of_language(artifact.language, artifact.expression.name, LaunchError)
         if target.kind.discrete or len(artifact.launches) != 1:
             raise LaunchError(
@@ -209,22 +203,7 @@ class LoadedKernel:
 
 
 def load_kernel(code: KernelCode, library: bytes, launch: int | None = None) -> LoadedKernel:
-    """Load a kernel's library; its temporary file is gone when this returns.
-
-    Parameters
-    ----------
-    code
-        What runs it.
-    library
-        Its bytes.
-    launch
-        Address of the function it calls to run tasks on several threads; that of TVM's runtime when ``None``.
-
-    Raises
-    ------
-    LaunchError
-        Where it cannot be loaded here, or needs what this processor has not.
-    """
+    """Load a kernel's library; its temporary file is gone when this returns."""
     check_features(code.name, code.features)
     ffi = runtime()
     with scratch_folder() as folder:
@@ -256,11 +235,6 @@ def aligned(nbytes: int) -> np.ndarray:
     """Return bytes that start at a cache line; many of them lie in huge pages where the system has those.
 
     Fresh memory costs a page fault per page: BERT-Large took 75,000 of them before, and 17,500 with huge pages.
-
-    Raises
-    ------
-    MemoryError
-        Where there is not as much.
     """
     if nbytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         try:
@@ -279,13 +253,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def as_taken(array: np.ndarray, taken: Taken, where: str) -> np.ndarray:
-    """Return an array's memory in the shape and dtype a kernel takes it.
-
-    Raises
-    ------
-    ArtifactError
-        Where it holds another number of bytes.
-    """
+    """Return an array's memory in the shape and dtype a kernel takes it."""
     dtype = storage_dtype(taken.dtype)
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if flat.nbytes != dtype.itemsize * int(np.prod(taken.shape, dtype=np.int64)):

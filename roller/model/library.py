@@ -25,13 +25,7 @@ def library_function(function: Function) -> Function:
 
 
 def _inside(xp: Any, indices: Any, size: int) -> Any:
-    """Return indices counted from the front; negative ones count from the end.
-
-    Raises
-    ------
-    IndexError
-        Where one is outside.
-    """
+    """Return indices counted from the front; negative ones count from the end."""
     wrapped = xp.where(indices < 0, indices + size, indices)
     if wrapped.size and (int(wrapped.min()) < 0 or int(wrapped.max()) >= size):
         raise IndexError(f"indices: expected -{size} to {size - 1}, got {int(indices.min())} to {int(indices.max())}")

@@ -145,17 +145,7 @@ def _flat(steps: Sequence[Bound]) -> list[Bound]:
 
 
 def tables(steps: Sequence[Bound], input_count: int, threads: int) -> Tables:
-    """Return the tables of bound steps.
-
-    Parameters
-    ----------
-    steps
-        A whole plan.
-    input_count
-        Inputs of the program: outputs are numbered after them.
-    threads
-        Of a call, the caller among them.
-    """
+    """Return the tables of bound steps."""
     writer = _Writer(input_count, threads)
     segments = writer.sequence(steps)
     shapes, cuts = (np.array(numbers or [0], np.int64) for numbers in (writer.shapes, writer.cuts))
@@ -227,13 +217,7 @@ class NativeFrame(Frame):
         self._address = ctypes.addressof(self._struct)
 
     def execute(self, seconds: dict[int, float] | None) -> None:
-        """Run all steps on the arrays at hand.
-
-        Raises
-        ------
-        LaunchError
-            Where a kernel or a function refuses its arrays.
-        """
+        """Run all steps on the arrays at hand."""
         if isinstance(self.inputs, Placed):
             self.inputs.place(self._struct.arrays)
             arrays = tuple(self.outputs)

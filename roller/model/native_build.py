@@ -20,15 +20,7 @@ _FLAGS = ("-O2", "-shared", "-fPIC", "-pthread")
 
 
 def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> bytes:
-    """Return a library from the cache folder where it was compiled before, else what ``compiled`` gives.
-
-    Parameters
-    ----------
-    sources
-        All files it is made from.
-    compiled
-        Compiles them.
-    """
+    """Return a library from the cache folder where it was compiled before, else what ``compiled`` gives."""
     parts = (
         *(s.read_bytes() for s in sources),
         " ".join(_FLAGS).encode(),
@@ -57,13 +49,7 @@ def kept_library(sources: Sequence[Path], compiled: Callable[[], bytes]) -> byte
 
 
 def compile_library(source: Path, what: str) -> bytes:
-    """Return the library of a C file.
-
-    Raises
-    ------
-    BuildError
-        Where there is no C compiler, or it fails.
-    """
+    """Return the library of a C file."""
     compiler = need_compiler(what)
     with scratch_folder() as folder:
         library = Path(folder, "native.so")

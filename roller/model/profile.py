@@ -174,17 +174,7 @@ def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -
 def time_bound_steps(
     steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
 ) -> dict[int, float]:
-    """Return the median seconds of every step, those of lanes too, by its ``id``.
-
-    Parameters
-    ----------
-    steps, bound
-        Of the plan, and as they are bound to their memory.
-    run
-        Runs all of them, and notes what each took by the ``id`` of its bound step.
-    count
-        Calls at least; a few more come before them.
-    """
+    """Return the median seconds of every step, those of lanes too, by its ``id``."""
     taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
     while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
         taken.append({})

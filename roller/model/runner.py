@@ -75,13 +75,7 @@ class Runner:
 
 @functools.cache
 def load_runner(image: bytes) -> Runner:
-    """Load the runner from the bytes of its library.
-
-    Raises
-    ------
-    LaunchError
-        Where it is for another machine, or TVM's runtime is not installed.
-    """
+    """Load the runner from the bytes of its library."""
     library, _ = runtime_of_pools()
     names = ("TVMFFIErrorMoveFromRaised", "TVMFFIObjectDecRef")
     with scratch_folder() as folder:
@@ -101,13 +95,7 @@ def load_runner(image: bytes) -> Runner:
 
 
 def build_runner() -> bytes:
-    """Return the library of the runner, from the cache folder where it was compiled before.
-
-    Raises
-    ------
-    BuildError
-        Where there is no C compiler, or it fails.
-    """
+    """Return the library of the runner, from the cache folder where it was compiled before."""
     return kept_library((SOURCE, POOL), _compiled)
 
 

@@ -29,13 +29,7 @@ from roller.model.saving import Saved
 
 
 def checked_threads(threads: object, discrete: bool) -> int:
-    """Return a number of threads for a session of this processor, or of a ``discrete`` device.
-
-    Raises
-    ------
-    LaunchError
-        Where it is no positive number, or the session is one of a GPU, whose calls need none.
-    """
+    """Return a number of threads for a session of this processor, or of a ``discrete`` device."""
     count = whole_number(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
     if discrete:
         raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")

@@ -15,21 +15,7 @@ def renamed(
     node: onnx.NodeProto, inputs: Sequence[str], find: Find, prefix: str,
     array: Callable[[onnx.TensorProto], np.ndarray],
 ) -> onnx.NodeProto:  # fmt: skip
-    """Return a copy of a node that reads ``inputs``, and whose bodies read by names of the whole.
-
-    Parameters
-    ----------
-    node
-        Any node.
-    inputs
-        What it reads, by names of the whole.
-    find
-        Finds the names that bodies read outside.
-    prefix
-        Of names that bodies define, so that they hide none of the whole.
-    array
-        Reads a tensor of a body, wherever its data lies.
-    """
+    """Return a copy of a node that reads ``inputs``, and whose bodies read by names of the whole."""
     made = onnx.NodeProto()
     made.CopyFrom(node)
     del made.input[:]

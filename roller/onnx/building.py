@@ -24,13 +24,7 @@ def types_of(x: Value, y: Value) -> Types:
 
 
 def floats_of(x: Value, y: Value) -> Types:
-    """Return the dtypes as :func:`types_of`, where arithmetic must be floating point.
-
-    Raises
-    ------
-    Unsupported
-        Where it is not.
-    """
+    """Return the dtypes as :func:`types_of`, where arithmetic must be floating point."""
     t = types_of(x, y)
     if not t.is_float:
         raise Unsupported(f"it is defined here for floating-point tensors, not {x.dtype}")
@@ -38,26 +32,14 @@ def floats_of(x: Value, y: Value) -> Types:
 
 
 def require_elements(site: Site) -> None:
-    """Refuse sites with empty tensors: no loop of a kernel has no points.
-
-    Raises
-    ------
-    Unsupported
-        Where an input or output has no elements.
-    """
+    """Refuse sites with empty tensors: no loop of a kernel has no points."""
     for v in (*site.inputs, *site.outputs):
         if v is not None and not v.elements:
             raise Unsupported(f"tensor '{v.name}' of shape {v.shape} has no elements")
 
 
 def normal_axes(axes: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Return dimensions, sorted and not negative.
-
-    Raises
-    ------
-    Unsupported
-        Where one is out of range or named twice.
-    """
+    """Return dimensions, sorted and not negative."""
     listed = [int(a) for a in axes]
     if any(not -rank <= a < rank for a in listed) or len({a % rank for a in listed}) != len(listed):
         raise Unsupported(f"expected distinct dimensions in {-rank}..{rank - 1}, got {listed}")
@@ -93,20 +75,7 @@ def bias_of(bias: Value | None, t: Types) -> Callable[[Scalar], Scalar] | None:
 
 
 def windows_of(site: Site, size: Sequence[int], kernel: Sequence[int], *, ceil: bool = False) -> Windows:
-    """Return the windows of a convolution or pooling by its attributes.
-
-    Parameters
-    ----------
-    size, kernel
-        Elements of the image and of the window per dimension.
-    ceil
-        Whether a last window may hang over the padding (``ceil_mode``); with ``auto_pad`` none does.
-
-    Raises
-    ------
-    Unsupported, ExprError
-        Where attributes have another rank or the window exceeds the padded image.
-    """
+    """Return the windows of a convolution or pooling by its attributes."""
     strides, dilations = (_per_dimension(site, name, len(size)) for name in ("strides", "dilations"))
     covered = reaches(kernel, dilations)
     pads = padding(site, size, covered, strides)
@@ -125,13 +94,7 @@ def _per_dimension(site: Site, name: str, rank: int) -> tuple[int, ...]:
 def padding(
     site: Site, size: Sequence[int], covered: Sequence[int], strides: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return elements of padding before and after each dimension, by ``auto_pad`` or ``pads``.
-
-    Raises
-    ------
-    Unsupported
-        Where ``auto_pad`` is unknown or ``pads`` have another rank.
-    """
+    """Return elements of padding before and after each dimension, by ``auto_pad`` or ``pads``."""
     rank, mode = len(size), site.attribute("auto_pad", "NOTSET") or "NOTSET"
     if mode == "VALID":
         return ((0, 0),) * rank
@@ -154,12 +117,6 @@ def _hanging(size: int, reach: int, stride: int, pads: tuple[int, int]) -> int:
 
 
 def require_shape(y: Value, shape: Sequence[int]) -> None:
-    """Refuse a site whose declared result has another shape than its lowering writes.
-
-    Raises
-    ------
-    Unsupported
-        Where they differ.
-    """
+    """Refuse a site whose declared result has another shape than its lowering writes."""
     if tuple(shape) != y.shape:
         raise Unsupported(f"the declared result has shape {y.shape}, its attributes make {tuple(shape)}")

@@ -102,24 +102,6 @@ def compare(
     """Run a compiled model and ONNX Runtime on the same random inputs.
 
     Where they differ, onnx's reference evaluator and ONNX Runtime without its optimisations are asked who is right.
-
-    Parameters
-    ----------
-    made
-        The model, compiled for a device that is here.
-    model
-        What it was compiled from.
-    sets, seed
-        Sets of random inputs, and where they begin.
-    tolerance
-        Largest error of every output of floating point, instead of :data:`TOLERANCES`.
-    values
-        Inputs that were known when it was compiled.
-
-    Raises
-    ------
-    LaunchError
-        Where ONNX Runtime is not installed, or refuses the model; where the device is not here.
     """
     program, session = made.plan.program, made.session()
     found, source = list[Difference](), ""

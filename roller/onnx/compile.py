@@ -223,13 +223,7 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 def compile_partitioned(
     program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
 ) -> CompiledModel:
-    """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right.
-
-    Raises
-    ------
-    RollerError
-        As :func:`compile_model`, before the function is asked where an argument is wrong.
-    """
+    """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right."""
     how = how or ModelOptions()
     settings, packs = how.settings(), how.packs
     target, crew = hire(device, how.executor, how.scheduler, how.workers)
@@ -294,11 +288,6 @@ def compile_program(
 
     Where a kernel that layouts or sections made has no candidate that works, the model is compiled without ``blocks``
     of channels and without sections, and a :class:`RollerWarning` says so.
-
-    Raises
-    ------
-    NoCandidateError
-        Where kernels have no candidate that works.
     """
     seconds, before = dict[str, float](), time.monotonic()
     spec = target.spec if settings.threads is None else target.spec.share(settings.threads)

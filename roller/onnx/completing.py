@@ -27,18 +27,7 @@ Rule = Callable[[Node, Inputs, Constants], tuple[int, ...] | None]
 def completed(
     found: list[Value | None] | str, node: Node, outputs: Sequence[str], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs with the first one filled in, if it is missing and a rule knows it.
-
-    Parameters
-    ----------
-    found
-        What inference says: types, ``None`` where it does not know, or why it refuses the node. Only that a node is
-        deprecated is no reason here.
-    node, outputs
-        The node, and its outputs as it names them.
-    inputs, constants
-        Types of its inputs, and those that are constant; ``None`` where absent, or not constant.
-    """
+    """Return the types of a node's outputs with the first one filled in, if it is missing and a rule knows it."""
     rule = None if node.domain else _RULES.get(node.op)
     missing = "deprecated" in found if isinstance(found, str) else found[0] is None
     if rule is None or not missing or not inputs or (first := inputs[0]) is None:
@@ -53,18 +42,7 @@ def completed(
 def corrected(
     found: list[Value | None] | str, node: Node, declared: Sequence[Value | None], inputs: Inputs, constants: Constants
 ) -> list[Value | None] | str:
-    """Return the types of a node's outputs with those that the operator's attributes make where inference errs.
-
-    Parameters
-    ----------
-    found
-        What inference says.
-    node, inputs, constants
-        As for :func:`completed`.
-    declared
-        What the model itself says of the outputs. It is kept where it differs from what the attributes make: lowering
-        refuses the node, naming both.
-    """
+    """Return the types of a node's outputs with those that the operator's attributes make where inference errs."""
     rule = None if node.domain else _MADE.get(node.op)
     if rule is None or isinstance(found, str) or found[0] is None:
         return found

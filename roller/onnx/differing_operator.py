@@ -23,19 +23,7 @@ Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequen
 def differing_operator(
     graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
 ) -> str:
-    """Return words that name the operator, or all that it may be.
-
-    Parameters
-    ----------
-    graph
-        That differs from PyTorch.
-    arguments
-        With which it does.
-    compiled
-        Compiles a graph for such arguments.
-    random
-        Whether the graph draws random numbers.
-    """
+    """Return words that name the operator, or all that it may be."""
     nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
     names = [_name(graph, n) for n in nodes]
     if 1 < len(nodes) <= MOST_OPERATORS:

@@ -53,15 +53,7 @@ def merge_constants(draft: Draft) -> None:
 
 
 def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
-    """Let nodes that compute the same from the same be one, in place; return whether any were.
-
-    Parameters
-    ----------
-    draft
-        The graph.
-    once_only
-        Operators of which every use is another draw (random ones).
-    """
+    """Let nodes that compute the same from the same be one, in place; return whether any were."""
     seen: dict[Hashable, Node] = {}
     same: dict[str, str] = {}
     kept: list[Node] = []

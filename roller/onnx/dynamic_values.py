@@ -50,19 +50,7 @@ class DynamicNodes:
 
 
 def leave(tracer: Tracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str) -> bool:
-    """Leave a node to another runtime; whether that can be: where onnx cannot type its results, it cannot.
-
-    Parameters
-    ----------
-    tracer
-        A model, traced so far; it has :attr:`Tracer.loose`.
-    node, inputs, scope
-        The node, what it reads by names of the whole, and where it stands.
-    label
-        Its name.
-    reason
-        Why it is left.
-    """
+    """Leave a node to another runtime; whether that can be: where onnx cannot type its results, it cannot."""
     parts = tracer.loose
     if parts is None:
         return False
@@ -107,13 +95,7 @@ def follow(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope:
 
 
 def with_regions(graph: Graph, tracer: Tracer) -> Graph:
-    """Return a graph in which nodes that were left outside are regions, and outputs of unknown shape are loose.
-
-    Raises
-    ------
-    UnsupportedError
-        Where a value that leaves or enters a region is of a dtype that no step takes.
-    """
+    """Return a graph in which nodes that were left outside are regions, and outputs of unknown shape are loose."""
     parts = tracer.loose
     if parts is None or not parts.nodes:
         return graph

@@ -35,26 +35,14 @@ def invert(condition: Scalar) -> Scalar:
 
 
 def axes_of(shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return one spatial axis per dimension, ``d0``, ``d1`` ...
-
-    Raises
-    ------
-    Unsupported
-        Where a dimension is empty: no loop runs over nothing.
-    """
+    """Return one spatial axis per dimension, ``d0``, ``d1`` ..."""
     if 0 in shape:
         raise Unsupported(f"a result of shape {list(shape)} has no elements")
     return axes_over(shape)
 
 
 def tensor(value: Value) -> Tensor:
-    """Return the tensor of a value.
-
-    Raises
-    ------
-    Unsupported
-        Where its dtype is none that kernels compute with, or it is empty.
-    """
+    """Return the tensor of a value."""
     if value.dtype not in DTYPE_BYTES:
         raise Unsupported(f"{value.dtype} is no dtype of kernels (they take {', '.join(sorted(DTYPE_BYTES))})")
     if 0 in value.shape:
@@ -108,21 +96,7 @@ def pointwise(
     site: Site, axes: tuple[Axis, ...], body: Scalar, *, dtype: str | None = None,
     constants: Mapping[str, np.ndarray] | None = None,
 ) -> Compute:  # fmt: skip
-    """Return the one stage that writes the first output at every point of ``axes``.
-
-    Parameters
-    ----------
-    site
-        The node.
-    axes
-        One per dimension of the output.
-    body
-        Value of a point.
-    dtype
-        What the body computes in; the output's by default.
-    constants
-        Tables the body reads.
-    """
+    """Return the one stage that writes the first output at every point of ``axes``."""
     out = tensor(site.output)
     stage = Stage(out, axes, indices(axes), body, None, dtype or computed(out.dtype))
     return Compute((stage,), constants or {})

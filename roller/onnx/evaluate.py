@@ -47,17 +47,7 @@ class Evaluator:
         self, node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None],
         outputs: Sequence[Value | None],
     ) -> list[np.ndarray] | None:  # fmt: skip
-        """Return the outputs, or ``None`` where the node stays for run time.
-
-        Parameters
-        ----------
-        node, attributes
-            The operator.
-        inputs
-            Its constant inputs; ``None`` where an optional one is absent.
-        outputs
-            Their types as inferred; ``None`` where only computing tells.
-        """
+        """Return the outputs, or ``None`` where the node stays for run time."""
         if self._version < _SINCE.get(node.op_type, 0) or _is_kept(node, attributes, inputs):
             return None
         if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):

@@ -32,24 +32,7 @@ def expected_of(
     seed: int = 0,
     values: Mapping[str, Any] | None = None,
 ) -> Expected:
-    """Return random inputs of a model, and what ONNX Runtime makes of them, a quantised one as it is written.
-
-    Parameters
-    ----------
-    model
-        As for :func:`roller.compile_model`.
-    program
-        Its inputs and outputs, with their shapes.
-    seed
-        Of the inputs: floats are standard normal, integers 0 or 1.
-    values
-        Inputs of the model that are no inputs of the program, because they were known when it was compiled.
-
-    Raises
-    ------
-    LaunchError
-        Where ONNX Runtime is not installed, or refuses the model.
-    """
+    """Return random inputs of a model, and what ONNX Runtime makes of them, a quantised one as it is written."""
     random = np.random.default_rng(seed)
     feeds = {n: _random(program.values[n], random) for n in program.inputs}
     known = {n: np.asarray(v) for n, v in (values or {}).items()}
@@ -61,22 +44,7 @@ def computed(
     model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray],
     *, optimised: bool = True,
 ) -> tuple[tuple[np.ndarray, ...], str]:  # fmt: skip
-    """Return what ONNX Runtime makes of a model's inputs, and its version.
-
-    Parameters
-    ----------
-    model, program
-        As for :func:`expected_of`.
-    feeds
-        Arrays by name; what the model does not take is left out.
-    optimised
-        Whether it may write the model in another way before it runs it.
-
-    Raises
-    ------
-    LaunchError
-        As :func:`expected_of`.
-    """
+    """Return what ONNX Runtime makes of a model's inputs, and its version."""
     try:
         import onnxruntime
     except ImportError as err:

@@ -29,13 +29,7 @@ class ExternalData:
         self._arrays: dict[tuple[object, ...], np.ndarray] = {}
 
     def array(self, tensor: onnx.TensorProto) -> np.ndarray:
-        """Return a tensor as a read-only map of its file; equal places give the same array.
-
-        Raises
-        ------
-        ModelError
-            Where the path leaves the folder, is no plain file of one name, or is smaller than the tensor.
-        """
+        """Return a tensor as a read-only map of its file; equal places give the same array."""
         where = f"external data of '{tensor.name}'"
         told = {e.key: e.value for e in tensor.external_data}
         path, size = self._file(told.get("location", ""), where)

@@ -18,13 +18,7 @@ _Key = tuple[str, str, str]
 
 
 def check_expansion(functions: Iterable[onnx.FunctionProto], graph: onnx.GraphProto, where: str) -> None:
-    """Refuse functions that call themselves, or expand to more than a model holds.
-
-    Raises
-    ------
-    ModelError
-        In either case.
-    """
+    """Refuse functions that call themselves, or expand to more than a model holds."""
     bodies = {(f.domain, f.name, _overload(f)): f for f in functions}
     sizes: dict[_Key, int] = {}
     open_calls: list[_Key] = []

@@ -14,26 +14,14 @@ FALLBACKS = (None, "onnxruntime")
 
 
 def batch_of(batch: Any) -> int | None:
-    """Return a batch size, ``None`` for the model's own.
-
-    Raises
-    ------
-    ModelError
-        Where it is no number of at least 1.
-    """
+    """Return a batch size, ``None`` for the model's own."""
     if batch is None:
         return None
     return whole_number(batch, "batch", 1, expected="a number of at least 1", error=ModelError)
 
 
 def shapes_of(shapes: Any) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input; what else a caller passes is their mistake, not the model's.
-
-    Raises
-    ------
-    ModelError
-        Where they are no shapes.
-    """
+    """Return shapes by input; what else a caller passes is their mistake, not the model's."""
     if shapes is None:
         return {}
     if not isinstance(shapes, Mapping):
@@ -62,13 +50,7 @@ def has_ranges(shapes: Any) -> bool:
 
 
 def arrays_of(values: Any) -> dict[str, Any]:
-    """Return arrays by input.
-
-    Raises
-    ------
-    ModelError
-        Where they are no mapping of names.
-    """
+    """Return arrays by input."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -80,24 +62,12 @@ def arrays_of(values: Any) -> dict[str, Any]:
 
 
 def folder_of(base_dir: Any) -> Path | None:
-    """Return the folder of weights beside a model, ``None`` for its own.
-
-    Raises
-    ------
-    ModelError
-        Where it is no path.
-    """
+    """Return the folder of weights beside a model, ``None`` for its own."""
     return None if base_dir is None else path(base_dir, "base_dir", error=ModelError)
 
 
 def fallback_of(fallback: Any, name: str = "") -> str | None:
-    """Return who computes what cannot be compiled, ``None`` for nobody.
-
-    Raises
-    ------
-    ModelError
-        Where that is nobody we know.
-    """
+    """Return who computes what cannot be compiled, ``None`` for nobody."""
     if fallback is None or (isinstance(fallback, str) and fallback in FALLBACKS):
         return fallback
     where = f"{name}: fallback" if name else "fallback"

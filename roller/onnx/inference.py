@@ -111,15 +111,7 @@ class Inference:
         return types
 
     def protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
-        """Return the ONNX types of a node's outputs, shapes known or not, or why onnx refuses the node.
-
-        Parameters
-        ----------
-        node
-            It and its bodies read by names of the whole.
-        traced
-            Its inputs, and what its bodies read.
-        """
+        """Return the ONNX types of a node's outputs, shapes known or not, or why onnx refuses the node."""
         schema = self.schema(traced)
         if schema is None:
             return "no operator of this name is known"

@@ -34,13 +34,6 @@ class Ended:
 def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
     """Return constant weights less their zero points in 8 bits; ``None`` where they need more.
 
-    Parameters
-    ----------
-    weights
-        Of uint8 or int8.
-    zero
-        One number, or one per place along ``axis``; ``None`` for 0.
-
     Examples
     --------
     >>> centred(np.array([[128, 255]], np.uint8), np.array(128, np.uint8), 0)
@@ -66,15 +59,7 @@ def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarr
 
 
 def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
-    """Return whether no sum of bytes times constant weights, its zero point and its bias leave 32 bits on the way.
-
-    Parameters
-    ----------
-    weights
-        Less their zero points, columns along ``axis``.
-    bias
-        Integers per column, or one; ``None`` for 0.
-    """
+    """Return whether no sum of bytes times constant weights, its zero point and its bias leave 32 bits on the way."""
     others = tuple(d for d in range(weights.ndim) if d != axis % weights.ndim)
     most = 2 * _LARGEST * np.abs(weights.astype(np.int64)).sum(others)
     added = np.abs(bias.astype(np.int64)).reshape(-1) if bias is not None else np.zeros(1, np.int64)
@@ -82,18 +67,7 @@ def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
 
 
 def ended(site: Site, along: Index, totals: np.ndarray) -> Ended:
-    """Return what ends a sum of plain products: the zero point of input 2 times ``-totals``, and the bias.
-
-    Parameters
-    ----------
-    site
-        A ``ConvInteger`` or ``MatMulInteger`` whose zero point at input 2 is one number, or absent. Roller's own has a
-        constant bias at :data:`BIAS`, and its result is float32.
-    along
-        Place of a point among the columns.
-    totals
-        Sums of the weights per column, int64.
-    """
+    """Return what ends a sum of plain products: the zero point of input 2 times ``-totals``, and the bias."""
     zero, known, bias = site.input(2), site.constant(2), site.constant(BIAS)
     name, shift = site.output.name, np.zeros(1, np.int64)
     constants, moving = dict[str, np.ndarray](), zero is not None and known is None

@@ -177,21 +177,7 @@ def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
 def weights(
     sampling: Sampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
 ) -> np.ndarray:
-    """Return the weight of every source position in every target position, float64 ``(target, source)``.
-
-    Parameters
-    ----------
-    sampling
-        The axis.
-    kind
-        ``"linear"`` or ``"cubic"``.
-    cubic_a
-        Coefficient of the cubic kernel.
-    antialias
-        Stretch the kernel where the axis shrinks.
-    exclude_outside
-        Leave out positions beyond the border instead of repeating the border.
-    """
+    """Return the weight of every source position in every target position, float64 ``(target, source)``."""
     kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
     stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
     x = sampling.coordinates()
@@ -235,11 +221,6 @@ class Band:
 
 def band(table: np.ndarray) -> Band | None:
     """Return the narrowest band that holds all weights; ``None`` where it is not at most half as wide as the source.
-
-    Parameters
-    ----------
-    table
-        Weight of every source position in every target position, ``(target, source)``.
 
     Notes
     -----

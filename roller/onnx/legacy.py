@@ -30,15 +30,7 @@ Rule: TypeAlias = "Callable[[Tracer, onnx.NodeProto, Inputs], Inputs]"
 
 
 def modern(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
-    """Return a node of ONNX's own domain as set 7 has it and what it reads, or why that cannot be.
-
-    Parameters
-    ----------
-    tracer
-        A model of an older set; constants that a rule needs join it.
-    node, inputs
-        The node, and what it reads by names of the whole.
-    """
+    """Return a node of ONNX's own domain as set 7 has it and what it reads, or why that cannot be."""
     if tracer.loaded.written not in range(1, OLDEST):
         return node, inputs
     out = onnx.NodeProto()

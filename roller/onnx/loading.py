@@ -62,13 +62,7 @@ class Loaded:
 
 
 def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | None = None) -> Loaded:
-    """Return a model taken apart; the message passed in stays as it is.
-
-    Raises
-    ------
-    ModelError
-        Where it is no model, or its weights cannot be read.
-    """
+    """Return a model taken apart; the message passed in stays as it is."""
     folder = None if base_dir is None else Path(base_dir)
     label = "model"
     if isinstance(model, (str, Path)):
@@ -170,13 +164,7 @@ def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: 
 
 
 def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
-    """Refuse names that are no text (protobuf hands them out as bytes), and bodies nested too deep.
-
-    Raises
-    ------
-    ModelError
-        In either case.
-    """
+    """Refuse names that are no text (protobuf hands them out as bytes), and bodies nested too deep."""
     if depth > MAX_DEPTH:
         raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
     entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)

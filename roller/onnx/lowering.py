@@ -52,13 +52,7 @@ class Site:
         return self.inputs[position] if position < len(self.inputs) else None
 
     def required(self, position: int) -> Value:
-        """Return the type of an input that must be there.
-
-        Raises
-        ------
-        Unsupported
-            Where it is absent.
-        """
+        """Return the type of an input that must be there."""
         found = self.input(position)
         if found is None:
             raise Unsupported(f"input {position} is missing")
@@ -69,13 +63,7 @@ class Site:
         return self.constants[position] if position < len(self.constants) else None
 
     def known(self, position: int, what: str) -> np.ndarray | None:
-        """Return the value of an input that must be constant where it is given; ``None`` where it is absent.
-
-        Raises
-        ------
-        Unsupported
-            Where it is given and not constant.
-        """
+        """Return the value of an input that must be constant where it is given; ``None`` where it is absent."""
         value = self.constant(position)
         if value is None and self.input(position) is not None:
             raise Unsupported(f"{what} is computed at run time, and shapes must be known: give it as a constant")
@@ -83,13 +71,7 @@ class Site:
 
     @property
     def output(self) -> Value:
-        """The type of the only output that matters, the first one.
-
-        Raises
-        ------
-        Unsupported
-            Where it is absent: an operator may leave it out, or only a definition of its own knows its type.
-        """
+        """The type of the only output that matters, the first one."""
         first = self.outputs[0]
         if first is None:
             raise Unsupported("its first output, which its other ones are of, is absent")
@@ -175,13 +157,7 @@ def no_lowering(node: Node) -> str:
 
 
 def lower_node(site: Site) -> Lowered:
-    """Return what a node is.
-
-    Raises
-    ------
-    Unsupported
-        Where no lowering knows the operator, or this use of it.
-    """
+    """Return what a node is."""
     import roller.onnx.operators  # noqa: F401 - fills the registry
 
     node = site.node

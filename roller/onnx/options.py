@@ -54,13 +54,7 @@ class ModelOptions:
         return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
 
     def settings(self) -> Settings:
-        """Return how each kernel is compiled.
-
-        Raises
-        ------
-        RollerError
-            Where one of them is of another kind than it must be.
-        """
+        """Return how each kernel is compiled."""
         for name in ("cache", "side_by_side"):
             flag(getattr(self, name), name)
         if not (self.progress is None or callable(self.progress)):
@@ -74,13 +68,7 @@ class ModelOptions:
 
     @property
     def packs(self) -> bool:
-        """Whether small kernels may be packed into one launch.
-
-        Raises
-        ------
-        RollerError
-            Where an experiment has no such name.
-        """
+        """Whether small kernels may be packed into one launch."""
         names = [self.experimental] if isinstance(self.experimental, str) else self.experimental
         if not isinstance(names, (list, tuple, set, frozenset)):
             raise RollerError(f"experimental: expected names of experiments, got {shown(names)}. Use {EXPERIMENTS}.")

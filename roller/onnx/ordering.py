@@ -23,13 +23,7 @@ class Ordered:
 
 
 def reads(node: onnx.NodeProto, where: str, depth: int = 0) -> set[str]:
-    """Return the names a node reads, those its bodies take from around them included.
-
-    Raises
-    ------
-    ModelError
-        Where bodies are nested deeper than any real model.
-    """
+    """Return the names a node reads, those its bodies take from around them included."""
     names = {n for n in node.input if n}
     for attribute in node.attribute:
         bodies = [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else attribute.graphs
@@ -48,24 +42,7 @@ def reads(node: onnx.NodeProto, where: str, depth: int = 0) -> set[str]:
 def in_order(
     nodes: Sequence[onnx.NodeProto], given: set[str], outside: Callable[[str], bool], wanted: set[str], where: str
 ) -> Ordered:
-    """Return the nodes ``wanted`` needs, sorted; those of a sorted model keep their order.
-
-    Parameters
-    ----------
-    nodes
-        Of one graph or body.
-    given
-        Names that are there before any node ran.
-    outside
-        Whether a name is known around this body.
-    wanted
-        Names that must be written.
-
-    Raises
-    ------
-    ModelError
-        Where nodes form a cycle, write a name twice, or read one that nothing writes.
-    """
+    """Return the nodes ``wanted`` needs, sorted; those of a sorted model keep their order."""
     writer: dict[str, int] = {}
     for index, node in enumerate(nodes):
         for name in node.output:

@@ -76,13 +76,7 @@ class Rebatching:
 def input_types(
     loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]
 ) -> Chosen:
-    """Return the types of all inputs.
-
-    Raises
-    ------
-    ModelError
-        Where an override does not fit, or dimensions stay unknown (all are listed).
-    """
+    """Return the types of all inputs."""
     declared: dict[str, tuple[str, Dims | None]] = {}
     for entry in loaded.graph.input:
         if entry.name in loaded.initialisers:

@@ -16,25 +16,7 @@ from roller.onnx.lowered import lower_graph, refusal
 
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
-    """Return the program of a graph.
-
-    Parameters
-    ----------
-    graph
-        Folded: no node is computable from constants alone.
-    fallback
-        ``"onnxruntime"`` leaves what cannot be lowered to that runtime; ``None`` refuses it.
-
-    Returns
-    -------
-    Program
-        Its outputs may name inputs and constants of it. Values of 0 elements are constants.
-
-    Raises
-    ------
-    ModelError
-        Where nodes cannot be lowered; the message lists all of them with their reasons.
-    """
+    """Return the program of a graph."""
     return explain(graph, fallback=fallback).program
 
 

@@ -77,17 +77,7 @@ class ProgramNote:
         return program
 
     def store(self, program: Program, before: Path, began_s: float) -> bool:
-        """Keep a program; say whether it was.
-
-        Parameters
-        ----------
-        program
-            To be kept.
-        before
-            :meth:`path` as it was before the model was read.
-        began_s
-            When that was (seconds since the epoch): files beside the model that changed since leave no note.
-        """
+        """Keep a program; say whether it was."""
         path = self.path()
         if path is None or path != before:  # the file was written meanwhile
             return False

@@ -48,20 +48,7 @@ class Reading:
 
 
 def read_ranges(box: Box, read: Callable[[Sizes], Program]) -> Reading:
-    """Read a model at sizes enough to know every length of its values.
-
-    Parameters
-    ----------
-    box
-        The sizes that calls choose; what is returned has some more where they are few.
-    read
-        Reads the model at some sizes.
-
-    Raises
-    ------
-    MismatchError
-        Where steps differ between sizes, or a length could still follow in several ways.
-    """
+    """Read a model at sizes enough to know every length of its values."""
     box = box.told
     corners = _corners(box)
     several = (p for p in _points(box) if p not in corners)
@@ -119,12 +106,6 @@ def _check_ends(found: Reading, read: Callable[[Sizes], Program]) -> None:
     """Make sure that values have the lengths at the ends that formulas give, and results the shapes.
 
     Sizes of 1 are looked at here alone: their steps differ, since axes of one element vanish.
-
-    Raises
-    ------
-    MismatchError
-        Where one does not, or there is no such model: one that removes axes of one element has fewer at a size of 1, a
-        stride may take another quotient there, and there is no second row.
     """
     names = list(found.programs[0].values)
     told = general([[list(p.values[n].shape) for n in names] for p in found.programs], Fitter(found.points))

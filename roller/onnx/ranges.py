@@ -73,21 +73,7 @@ class Ranges:
 def ranges_of(
     model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
 ) -> Ranges:
-    """Return what the sizes of a model may be.
-
-    Parameters
-    ----------
-    model, base_dir
-        As for :func:`roller.compile_model`.
-    shapes
-        By input its dimensions: a number, ``(name, least, largest)`` or ``(name, range(...))``. A symbol of that name
-        in the shape of an input that is not named here is the same size.
-
-    Raises
-    ------
-    ModelError
-        Where an input is unknown, lacks a shape or has another number of dimensions, or a dimension is neither.
-    """
+    """Return what the sizes of a model may be."""
     from roller.onnx.loading import load
     from roller.onnx.types import declared_shape
 
@@ -146,20 +132,7 @@ def compile_for_ranges(
     base_dir: str | Path | None,
     beside: Mapping[str, bool],
 ) -> RangeSession:
-    """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to.
-
-    Parameters
-    ----------
-    model, device, shapes, how, base_dir
-        As there.
-    beside
-        What a range does not have, and whether it is asked for: by the name of its argument.
-
-    Raises
-    ------
-    RollerError
-        The device is not this machine's processor, or something else was asked for.
-    """
+    """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to."""
     spec, handle = target_of(device)
     if handle is not None or not is_this_machine(spec):
         raise RollerError(
@@ -185,26 +158,7 @@ def compile_ranges(
     base_dir: str | Path | None = None,
     timed: bool = True,
 ) -> RangeSession:
-    """Compile a model for all sizes of its ranges, on this machine's processor.
-
-    Parameters
-    ----------
-    model, base_dir
-        As for :func:`roller.compile_model`.
-    ranges
-        What calls choose.
-    spec, options
-        Of the device, and for construction.
-    timed
-        Whether kernels are chosen by their times at some sizes; else by predictions alone.
-
-    Raises
-    ------
-    ModelError
-        Where the model is damaged, or its steps are not the same for all sizes.
-    NoCandidateError
-        Where kernels were not found for all sizes.
-    """
+    """Compile a model for all sizes of its ranges, on this machine's processor."""
     from roller.onnx.compile import partitioned, read
     from roller.onnx.loading import load
 

@@ -30,31 +30,7 @@ def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
 ) -> Graph:  # fmt: skip
-    """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed.
-
-    Parameters
-    ----------
-    model
-        A path (``.onnx``, or a TensorFlow ``.pb`` where tf2onnx is installed), the bytes of a model, or a message;
-        the message stays as it is.
-    batch
-        First dimension of the inputs where it is a symbol; where all shapes are numbers, of all inputs that share the
-        first dimension of the first one.
-    shapes
-        Shape by input.
-    values
-        Arrays of inputs that are known now; they become constants (the target of a Reshape, say).
-    base_dir
-        Folder of external data where the model has no path; a path's own folder by default.
-    lenient
-        Whether nodes whose results have no known shape, and those that read them, become a
-        :class:`~roller.graph.nodes.Region`, which another runtime computes.
-
-    Raises
-    ------
-    ModelError
-        Where the model is damaged or hostile, an override does not fit it, or shapes stay unknown (all are listed).
-    """
+    """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed."""
     sizes, given, batch, base_dir = shapes_of(shapes), arrays_of(values), batch_of(batch), folder_of(base_dir)
     try:
         from roller.onnx.loading import load

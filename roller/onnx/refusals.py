@@ -21,15 +21,7 @@ _FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
 def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None:
-    """Return the error that lists all that cannot be compiled; ``None`` where the reader refused nothing.
-
-    Parameters
-    ----------
-    tracer
-        A model, traced.
-    inputs
-        Values a caller passes.
-    """
+    """Return the error that lists all that cannot be compiled; ``None`` where the reader refused nothing."""
     nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
     odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
     told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"

@@ -15,11 +15,6 @@ def from_tensorflow(path: Path) -> onnx.ModelProto:
     """Return a frozen TensorFlow graph (``.pb``) as an ONNX model.
 
     Inputs are its placeholders, outputs the nodes that nothing reads.
-
-    Raises
-    ------
-    ModelError
-        Where tf2onnx or TensorFlow is not installed, or cannot convert the graph.
     """
     try:
         import tensorflow as tf

@@ -101,13 +101,7 @@ class GraphCall:
             return results
 
     def alone(self, *arguments: Any) -> tuple[Any, ...]:
-        """Run the graph without PyTorch.
-
-        Raises
-        ------
-        LaunchError
-            Where an argument has values that PyTorch raises for.
-        """
+        """Run the graph without PyTorch."""
         if self._held:
             arguments += tuple(h.tensors[h.name] for h in self._held)
         if self._places is None:
@@ -140,13 +134,7 @@ class GraphCall:
         return number, make, None if make(np.empty(0, slot.dtype)).dtype == dtype else dtype, stride
 
     def array(self, arguments: Sequence[Any], number: int) -> np.ndarray:
-        """Return an input of the session as an array; a copy where it is strided.
-
-        Raises
-        ------
-        LaunchError
-            Where it has another shape or dtype.
-        """
+        """Return an input of the session as an array; a copy where it is strided."""
         tensor = arguments[self._positions[number]]
         feeds = self.session.feeds
         array: np.ndarray = feeds.taken(in_memory(tensor).numpy(), feeds.inputs[number])

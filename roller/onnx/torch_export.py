@@ -89,14 +89,7 @@ class Exported:
 
 
 def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
-    """Export a graph for arguments like these.
-
-    Raises
-    ------
-    RefusedGraphError
-        Where an argument is no tensor of known shape on the CPU, gradients are wanted, or the graph writes into its
-        arguments or returns views of them: kernels make new values.
-    """
+    """Export a graph for arguments like these."""
     import torch
 
     made, positions = _for_sizes(graph, examples)
@@ -138,13 +131,7 @@ def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
 
 
 def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
-    """Export a module, in evaluation, for arguments like these; the names of its parameters are kept.
-
-    Raises
-    ------
-    RefusedGraphError
-        The exporter takes the module, or these arguments, not.
-    """
+    """Export a module, in evaluation, for arguments like these; the names of its parameters are kept."""
     import torch
 
     was = [m for m in module.modules() if m.training]
@@ -334,13 +321,7 @@ def _loggers(names: Sequence[str]) -> list[str]:
 
 
 def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
-    """Return the output of the model for each of the graph's, ``None`` where that is nothing.
-
-    Raises
-    ------
-    RefusedGraphError
-        Where their numbers differ.
-    """
+    """Return the output of the model for each of the graph's, ``None`` where that is nothing."""
     tensors = [r for r in results if r is not None]
     if len(tensors) != count:
         raise RefusedGraphError(f"the exported graph has {count} outputs instead of {len(tensors)}")

@@ -45,24 +45,6 @@ def difference(
 ) -> str | None:
     r"""Return how results differ from PyTorch's beyond rounding; ``None`` where they do not.
 
-    Parameters
-    ----------
-    found, expected
-        Ours and PyTorch's: tensors, and ``None`` for a result that is nothing.
-    eager
-        Runs the graph in PyTorch; only called where results are not equal up to their last places.
-    arguments
-        Of the graph; they are not written.
-    pointwise
-        Whether every element comes of elements, so that no sum can be formed in another order.
-    random
-        Whether the graph draws random numbers: PyTorch's state of them, which all threads share, is restored then.
-
-    Returns
-    -------
-    str or None
-        Which result, how many elements, and by how much.
-
     Notes
     -----
     An element :math:`y` of ours is wrong where its distance from the float64 result :math:`r` in float32 exceeds

@@ -92,11 +92,6 @@ def library() -> _Library:
 
     The latter is not documented: a tensor is looked for where the header of an object ends, and compared with the
     address that PyTorch tells.
-
-    Raises
-    ------
-    LookupError
-        Where it is elsewhere, or a function is missing.
     """
     import torch
 

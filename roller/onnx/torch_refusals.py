@@ -57,16 +57,6 @@ def refuse(graph: torch.fx.Graph) -> None:
     """Refuse a graph that holds an operator of the kind, complex or random numbers.
 
     The exporter has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
-
-    Parameters
-    ----------
-    graph
-        Of PyTorch's own operators, as ``torch.export`` traces it.
-
-    Raises
-    ------
-    RefusedGraphError
-        With the name of the operator.
     """
     for node in graph.nodes:
         if node.op != "call_function":

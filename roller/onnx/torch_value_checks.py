@@ -18,11 +18,6 @@ def checked(traced: torch.export.ExportedProgram) -> tuple[torch.nn.Module, int]
 
     Whole numbers are divided by zero, indices and classes are out of bounds or negative: PyTorch raises for that, and
     kernels compute something. ``None`` where the program does nothing of the kind.
-
-    Parameters
-    ----------
-    traced
-        Of a module that returns a sequence.
     """
     import torch
 

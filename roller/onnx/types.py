@@ -95,13 +95,7 @@ def onnx_dtype(name: str) -> np.dtype[Any]:
 
 
 def plain_attribute(attribute: onnx.AttributeProto, where: str) -> Any:
-    """Return an attribute as plain Python: int, float, str, tuples of them, or an array.
-
-    Raises
-    ------
-    ModelError
-        Where it is a graph, a type, a sparse tensor, or a reference outside a function.
-    """
+    """Return an attribute as plain Python: int, float, str, tuples of them, or an array."""
     kind = attribute.type
     proto = onnx.AttributeProto
     if attribute.ref_attr_name:
@@ -122,13 +116,7 @@ def plain_attribute(attribute: onnx.AttributeProto, where: str) -> Any:
 
 
 def inline_array(tensor: onnx.TensorProto, where: str) -> np.ndarray:
-    """Return a tensor whose data lies in the model as an array.
-
-    Raises
-    ------
-    ModelError
-        Where its data does not fit its shape and type, or lies elsewhere.
-    """
+    """Return a tensor whose data lies in the model as an array."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
         raise ModelError(f"{where}: tensor '{tensor.name}' lies outside the model, where only initialisers may.")
     _check_claim(tensor, where)

@@ -55,15 +55,7 @@ class Verdict:
 
 
 def asked(model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]) -> Witnesses:
-    """Ask onnx's reference evaluator, and ONNX Runtime without its optimisations.
-
-    Parameters
-    ----------
-    model, program
-        As for :func:`roller.onnx.expected.expected_of`.
-    feeds
-        Arrays of all inputs of the model, by name.
-    """
+    """Ask onnx's reference evaluator, and ONNX Runtime without its optimisations."""
     try:
         unoptimised = computed(model, program, feeds, optimised=False)[0]
     except LaunchError:
@@ -92,13 +84,6 @@ def _reference(
 
 def verdict(ours: bool | None, theirs: bool | None, unoptimised: bool | None) -> Verdict:
     """Return who is right about an output in which roller and ONNX Runtime differ.
-
-    Parameters
-    ----------
-    ours, theirs
-        Whether the reference agrees with roller, and with ONNX Runtime; ``None`` where it has no answer.
-    unoptimised
-        Whether ONNX Runtime without its optimisations agrees with roller; ``None`` where it has no answer.
 
     Examples
     --------

@@ -54,13 +54,7 @@ class Blocks:
 
 
 def block_of(where: str, layout: str, plain: tuple[str, ...]) -> int:
-    """Return the channels per block of ``layout``, 0 where it is one of the ``plain`` layouts.
-
-    Raises
-    ------
-    ExprError
-        Where the layout is unknown, or its block is not a power of two up to 64.
-    """
+    """Return the channels per block of ``layout``, 0 where it is one of the ``plain`` layouts."""
     if isinstance(layout, str) and layout in plain:
         return 0
     match = _BLOCKED.fullmatch(layout) if isinstance(layout, str) else None

@@ -242,13 +242,6 @@ def finish(
 
     A last stage that reduces gets one further element-wise stage that reads it at the identity store (in
     accumulator precision: the result is converted once); an element-wise last stage absorbs the steps.
-
-    Parameters
-    ----------
-    stages
-        Stages whose last one writes the result in the output's dtype.
-    channel
-        Output dimension that ``"bias"`` is indexed by, or the channels themselves where none is.
     """
     epilogue = function_names(name, "epilogue", epilogue)
     last = stages[-1]

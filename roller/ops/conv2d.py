@@ -125,13 +125,7 @@ def _blocked(
     where: str, source: Blocks, out: Blocks, groups: int, n: int, over: Windows, t: Types,
     epilogue: Sequence[str] | str, kernel_layout: str,
 ) -> TensorExpr:  # fmt: skip
-    """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts.
-
-    Parameters
-    ----------
-    source, out
-        Channels of ``X`` and of the output.
-    """
+    """Return the convolution of channels in blocks: 5-D tensors, weights as in the other layouts."""
     outer, inner, blocks, positions = _blocked_source(where, source, out, groups)
     cg = source.channels // groups
     x = t.load("X", (axis_index("n"), outer, *over.index, inner), over.guard)

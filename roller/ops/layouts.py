@@ -47,13 +47,7 @@ def image_axes(layout: str, axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
 def weights(
     where: str, kernel_layout: str, shape: tuple[int, ...], index: tuple[Index, ...]
 ) -> tuple[tuple[int, ...], tuple[Index, ...]]:
-    """Return shape and indices of weights, both given as OIHW, in the order of ``kernel_layout``.
-
-    Raises
-    ------
-    ExprError
-        Where the layout is unknown.
-    """
+    """Return shape and indices of weights, both given as OIHW, in the order of ``kernel_layout``."""
     one_of(where, "kernel_layout", kernel_layout, KERNELS, "layout")
     order = ["OIHW".index(letter) for letter in kernel_layout]
     return tuple(shape[d] for d in order), tuple(index[d] for d in order)
@@ -68,15 +62,7 @@ def plain_convolution(
     where: str, form: Correlation, x: Tensor, kernel: tuple[int, ...], t: Types, layout: str, kernel_layout: str,
     epilogue: Sequence[str] | str,
 ) -> TensorExpr:  # fmt: skip
-    """Return a convolution in the order of its layouts.
-
-    Parameters
-    ----------
-    x
-        The image, channels first.
-    kernel
-        Shape of the weights as OIHW.
-    """
+    """Return a convolution in the order of its layouts."""
     kernel, kernel_at = weights(where, kernel_layout, kernel, form.weight)
     axes, reduced = image_axes(layout, form.points), reduced_axes(kernel_layout, form.reduced)
     body = Call("mul", (t.load("X", image_index(layout, form.image), form.guard), t.load("W", kernel_at)))

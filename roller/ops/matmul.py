@@ -72,22 +72,7 @@ def matmul(
 def matrix_product(
     a: Sequence[int], b: Sequence[int], batch: Sequence[Axis], transpose_a: bool = False, transpose_b: bool = False
 ) -> tuple[tuple[Axis, ...], tuple[Index, ...], tuple[Index, ...]]:
-    """Return the axes of a product, ``<batch> i j k`` with the reduction last, and where both operands are read.
-
-    Parameters
-    ----------
-    a, b
-        Shapes: of a vector there is no row (column); leading dimensions broadcast.
-    batch
-        Axes of the leading dimensions of the result.
-    transpose_a, transpose_b
-        Whether the last two dimensions are stored in the other order.
-
-    Raises
-    ------
-    ExprError
-        Where the shapes do not multiply.
-    """
+    """Return the axes of a product, ``<batch> i j k`` with the reduction last, and where both operands are read."""
     if not a or not b:
         raise ExprError("matmul: expected operands of at least one dimension, got a scalar. Multiply instead.")
     (*rows, depth) = a[:-3:-1] if transpose_a else a[-2:]

@@ -112,13 +112,7 @@ ALIASES: dict[str, str] = {
 
 
 def element_function(text: str, where: str, is_float: bool) -> tuple[ElementFunction, tuple[float, ...]]:
-    """Look up ``"relu"`` or ``"clip(0, 6)"``: the function and its literal parameters.
-
-    Raises
-    ------
-    ExprError
-        Where the name is unknown, the parameters are wrong, or the function needs floating point.
-    """
+    """Look up ``"relu"`` or ``"clip(0, 6)"``: the function and its literal parameters."""
     name, parameters = _split(text, where)
     name = ALIASES.get(name, name)
     known = ELEMENT_FUNCTIONS.get(name)

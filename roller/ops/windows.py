@@ -66,22 +66,7 @@ def windows(
     where: str, size: Sequence[int], kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int],
     pads: Sequence[tuple[int, int]], hanging: Sequence[int] = (),
 ) -> Windows:  # fmt: skip
-    """Return the windows of a convolution or pooling.
-
-    Parameters
-    ----------
-    size, kernel, strides, dilations
-        Elements per dimension.
-    pads
-        Elements of padding before and after, per dimension.
-    hanging
-        Elements by which a last window may hang over the padding, per dimension.
-
-    Raises
-    ------
-    ExprError
-        Where a window exceeds the padded tensor.
-    """
+    """Return the windows of a convolution or pooling."""
     outs, kernels, places = [], [], []
     covered = reaches(kernel, dilations)
     for i, name in enumerate(names_of(len(size))):
@@ -124,17 +109,7 @@ class Correlation:
 def correlation(
     n: int, filters: int, channels: int, groups: int, over: Windows, *, depthwise: bool = False, filter_axis: str = "f"
 ) -> Correlation:
-    """Return the form of a convolution.
-
-    Parameters
-    ----------
-    n, filters, channels, groups
-        Batch, output channels, input channels of a group, groups.
-    depthwise
-        Whether the sum runs over the window alone: a group has one input channel.
-    filter_axis
-        Name of the axis of output channels.
-    """
+    """Return the form of a convolution."""
     per_group = filters // groups
     points = (Axis("n", n), Axis(filter_axis, filters), *over.outs)
     if depthwise:

@@ -79,15 +79,7 @@ def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...
 
 
 def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
-    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression.
-
-    Parameters
-    ----------
-    spec
-        The device.
-    same_kernel
-        Whether the two share a kernel (:func:`kernel_family`).
-    """
+    """Return the expected relative error (one sigma) of the predicted ratio of two candidates of one expression."""
     return _field(spec, "same_kernel_error" if same_kernel else "ranking_error")
 
 

@@ -91,23 +91,7 @@ def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
 
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
-    """Return the change of ``ln`` seconds per change of ``ln`` field, per program.
-
-    Parameters
-    ----------
-    step
-        The field.
-    price
-        Gives ``ln`` seconds per program on a device.
-    base
-        Those on the device itself.
-
-    Returns
-    -------
-    array
-        About the change in percent per percent of the field: between both sides, from one where a program does not
-        fit the device of the other; 0 where it fits neither.
-    """
+    """Return the change of ``ln`` seconds per change of ``ln`` field, per program."""
     points = sorted([(0.0, base), *((x, price(spec)) for x, spec in step.sides)], key=lambda p: p[0])
     x = np.array([p[0] for p in points])
     y = np.stack([p[1] for p in points])

@@ -28,15 +28,6 @@ def takes(fragment: Fragment, expression: TensorExpr) -> bool:
 def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
     """Return a sentence for every dtype of a product that is not priced as the device's matrix unit might have it.
 
-    Parameters
-    ----------
-    expressions
-        What is priced; those that are no products are left out.
-    spec
-        The device.
-    ours
-        Whether kernels are those that templates emit: matrix instructions that none emits are priced all the same.
-
     Examples
     --------
     >>> from roller import ops

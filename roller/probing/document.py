@@ -32,22 +32,6 @@ _CLOCKS = {"clock_hz": "clock_hz.boost", "sustained_clock_hz": "clock_hz.sustain
 def with_measured(text: str, found: Mapping[str, Measured], stamp: str, where: str = "the specification") -> str:
     """Return a specification's YAML with measured values put in.
 
-    Parameters
-    ----------
-    text
-        A complete specification.
-    found
-        Values by dotted path. A field the file does not have is added to its section.
-    stamp
-        When and with what, e.g. ``"probed 2026-05-01 by roller probe"``; goes into each note with the spread.
-    where
-        Name of the file in errors.
-
-    Raises
-    ------
-    SpecError
-        Where a path does not exist for the device, a value is out of its range, or the text is no specification.
-
     Examples
     --------
     >>> from roller.hardware import spec_folder
@@ -74,18 +58,6 @@ def revalidated(text: str, where: str = "the specification") -> str:
     """Return a specification's YAML whose errors hold for its numbers: those of a processor that was probed just now.
 
     They were found on probed processors, so that it is probing they belong to; an edit of the file ends that again.
-
-    Parameters
-    ----------
-    text
-        What :func:`with_measured` made of a profile.
-    where
-        Name of the file in errors.
-
-    Raises
-    ------
-    SpecError
-        Where the text is no specification.
     """
     key = parse_spec(text, where).numbers_key
     return re.sub(rf"(?m)^(  {VALIDATED_WITH}:).*$", rf'\1 "{key}"', text)
@@ -206,23 +178,7 @@ def _scientific(text: str) -> str:
 
 
 def spec_text(spec: DeviceSpec, name: str | None = None, notes: Mapping[str, str] | None = None) -> str:
-    """Return a complete specification as YAML; the start of a new file.
-
-    Parameters
-    ----------
-    spec
-        Every number it holds is written with its source; ``assumed`` where that is an override, or detection: what
-        the operating system states is no datasheet, and a note says so.
-    name
-        Name in the file; the spec's own by default.
-    notes
-        By path, for people.
-
-    Raises
-    ------
-    SpecError
-        Where the name is the one reserved for the detected machine.
-    """
+    """Return a complete specification as YAML; the start of a new file."""
     name = name or spec.name
     if device_name(name) == THIS_MACHINE:
         raise SpecError(f"device name '{name}': stands for the detected machine. Choose another name for the file.")
@@ -283,13 +239,7 @@ def _fragment_lines(spec: DeviceSpec) -> list[str]:
 
 
 def save(path: Path, text: str) -> None:
-    """Write a specification: checked first, then whole or not at all.
-
-    Raises
-    ------
-    SpecError
-        Where the text is no specification, or the file cannot be written.
-    """
+    """Write a specification: checked first, then whole or not at all."""
     parse_spec(text, str(path))
     try:
         with whole_file(path, durable=True) as file:

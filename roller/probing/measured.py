@@ -67,18 +67,6 @@ class Measured:
 def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
     """Return the robust value of repeated windows of the same work.
 
-    Parameters
-    ----------
-    windows
-        Seconds of each window (or anything that disturbances only increase).
-    kept
-        Share of the windows that counts, smallest first; never fewer than :data:`MIN_KEPT`.
-
-    Raises
-    ------
-    ValueError
-        Where there is no window, or one took no time at all.
-
     Examples
     --------
     >>> best_of([1.0, 1.01, 1.02, 1.0, 9.0, 1.3, 1.5, 1.2]).value
@@ -93,19 +81,6 @@ def best_of(windows: Sequence[float], kept: float = KEPT_SHARE) -> Measured:
 
 def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
     """Return one value of several rounds, which lie seconds apart: the median of those that count.
-
-    Parameters
-    ----------
-    rounds
-        One value each.
-    better
-        1 where disturbances only lower the value (rates), -1 where they only raise it (times): the best
-        two of five count. 0 where either may happen: the majority that lies closest together does.
-
-    Returns
-    -------
-    Measured
-        Its spread is that between the rounds that count, and at least that of the windows of the quietest one.
 
     Examples
     --------
@@ -130,13 +105,6 @@ def split_by_spread(
     found: Mapping[str, Measured], limit: float = MAX_SPREAD
 ) -> tuple[dict[str, Measured], dict[str, str]]:
     """Return what may be written, and for the rest why not.
-
-    Parameters
-    ----------
-    found
-        Values by spec path.
-    limit
-        Largest relative spread.
 
     Examples
     --------

@@ -89,13 +89,7 @@ class Probe:
 
 
 def statement_of(source: Path) -> Statement:
-    """Read the statement in the first comment of a probe's source.
-
-    Raises
-    ------
-    SpecError
-        Where the file cannot be read, or one of the three sentences is missing.
-    """
+    """Read the statement in the first comment of a probe's source."""
     try:
         text = source.read_text(encoding="utf-8")
     except OSError as err:

@@ -16,13 +16,7 @@ def probes(kind: str) -> tuple[Probe, ...]:
 
 
 def microbench_folder() -> Path:
-    """Return the folder of the probes' sources: inside the package if installed, else of the checkout.
-
-    Raises
-    ------
-    SpecError
-        Where neither exists.
-    """
+    """Return the folder of the probes' sources: inside the package if installed, else of the checkout."""
     package = Path(__file__).resolve().parent.parent
     for folder in (package / "microbench", package.parent / "microbench"):
         if folder.is_dir():

@@ -86,29 +86,7 @@ def run_probes(
     progress: Callable[[str], None] = lambda name: None,
     load: Callable[[], Load] | None = None,
 ) -> Report:
-    """Run every probe once per round and keep what the rounds agree on.
-
-    Parameters
-    ----------
-    probes
-        In order.
-    session
-        What the probes of this kind take.
-    spec
-        The device: its fields are what may be written.
-    rounds
-        How often each probe runs; the rounds lie seconds apart.
-    progress
-        Called with the name of each probe before it runs.
-    load
-        What the processors of this machine did so far, where that is what is probed: a probe that others disturbed says
-        so, and does not blame the unit or the compiler.
-
-    Returns
-    -------
-    Report
-        A probe that raises (no compiler feature, no memory) is in ``failed`` and does not stop the others.
-    """
+    """Run every probe once per round and keep what the rounds agree on."""
     start = time.perf_counter()
     seen: dict[str, list[Measured]] = {}
     doubted: dict[str, list[str]] = {}

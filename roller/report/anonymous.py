@@ -21,13 +21,6 @@ _PATH = (
 def without_paths(value: Any, files: Iterable[str] = ()) -> Any:
     """Return a report's data with the paths in its texts replaced: each becomes ``file-1``, ``file-2``, ...
 
-    Parameters
-    ----------
-    value
-        JSON-ready data; arrays stay as they are.
-    files
-        Known names of files, verbatim: they may contain spaces, or have no suffix.
-
     Examples
     --------
     >>> without_paths({"name": "/home/me/net/a.py:12", "notes": ["See net/b.py, /home/me/net/a.py."]})

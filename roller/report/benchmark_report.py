@@ -22,20 +22,7 @@ _PREDICTED = ("predicted", "roofline", "model_s", "expected")
 
 
 def page_of_benchmark(path: Path, *, anonymous: bool = False) -> str:
-    """Return a benchmark's results as one HTML file that asks nothing of a server.
-
-    Parameters
-    ----------
-    path
-        A file of ``benchmarks/results``, or another JSON object with lists of rows.
-    anonymous
-        Whether paths are left out.
-
-    Raises
-    ------
-    ArtifactError
-        The file is no JSON object with a list of rows.
-    """
+    """Return a benchmark's results as one HTML file that asks nothing of a server."""
     try:
         found = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

@@ -186,13 +186,6 @@ class _Fit:
 def diagnose(observations: Sequence[Observation], spec: DeviceSpec) -> Diagnosis:
     """Return which field of a spec explains the residuals of its predictions, or why none can be named.
 
-    Parameters
-    ----------
-    observations
-        Measured programs, constructed for this device or one like it; those that do not fit ``spec`` are left out.
-    spec
-        The device as it is described now; records are priced anew with it.
-
     Notes
     -----
     Residuals ``r = ln(measured / predicted)`` are explained as ``r = e * d`` with the elasticity ``e`` of the field and

@@ -39,15 +39,6 @@ def evidence_of(cache: KernelCache, device: str, *, outdated: bool = False) -> E
     """Return the measured candidates of all kernels that were compiled for a device.
 
     Candidates that were dropped after a single run, doubtful ones, and kernels for a share of the device are left out.
-
-    Parameters
-    ----------
-    cache
-        Where to look.
-    device
-        Name of the spec they were compiled for.
-    outdated
-        Take kernels that other sources of roller built as well.
     """
     found: list[Observation] = []
     forms: dict[str, TensorExpr] = {}

@@ -35,20 +35,6 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 def html_page(title: str, data: Mapping[str, Any]) -> str:
     """Return a page that shows the data of a report.
 
-    Parameters
-    ----------
-    title
-        Of the window.
-    data
-        JSON-ready values and NumPy arrays; ``data["view"]`` names what shows them: ``"profile"``, ``"kernel"``,
-        ``"model"`` or ``"benchmark"``. Numbers keep all their digits. Strings may hold anything: the page never reads
-        them as HTML.
-
-    Raises
-    ------
-    ArtifactError
-        The page would be larger than 1.5 MB.
-
     Examples
     --------
     >>> page = html_page("</title>", {"view": "benchmark", "name": "</script>", "run": {}, "tables": []})

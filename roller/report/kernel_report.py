@@ -35,15 +35,7 @@ class _Kernel:
 
 
 def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
-    """Return a kernel as one HTML file that asks nothing of a server.
-
-    Parameters
-    ----------
-    artifact
-        The kernel; nothing of it is run.
-    anonymous
-        Whether sources and paths are left out.
-    """
+    """Return a kernel as one HTML file that asks nothing of a server."""
     data = {"view": "kernel", **kernel_data(artifact)}
     if anonymous:
         data = without_paths({**data, "source": ""})
@@ -51,15 +43,7 @@ def page_of_kernel(artifact: KernelArtifact, *, anonymous: bool = False) -> str:
 
 
 def kernel_data(artifact: KernelArtifact, *, explained: bool = True) -> dict[str, Any]:
-    """Return what the page shows of a kernel.
-
-    Parameters
-    ----------
-    artifact
-        The kernel.
-    explained
-        Whether its program is constructed and priced again, which takes seconds, to tell why it is as it is.
-    """
+    """Return what the page shows of a kernel."""
     estimate = estimate_of(artifact)
     data: dict[str, Any] = {
         "name": artifact.expression.name,

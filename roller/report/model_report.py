@@ -21,22 +21,7 @@ from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
 
 
 def page_of_model(folder: Path, *, anonymous: bool = False, explain_s: float = 30.0) -> str:
-    """Return a compiled model as one HTML file that asks nothing of a server.
-
-    Parameters
-    ----------
-    folder
-        What ``roller compile-model --out`` wrote; none of its code is run.
-    anonymous
-        Whether sources and paths are left out.
-    explain_s
-        Seconds in which kernels are explained, those that take most of the model's time first; at least one is.
-
-    Raises
-    ------
-    ArtifactError
-        The folder is no compiled model, or damaged.
-    """
+    """Return a compiled model as one HTML file that asks nothing of a server."""
     name, device, steps, artifacts = _read(folder)
     data = model_data(name, device, steps, artifacts, explain_s)
     if anonymous:

@@ -141,26 +141,7 @@ def sensitivity(
 def of_price(
     spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
 ) -> Sensitivity:
-    """Return how the times that a function gives follow a device's numbers.
-
-    Parameters
-    ----------
-    spec
-        The device.
-    names
-        Of what is priced, in the order of ``price``.
-    price
-        Seconds of each on a device; infinite where one does not fit it.
-    anew
-        Whether every changed device gets programs of its own.
-    fields
-        Those to look at; all by default.
-
-    Raises
-    ------
-    NoCandidateError
-        Where one has no program for the device.
-    """
+    """Return how the times that a function gives follow a device's numbers."""
     found = list(effects(spec, price, fields))
     before = found[0].seconds if found else price(spec)
     if not all(map(math.isfinite, before)):

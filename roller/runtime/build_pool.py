@@ -70,34 +70,7 @@ def build_all(
     reuse: bool = False,
     meanwhile: Callable[[], object] | None = None,
 ) -> dict[str, BuildResult[R]]:
-    """Apply ``build`` to every job in forked processes.
-
-    Parameters
-    ----------
-    jobs
-        What to build, by candidate id.
-    build
-        Called in the child with one job; its result must be picklable. Import heavy modules before
-        calling this function, so that all children inherit them.
-    workers
-        Processes at a time; the processors this process may use when ``None``.
-    timeout_s
-        Seconds a build may take before it is killed.
-    on_result
-        Called with each record as it arrives (progress display).
-    reuse
-        Whether a process may do one job after another, until one ends it: forking a process that holds TVM, and
-        copying the pages it writes to, takes 20 ms. Jobs that run code nobody has checked
-        are repeated apart by the caller where one of them fails.
-    meanwhile
-        Called once in this process, when the first jobs are under way; where workers are reused they go on with others.
-        What it loads the children do not have.
-
-    Returns
-    -------
-    dict
-        A :class:`BuildResult` per id, in the order of ``jobs``.
-    """
+    """Apply ``build`` to every job in forked processes."""
     # The children's temporary files live here, so that those of a killed build are removed as well.
     with scratch_folder("build-") as folder:
         pool = _Pool(

@@ -19,17 +19,7 @@ def say(line: str) -> None:
 
 
 def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
-    """Return the parser of a command that runs and verifies a folder, and that of its verb ``run`` to add to.
-
-    Parameters
-    ----------
-    prog
-        Module that is run.
-    doc
-        Its docstring, whose first line says what it does.
-    device
-        Help of ``--device``.
-    """
+    """Return the parser of a command that runs and verifies a folder, and that of its verb ``run`` to add to."""
     parser = argparse.ArgumentParser(prog=f"python -m {prog}", description=(doc or "").split("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     run = verbs.add_parser("run", help="check and time everything; run again to continue after a kill")
@@ -42,22 +32,7 @@ def parser_of(prog: str, doc: str | None, device: str) -> tuple[argparse.Argumen
 
 
 def run_command(parser: argparse.ArgumentParser, verbs: Mapping[str, Verb], arguments: Sequence[str] | None) -> int:
-    """Parse a command line and run its verb.
-
-    Parameters
-    ----------
-    parser
-        Leaves the verb's name in ``verb``.
-    verbs
-        What to run, by name; each returns an exit status.
-    arguments
-        Words after the program's name; those of the process by default.
-
-    Returns
-    -------
-    int
-        Exit status: the verb's, or 1 where something was refused (one line on standard error).
-    """
+    """Parse a command line and run its verb."""
     given = parser.parse_args(arguments)
     try:
         return verbs[given.verb](given)

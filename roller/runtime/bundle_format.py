@@ -67,15 +67,7 @@ class OperatorEntry:
 
 
 def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
-    """Return the file of one operator.
-
-    Parameters
-    ----------
-    candidates
-        Ids and artifacts, best estimate first.
-    binaries
-        Keep the binaries of this many, from the first; all when ``None``.
-    """
+    """Return the file of one operator."""
     shared: dict[str, int] = {}
     blobs: dict[bytes, int] = {}
     rows = []
@@ -98,13 +90,7 @@ def pack(candidates: Candidates, binaries: int | None = None) -> bytes:
 
 
 def unpack(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
-    """Return the candidates of an operator's file; the inverse of :func:`pack`.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is damaged.
-    """
+    """Return the candidates of an operator's file; the inverse of :func:`pack`."""
     try:
         stream = lzma.LZMADecompressor()
         raw = stream.decompress(data, max_length=_LARGEST)
@@ -136,27 +122,7 @@ def unpack(data: bytes, where: str) -> list[tuple[str, KernelArtifact]]:
 def write_bundle(
     folder: Path, header: Mapping[str, Any], operators: Sequence[tuple[OperatorEntry, bytes]]
 ) -> dict[str, Any]:
-    """Write a bundle; the folder appears whole or not at all.
-
-    Parameters
-    ----------
-    folder
-        Must not exist, or be empty.
-    header
-        What the manifest says of the bundle as a whole.
-    operators
-        Entries (their ``file``, ``sha256`` and ``size_bytes`` are filled in here) and the files' contents.
-
-    Returns
-    -------
-    dict
-        The manifest.
-
-    Raises
-    ------
-    ArtifactError
-        Where the folder cannot be written.
-    """
+    """Write a bundle; the folder appears whole or not at all."""
     with filled(folder) as work:
         rows = []
         for n, (entry, data) in enumerate(operators):
@@ -208,13 +174,7 @@ class Bundle(Container):
                 raise ValueError("two operators of one id")
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
-        """Return the candidates of an operator, best estimate first.
-
-        Raises
-        ------
-        ArtifactError
-            Where its file is missing, altered or damaged.
-        """
+        """Return the candidates of an operator, best estimate first."""
         found = unpack(self.read(entry.file), str(self.folder / entry.file))
         names = tuple(name for name, _ in found)
         if names != entry.candidates:

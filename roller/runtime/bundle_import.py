@@ -16,26 +16,7 @@ from roller.targets import pretends
 
 
 def import_results(path: Path, cache: KernelCache | None = None) -> dict[str, Any]:
-    """Import the result of ``bundle run``.
-
-    Parameters
-    ----------
-    path
-        The JSON file.
-    cache
-        Where to; the user's by default.
-
-    Returns
-    -------
-    dict
-        ``kernels`` and ``measurements`` that were kept, and ``current``: whether the kernels come from the code that
-        runs here; others are kept but not served, because this code would build them differently.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is refused: missing, altered, or of a null device, whose times are no measurements.
-    """
+    """Import the result of ``bundle run``."""
     results = RESULTS.read(path)
     try:
         return _kept(results, path, cache or KernelCache())

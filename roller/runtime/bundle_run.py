@@ -44,36 +44,7 @@ def run_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Check and time a bundle's candidates; continue where an earlier, killed run stopped.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-    out
-        Final JSON; the journal lies beside it until all is done. Earlier results of the same bundle and device are
-        kept and added to.
-    devices
-        Alike; they take operators in turn.
-    options
-        See ``ProfileOptions``; the budget counts for this run.
-    pattern
-        Comma-separated ids or patterns of operators.
-    say
-        Receives one line per operator.
-
-    Returns
-    -------
-    dict
-        The content of ``out``.
-
-    Raises
-    ------
-    ArtifactError
-        Where the bundle, the journal or the result is refused.
-    LaunchError
-        Where a device is missing, or is not what the bundle was built for.
-    """
+    """Check and time a bundle's candidates; continue where an earlier, killed run stopped."""
     bundle = Bundle(folder)
     wanted = set(matching([e.id for e in bundle.operators], pattern, str(bundle.folder), ArtifactError))
     records: Records = {}
@@ -112,13 +83,7 @@ def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
-    """Open a device and hold it against what the bundle was built for.
-
-    Raises
-    ------
-    LaunchError
-        Where it cannot be opened, or is another one.
-    """
+    """Open a device and hold it against what the bundle was built for."""
     handle = session.process.handle
     properties = session.process.properties()
     fits = handle.spec == bundle.device if handle.spec else same_arch(properties.arch, bundle.arch)
@@ -276,19 +241,7 @@ def results_of(
     bundle: Bundle, entries: Sequence[OperatorEntry], records: Mapping[str, Mapping[str, Record]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the results of a run: every record, every program, the winners whole.
-
-    Parameters
-    ----------
-    bundle, entries
-        The bundle, and the operators of it that were run.
-    records
-        By operator and candidate.
-    properties
-        What the device says of itself.
-    seconds
-        What the run took.
-    """
+    """Return the results of a run: every record, every program, the winners whole."""
     manifest = bundle.manifest
     operators = [_operator(bundle, e, records.get(e.id, {})) for e in entries]
     return {

@@ -70,17 +70,6 @@ class KernelCache:
 
         A damaged entry is reported once (a :class:`RollerWarning`), dropped, and ``None``; a cache, or an entry, that
         cannot be read is reported once and behaves as an empty one, and stays for whoever can.
-
-        Parameters
-        ----------
-        key
-            Identity of the compilation.
-        measured
-            Whether only a kernel that was chosen by measurement will do.
-        since
-            Seconds since the epoch from which on any other will do as well.
-        anew
-            Whether only what was stored since then will do.
         """
         row = self._row(key, measured, since)
         if row is not None and anew and row.created_at < since:
@@ -141,21 +130,7 @@ class KernelCache:
             yield
 
     def store(self, key: CacheKey, entry: CacheEntry, measurements: Sequence[Measurement] | None = None) -> bool:
-        """Keep the result of a compilation, and what was measured for it.
-
-        Parameters
-        ----------
-        key, entry
-            Identity and result. A result chosen by prediction does not replace one chosen by measurement. One that was
-            loaded from here is as old as it was: what was learned of it since makes no time of it a new one.
-        measurements
-            Measured times to keep; those of the entry's candidates, as measured here and now, by default.
-
-        Returns
-        -------
-        bool
-            Whether it was kept; where the folder cannot be written this is reported once.
-        """
+        """Keep the result of a compilation, and what was measured for it."""
         if measurements is None:
             measurements = measurements_of(str(key.parts["spec"]), entry)
         try:
@@ -172,21 +147,7 @@ class KernelCache:
     def load_or_build(
         self, key: CacheKey, build: Callable[[], CacheEntry], *, measured: bool = False, anew: bool = False
     ) -> CacheEntry:
-        """Return the entry of a key; where there is none, one process builds it and the others wait for it.
-
-        Parameters
-        ----------
-        key
-            Identity of the compilation.
-        build
-            Compiles; called at most once, and only where no other process has the result. What it raises is
-            passed on, and the next process in line tries.
-        measured
-            As for :meth:`load`. Whoever waits for another process takes what that one makes, doubtful or not: to
-            measure once more on the same busy machine would tell no more.
-        anew
-            Build whatever there is; another process that does so at the same time builds for both.
-        """
+        """Return the entry of a key; where there is none, one process builds it and the others wait for it."""
         asked_at = time.time()
         # The quick look is silent: of many processes that meet a damaged entry, the one that rebuilds it reports.
         row = None if anew else self._row(key, measured)
@@ -206,13 +167,7 @@ class KernelCache:
             return found
 
     def trim(self, limit_bytes: float | None = None, keep: Sequence[str] = ()) -> tuple[int, int]:
-        """Remove what was used least recently until the rest is within the limit; return files removed, and bytes.
-
-        Raises
-        ------
-        OSError, sqlite3.Error
-            Where the folder cannot be written.
-        """
+        """Remove what was used least recently until the rest is within the limit; return files removed, and bytes."""
         if not self.folder.exists():
             return 0, 0
         most = limit_of(self.folder)[0] if limit_bytes is None else limit_bytes
@@ -267,13 +222,7 @@ class KernelCache:
         }
 
     def clear(self, *, measurements: bool = False) -> int:
-        """Remove all kernels, and the measurements too where asked; return how many artifacts went.
-
-        Raises
-        ------
-        ArtifactError
-            Where the folder cannot be written.
-        """
+        """Remove all kernels, and the measurements too where asked; return how many artifacts went."""
         if not self.folder.exists():
             return 0
         try:

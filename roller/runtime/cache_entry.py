@@ -118,13 +118,7 @@ def artifact_bytes(artifact: KernelArtifact) -> bytes:
 
 
 def artifact_of(data: bytes, where: str) -> KernelArtifact:
-    """Rebuild an artifact from its file.
-
-    Raises
-    ------
-    ArtifactError
-        Where the data are damaged or of a newer format.
-    """
+    """Rebuild an artifact from its file."""
     try:
         return KernelArtifact.from_dict(json.loads(data), where)
     except (UnicodeDecodeError, json.JSONDecodeError) as err:
@@ -145,13 +139,7 @@ def candidates_text(candidates: Sequence[CachedCandidate]) -> str:
 
 
 def candidates_of(text: str, where: str) -> tuple[CachedCandidate, ...]:
-    """Rebuild candidates from :func:`candidates_text`.
-
-    Raises
-    ------
-    ArtifactError
-        Where a field is missing or malformed.
-    """
+    """Rebuild candidates from :func:`candidates_text`."""
     try:
         data = json.loads(text)
         expressions = data["expressions"]

@@ -39,15 +39,7 @@ class ObjectFiles:
         return self._objects / digest[:2] / digest
 
     def read(self, digest: str) -> bytes:
-        """Return the bytes of a file, verified.
-
-        Raises
-        ------
-        ValueError
-            Where they do not hash to their name.
-        OSError
-            Where the file is missing or cannot be read.
-        """
+        """Return the bytes of a file, verified."""
         path = self.path(digest)
         data = read_file(path)
         if digest_of(data) != digest:
@@ -65,13 +57,7 @@ class ObjectFiles:
             return None
 
     def whole(self, digest: str) -> bool:
-        """Whether the file is there and undamaged.
-
-        Raises
-        ------
-        OSError
-            Where it is there and cannot be read, which is neither.
-        """
+        """Whether the file is there and undamaged."""
         try:
             self.read(digest)
         except DAMAGE:

@@ -101,13 +101,7 @@ def _arguments(parts: dict[str, Any]) -> str:
 
 
 def matching(rows: Sequence[Row], name: str) -> Row:
-    """Return the one row whose key begins with ``name``.
-
-    Raises
-    ------
-    ArtifactError
-        Where none does, or several do.
-    """
+    """Return the one row whose key begins with ``name``."""
     found = [r for r in rows if name and r.key.startswith(name.lower())]
     if len(found) == 1:
         return found[0]
@@ -119,13 +113,7 @@ def matching(rows: Sequence[Row], name: str) -> Row:
 
 
 def holdings(cache: KernelCache) -> list[Holding]:
-    """Return what a cache holds, what was used last first.
-
-    Raises
-    ------
-    ArtifactError
-        Where it cannot be read.
-    """
+    """Return what a cache holds, what was used last first."""
     try:
         found = [holding_of(r, cache.files) for r in cache.rows()]
     except (OSError, sqlite3.Error) as err:
@@ -134,13 +122,7 @@ def holdings(cache: KernelCache) -> list[Holding]:
 
 
 def drop(cache: KernelCache, name: str) -> Holding:
-    """Remove the one kernel whose key begins with ``name``; return what it was.
-
-    Raises
-    ------
-    ArtifactError
-        Where there is none, or several; or where the folder cannot be written.
-    """
+    """Remove the one kernel whose key begins with ``name``; return what it was."""
     try:
         row = matching(cache.rows(), name)
         found = holding_of(row, cache.files)
@@ -155,13 +137,6 @@ def forget(cache: KernelCache, key: CacheKey, wrong: Callable[[KernelArtifact], 
 
     What another process has stored in its place stays. Where nothing can be removed the kernel is there the next time,
     and whoever finds out once more tries again.
-
-    Parameters
-    ----------
-    cache, key
-        Where it lies.
-    wrong
-        Whether a kernel is the one that is wrong.
     """
     try:
         row = cache.database.row(key.digest)

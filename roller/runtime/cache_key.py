@@ -43,20 +43,6 @@ class CacheKey:
     ) -> CacheKey:
         """Return the key of a compilation.
 
-        Parameters
-        ----------
-        expression
-            The user's expression. ``expression.key`` is taken on the fused form, which [17, 11, 3] and [561] share,
-            while their kernels' arguments differ: so the arguments' shapes and dtypes count as well. Names do not.
-        spec_key
-            ``DeviceSpec.content_key``.
-        template_version
-            ``TEMPLATE_VERSION`` of the constructor.
-        options
-            Options of the construction, as plain data.
-        code
-            Digest of the code that compiles; :func:`code_digest` by default.
-
         Examples
         --------
         >>> import roller

@@ -48,22 +48,7 @@ def is_due(folder: Path, files: ObjectFiles, limit_bytes: float, stored_bytes: i
 
 
 def trim(database: Database, files: ObjectFiles, limit_bytes: float, keep: Iterable[str] = ()) -> tuple[int, int]:
-    """Remove the files that were used least recently until the others are within a limit, and the rows of them.
-
-    Parameters
-    ----------
-    database, files
-        The cache, held alone.
-    limit_bytes
-        What may be left; a tenth less is where something has to go.
-    keep
-        Digests that stay whatever their size: what was just stored.
-
-    Returns
-    -------
-    tuple of int
-        Files removed, and their bytes.
-    """
+    """Remove the files that were used least recently until the others are within a limit, and the rows of them."""
     held = [(files.used_at(digest) or 0.0, digest, size) for digest, size in files.digests()]
     total = sum(size for _, _, size in held)
     if total <= limit_bytes:
@@ -85,11 +70,6 @@ def limit_of(folder: Path) -> tuple[float, str]:
     """Return the size limit of a cache folder in bytes, infinite for none, and where it comes from.
 
     ``ROLLER_CACHE_SIZE`` where it is set, else what ``roller cache limit`` left in the folder, else 4 GiB.
-
-    Raises
-    ------
-    RollerError
-        Where the variable holds no size.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if text:
@@ -100,13 +80,7 @@ def limit_of(folder: Path) -> tuple[float, str]:
 
 
 def set_limit(folder: Path, limit_bytes: float) -> None:
-    """Keep a limit in a cache folder.
-
-    Raises
-    ------
-    ArtifactError
-        Where the folder cannot be written.
-    """
+    """Keep a limit in a cache folder."""
     try:
         private_folder(folder)
         with whole_file(folder / _FILE) as file:
@@ -117,11 +91,6 @@ def set_limit(folder: Path, limit_bytes: float) -> None:
 
 def size_of(text: str, where: str) -> float:
     """Return the bytes of a size a person writes; infinite for ``none``.
-
-    Raises
-    ------
-    RollerError
-        Where it is none.
 
     Examples
     --------

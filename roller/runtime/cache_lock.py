@@ -32,25 +32,7 @@ if hasattr(os, "register_at_fork"):
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, shared: bool = False, keep: bool = False, wait: bool = True) -> Iterator[None]:
-    """Hold a lock that all processes (and threads) of this machine respect; waits for it.
-
-    Parameters
-    ----------
-    path
-        The lock file; made, with its folder, where absent.
-    shared
-        Several holders at once; only an exclusive one waits for them.
-    keep
-        Leave the file in place on release. Otherwise it is removed, and whoever waited for the removed file
-        notices and starts over with the new one.
-    wait
-        Whether to wait for it; otherwise :class:`BlockingIOError` where somebody else holds it.
-
-    Raises
-    ------
-    OSError
-        Where the file cannot be made or the file system has no locks.
-    """
+    """Hold a lock that all processes (and threads) of this machine respect; waits for it."""
     fd = _acquire(path, shared, wait)
     owner = os.getpid()
     _held.add(fd)

@@ -16,15 +16,7 @@ from roller.core.kept_code import check_folder, own_folder
 
 
 def read_note(folder: Path, name: str) -> dict[str, Any]:
-    """Return the note of a name, empty where there is none.
-
-    Parameters
-    ----------
-    folder
-        The cache folder.
-    name
-        A digest.
-    """
+    """Return the note of a name, empty where there is none."""
     try:
         check_folder(folder)
         found = json.loads(read_file(_path(folder, name)))

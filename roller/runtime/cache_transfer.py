@@ -44,16 +44,6 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     """Write all kernels and measurements to a tar file (compressed where its name ends in ``gz``).
 
     Damaged entries are left out. The file appears whole or not at all.
-
-    Returns
-    -------
-    dict
-        Numbers of ``entries``, ``artifacts``, ``measurements``, ``skipped`` entries, and ``bytes`` of the file.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file cannot be written, or what is kept cannot be read.
     """
     try:
         rows = [r for r in cache.rows() if r.sum() == r.checksum and cache.files.whole(r.artifact)]
@@ -86,17 +76,6 @@ def import_cache(cache: KernelCache, path: Path) -> dict[str, int]:
     """Add the kernels and measurements of an exported file.
 
     Kernels chosen by measurement are not replaced by predicted ones, and known measurements are not added twice.
-
-    Returns
-    -------
-    dict
-        Numbers of ``entries`` in the file, of those ``written``, and of ``measurements``.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is damaged, holds anything but a manifest and its artifacts (a path outside its folder, a
-        link), or the cache cannot be written. Nothing is stored then.
     """
     where = str(path)
     try:

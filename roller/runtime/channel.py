@@ -30,13 +30,7 @@ class ChannelTimeout(Exception):
 
 
 def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
-    """Write one message.
-
-    Raises
-    ------
-    ChannelClosed
-        Where the other end has gone.
-    """
+    """Write one message."""
     text = json.dumps({**header, "blobs": [len(b) for b in blobs]}).encode()
     try:
         for part in (_HEAD.pack(len(text)), text, *blobs):
@@ -48,22 +42,7 @@ def send(fd: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
 
 
 def receive(fd: int, timeout_s: float | None = None) -> tuple[dict[str, Any], list[bytes]]:
-    """Read one message.
-
-    Parameters
-    ----------
-    fd
-        File descriptor of a pipe.
-    timeout_s
-        Seconds until the whole message must be there; forever when ``None``.
-
-    Raises
-    ------
-    ChannelClosed
-        Where the other end has gone or sent something else.
-    ChannelTimeout
-        Where the time is over.
-    """
+    """Read one message."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     (size,) = _HEAD.unpack(_read(fd, _HEAD.size, deadline))
     if size > _LARGEST:

@@ -167,13 +167,7 @@ class Oracle:
         self._expected = [_joined(e, added[e.name]) if e.name in added else e for e in self._expected]
 
     def check(self, outputs: Sequence[np.ndarray]) -> CheckResult:
-        """Compare one candidate's outputs with the reference.
-
-        Raises
-        ------
-        ExprError
-            Where the number or shape of the outputs differs from the expression.
-        """
+        """Compare one candidate's outputs with the reference."""
         tensors = self.expression.output_tensors
         if len(outputs) != len(tensors):
             raise ExprError(f"{self.expression.name}: expected {counted(len(tensors), 'output')}, got {len(outputs)}.")
@@ -217,15 +211,6 @@ def check(
     expression: TensorExpr, arrays: Sequence[np.ndarray], outputs: Sequence[np.ndarray] | np.ndarray, seed: int = 0
 ) -> CheckResult:
     """Compare the outputs of a kernel with the float64 reference of its expression.
-
-    Parameters
-    ----------
-    expression
-        The user's expression.
-    arrays, outputs
-        Inputs in call order, and the output (or one array per output).
-    seed
-        Seed of the sampled points of large outputs.
 
     Examples
     --------

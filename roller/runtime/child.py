@@ -61,13 +61,7 @@ class DeviceProcess:
         return self._process is not None
 
     def properties(self) -> DeviceProperties:
-        """Return what the device says of itself.
-
-        Raises
-        ------
-        LaunchError
-            Where it cannot be opened; the message says what is missing.
-        """
+        """Return what the device says of itself."""
         try:
             reply, _ = self.request({"op": "properties"}, timeout_s=START_TIMEOUT_S)
         except DeviceFault as err:
@@ -80,14 +74,7 @@ class DeviceProcess:
     def request(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
     ) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Send one request and wait for its answer.
-
-        Raises
-        ------
-        DeviceFault
-            Where the process refuses, dies, or does not answer in time; in the last two cases it is gone, and the
-            next request starts another.
-        """
+        """Send one request and wait for its answer."""
         process = self._started()
         assert process.stdin is not None and process.stdout is not None
         descriptions, blobs = pack(arrays)
@@ -157,24 +144,7 @@ class DeviceProcess:
 
 
 def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
-    """Return the specification and the handle of a reachable device.
-
-    Parameters
-    ----------
-    device
-        ``cuda:N``, ``rocm:N`` or ``null:SPEC``.
-    names
-        Specifications to choose from.
-    load
-        Reads one.
-
-    Raises
-    ------
-    LaunchError
-        Where the device cannot be reached; the message says what to install.
-    SpecError
-        Where no specification fits.
-    """
+    """Return the specification and the handle of a reachable device."""
     handle = parse(device)
     if handle.spec:
         spec = load(handle.spec)

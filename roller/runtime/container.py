@@ -65,13 +65,7 @@ class Kind:
     oldest: int = 1
 
     def read(self, path: Path) -> dict[str, Any]:
-        """Return a document of this kind.
-
-        Raises
-        ------
-        ArtifactError
-            Where it is missing, of another kind, of another version, or altered.
-        """
+        """Return a document of this kind."""
         try:
             data: dict[str, Any] = json.loads(read_text(path))
         except OSError as err:
@@ -99,13 +93,7 @@ class Kind:
         return {**plain, "checksum": checksum(plain)}
 
     def write(self, path: Path, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write a document, whole or not at all; return it as a reader sees it.
-
-        Raises
-        ------
-        ArtifactError
-            Where the file cannot be written.
-        """
+        """Write a document, whole or not at all; return it as a reader sees it."""
         document = self.sealed(body)
         try:
             with whole_file(path, durable=True) as file:
@@ -188,13 +176,7 @@ class Container:
 
     @contextmanager
     def fields(self) -> Iterator[None]:
-        """Refuse as damaged what a manifest's fields make fail: missing ones, and ones of another kind.
-
-        Raises
-        ------
-        ArtifactError
-            Where one is.
-        """
+        """Refuse as damaged what a manifest's fields make fail: missing ones, and ones of another kind."""
         try:
             yield
         except ArtifactError:
@@ -205,13 +187,7 @@ class Container:
             raise ArtifactError(f"{place}: the manifest is damaged ({what}). {self.kind.remedy}") from err
 
     def path(self, name: str) -> Path:
-        """Return the path of a file that the manifest lists, whether or not it is there.
-
-        Raises
-        ------
-        ArtifactError
-            Where it is not listed, or lies outside the folder, links followed.
-        """
+        """Return the path of a file that the manifest lists, whether or not it is there."""
         if name not in self.files:
             raise ArtifactError(f"{self.folder}: expected the manifest to list '{name}', found nothing of it. "
                                 f"{self.kind.remedy}")  # fmt: skip
@@ -224,13 +200,7 @@ class Container:
         return self.folder / relative
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file, which is what the manifest says: what is checked is what is used.
-
-        Raises
-        ------
-        ArtifactError
-            Where it is missing or altered.
-        """
+        """Return the content of a file, which is what the manifest says: what is checked is what is used."""
         path = self.path(name)
         try:
             data = read_file(path)
@@ -280,13 +250,7 @@ class Filling:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[Filling]:
-    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails.
-
-    Raises
-    ------
-    ArtifactError
-        Where ``folder`` exists and holds something, or cannot be written.
-    """
+    """Yield a folder to fill, which becomes ``folder`` at the end; nothing is left of it where filling fails."""
     check_target(folder)
     work = None
     try:
@@ -305,25 +269,13 @@ def filled(folder: Path) -> Iterator[Filling]:
 
 
 def check_name(folder: Path) -> None:
-    """Refuse a folder beside which no other of a longer name can be written.
-
-    Raises
-    ------
-    ArtifactError
-        Where its name is too long.
-    """
+    """Refuse a folder beside which no other of a longer name can be written."""
     if len(os.fsencode(folder.absolute().name)) + _BESIDE_BYTES > _NAME_BYTES:
         raise ArtifactError(f"{folder}: its name is too long. Choose a shorter one.")
 
 
 def check_target(folder: Path) -> None:
-    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it.
-
-    Raises
-    ------
-    ArtifactError
-        Where it does or cannot, or its parent does not exist.
-    """
+    """Refuse an output folder that exists and holds something or cannot be written, before any work goes into it."""
     check_name(folder)
     if not folder.absolute().parent.is_dir():
         raise ArtifactError(f"{folder}: its parent folder does not exist. Create it first.")
@@ -351,15 +303,7 @@ def checksum(body: Mapping[str, Any]) -> str:
 
 
 def copy_package(folder: Path, floors: tuple[str, ...]) -> None:
-    """Put a part of this package into ``folder/roller``, so that a folder runs without an installation.
-
-    Parameters
-    ----------
-    folder
-        Of the bundle.
-    floors
-        Subpackages; the modules beside them are few and small, and all go along.
-    """
+    """Put a part of this package into ``folder/roller``, so that a folder runs without an installation."""
     package = Path(__file__).resolve().parents[1]
     to = folder / "roller"
     to.mkdir()

@@ -168,22 +168,5 @@ def profile(
 
     Constants are random too: the kernel that wins serves any values, and a caller's may be such (zeros) that a wrong
     kernel computes the right result.
-
-    Parameters
-    ----------
-    expression
-        The user's expression: the oracle.
-    artifacts
-        Built CPU artifacts by candidate id.
-    seed
-        Seed of the inputs and of the sampled points.
-    budget_s
-        Seconds of timing per candidate.
-
-    Returns
-    -------
-    dict
-        A record per id: ``measured``, ``slower`` (correct, dropped after one run), ``doubtful`` (others disturbed the
-        timing to its end), ``wrong`` or ``failed``.
     """
     return Bench(expression, seed).profile(artifacts, budget_s=budget_s)

@@ -113,11 +113,6 @@ def is_reachable(device: object) -> bool:
 def parse(device: str) -> DeviceHandle:
     """Return the handle a name stands for.
 
-    Raises
-    ------
-    LaunchError
-        Where the name is malformed.
-
     Examples
     --------
     >>> parse("cuda").index, parse("rocm:1").index, parse("null:h200").spec
@@ -144,13 +139,7 @@ def parse(device: str) -> DeviceHandle:
 
 
 def match(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
-    """Return the specification of the same architecture with the nearest units and memory.
-
-    Raises
-    ------
-    SpecError
-        Where no specification has the architecture.
-    """
+    """Return the specification of the same architecture with the nearest units and memory."""
     known = list(specs)
     fitting = [s for s in known if same_arch(s.target.get("arch", ""), properties.arch)]
     if not fitting:

@@ -52,21 +52,6 @@ def fenced(shape: tuple[int, ...], dtype: np.dtype, alignment_bytes: int, *, at_
     Nothing of it is in memory before it is written: what is only read is the system's page of zeros. Freeing it lifts
     the protection.
 
-    Parameters
-    ----------
-    shape, dtype
-        Of the array.
-    alignment_bytes
-        What its first element must be aligned to: with ``at_end`` fewer bytes than this may follow the last element
-        before the page.
-    at_end
-        Whether the last element lies before a protected page; else the first one follows one.
-
-    Raises
-    ------
-    OSError
-        Where the system has no memory, or cannot protect it.
-
     Examples
     --------
     >>> a = fenced((3, 5), np.dtype("float32"), 4, at_end=True)

@@ -16,22 +16,6 @@ def matching(ids: Sequence[str], pattern: str, where: str, error: type[RollerErr
 
     Empty patterns, such as a comma at the end leaves, say nothing.
 
-    Parameters
-    ----------
-    ids
-        Of all operators.
-    pattern
-        E.g. ``"M*,C1?"``.
-    where
-        What holds them, in errors.
-    error
-        Class of the error.
-
-    Raises
-    ------
-    error
-        Where there is no pattern, or one matches nothing.
-
     Examples
     --------
     >>> matching(["M0", "M1", "C10"], "M1, C*,", "operators.yaml", RollerError)

@@ -23,18 +23,6 @@ def random_inputs(expression: TensorExpr, seed: int = 0) -> list[np.ndarray]:
     (:mod:`roller.expr.exact_inputs`); where products would vanish or overflow, numbers that keep those in range
     (:mod:`roller.expr.factors`). Integers are small, so that an int32 accumulator is exact whatever the reduction.
 
-    Parameters
-    ----------
-    seed
-        Seed of the generator: equal seeds give equal arrays.
-
-    Raises
-    ------
-    LaunchError
-        Where NumPy has no such dtype.
-    RollerError
-        Where the seed is none.
-
     Examples
     --------
     >>> import roller

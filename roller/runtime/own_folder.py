@@ -30,11 +30,6 @@ def replaced(folder: Path, force: bool) -> Iterator[Path]:
     """Yield where to write what becomes ``folder``; with ``force`` it replaces a model that roller saved.
 
     The earlier one stays as it is until the new one is whole, and where anything fails.
-
-    Raises
-    ------
-    ArtifactError
-        Where ``folder`` holds what roller did not write (anything, without ``force``), or cannot be replaced.
     """
     check_replaceable(folder, force)
     folder = folder.resolve()
@@ -158,13 +153,7 @@ def _remove(folder: Path) -> None:
 
 
 def check_replaceable(folder: Path, force: bool) -> None:
-    """Refuse a folder to write that is not empty, unless it is to be replaced and all in it is roller's.
-
-    Raises
-    ------
-    ArtifactError
-        Where it is refused, or cannot be written.
-    """
+    """Refuse a folder to write that is not empty, unless it is to be replaced and all in it is roller's."""
     try:
         _check(folder, force)
     except OSError as err:

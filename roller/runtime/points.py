@@ -61,13 +61,7 @@ def points_of(expr: TensorExpr, rng: np.random.Generator) -> dict[str, np.ndarra
 def points_of_program(
     program: RProgram, expr: TensorExpr, rng: np.random.Generator, programs: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return coordinates per output of ``expr`` at which tiles of a program begin or end.
-
-    Parameters
-    ----------
-    programs
-        How many share the budget.
-    """
+    """Return coordinates per output of ``expr`` at which tiles of a program begin or end."""
     form, out = program.expr, {}
     found = boundaries(form, rng)
     tiles = {

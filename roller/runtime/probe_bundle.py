@@ -51,13 +51,7 @@ class ProbeBundle(Container):
             self.names: list[str] = [row["name"] for row in self.manifest["plans"]]
 
     def plan(self, name: str) -> ProbePlan:
-        """Return a plan.
-
-        Raises
-        ------
-        ArtifactError
-            Where its file is missing or altered.
-        """
+        """Return a plan."""
         data = self.json(f"plans/{name}.json")
         with self.fields():
             return ProbePlan.from_dict(data)
@@ -76,13 +70,7 @@ class ProbeBundle(Container):
 
 
 def built(source: str, language: str, arch: str, options: list[str] | tuple[str, ...]) -> bytes:
-    """Build a probe's source.
-
-    Raises
-    ------
-    BuildError
-        Where the toolchain is missing or refuses.
-    """
+    """Build a probe's source."""
     image: bytes = target_of_language(language, "probe").tools().compile_source(source, arch, options)[0]
     return image
 
@@ -97,37 +85,7 @@ def run_probe_bundle(
     pattern: str = "*",
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Run a bundle of probes; continue where an earlier, killed run stopped.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-    out
-        Final JSON; a journal lies beside it until all is done.
-    handle
-        The device.
-    budget_s
-        No probe starts after this many seconds.
-    timeout_s
-        Seconds one case may take.
-    pattern
-        Comma-separated names or patterns of probes.
-    say
-        Receives one line per probe.
-
-    Returns
-    -------
-    dict
-        The content of ``out``.
-
-    Raises
-    ------
-    ArtifactError
-        Where the bundle, the journal or an earlier result is refused.
-    LaunchError
-        Where the device is missing, or is not what the bundle was built for.
-    """
+    """Run a bundle of probes; continue where an earlier, killed run stopped."""
     bundle, start = ProbeBundle(folder), time.monotonic()
     wanted, found = matching(bundle.names, pattern, str(bundle.folder), ArtifactError), Results()
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
@@ -177,19 +135,7 @@ def results_of(
     bundle: ProbeBundle, names: Sequence[str], results: Mapping[str, Mapping[str, Result]],
     properties: DeviceProperties, seconds: float,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return what ``roller probe --import`` reads.
-
-    Parameters
-    ----------
-    bundle, names
-        The bundle, and the probes of it that were asked for.
-    results
-        By plan and case.
-    properties
-        What the device says of itself.
-    seconds
-        What the run took.
-    """
+    """Return what ``roller probe --import`` reads."""
     complete = all(c.key in results.get(name, {}) for name in names for c in bundle.plan(name).cases)
     return {
         "complete": complete,
@@ -201,13 +147,7 @@ def results_of(
 
 
 def check_device(properties: DeviceProperties, handle: DeviceHandle, device: str, arch: str, units: int) -> None:
-    """Refuse a device that the plans were not made for.
-
-    Raises
-    ------
-    LaunchError
-        Where its architecture or its number of units is another.
-    """
+    """Refuse a device that the plans were not made for."""
     if handle.spec:
         if handle.spec != device:
             raise LaunchError(f"device '{handle.text}': the probes were made for {device}. Use {handle.kind}:{device}.")

@@ -54,27 +54,7 @@ class PlanRunner:
         keep: Callable[[str, Result], None] = lambda key, result: None,
         late: Callable[[], bool] = lambda: False,
     ) -> dict[str, Result]:
-        """Run the cases of a plan that are not known yet.
-
-        Parameters
-        ----------
-        plan
-            The plan.
-        image
-            Its built kernels, or the reason why there are none.
-        known
-            Results of earlier runs by case; those are not run again.
-        keep
-            Receives each result as soon as it is there.
-        late
-            Whether no further case is to be begun.
-
-        Returns
-        -------
-        dict
-            Per case ``status`` (``"measured"``, or ``"failed"``, ``"wrong"``, ``"crashed"``, ``"timeout"`` with a
-            ``reason``), and what :meth:`~roller.backends.cuda.bench.Bench.run` returns.
-        """
+        """Run the cases of a plan that are not known yet."""
         out = dict(known or {})
         faults = 0
         for case in plan.cases:

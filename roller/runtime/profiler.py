@@ -131,26 +131,7 @@ class ProfilerSession:
         best_s: float | None,
         timed: bool = True,
     ) -> Record:
-        """Check one candidate, and time it where it is correct.
-
-        Parameters
-        ----------
-        subject
-            What it should compute.
-        position
-            Its rank among the candidates.
-        candidate_id, artifact
-            The candidate, built.
-        best_s
-            Best median so far; a candidate far above it is dropped after one run.
-        timed
-            Whether it is timed where it is correct; ``checked`` is what it is else, however long that took.
-
-        Returns
-        -------
-        Record
-            ``measured``, ``checked``, ``slower``, ``wrong``, ``failed``, ``crashed`` or ``timeout``.
-        """
+        """Check one candidate, and time it where it is correct."""
         options, build_s = self._options, artifact.build.get("seconds")
         try:
             self._prepare(subject)
@@ -216,13 +197,7 @@ class Bench:
         self._judged = 0
 
     def profile(self, artifacts: Mapping[str, KernelArtifact], timed: bool = True) -> dict[str, Record]:
-        """Check candidates, and time the correct ones where asked; a record per id, in their order.
-
-        Raises
-        ------
-        LaunchError
-            Where the device cannot be opened at all.
-        """
+        """Check candidates, and time the correct ones where asked; a record per id, in their order."""
         if artifacts and not self._judged:
             self._session.process.properties()
         self._subject.cover(artifacts)
@@ -253,29 +228,6 @@ def profile(
     on_record: Callable[[Record], None] | None = None,
 ) -> dict[str, Record]:
     """Check and time the candidates of one expression.
-
-    Parameters
-    ----------
-    expression
-        The user's expression: the oracle.
-    artifacts
-        Built artifacts by candidate id, best estimate first.
-    devices
-        Alike; they take candidates in turn, each in its own process.
-    options
-        See :class:`ProfileOptions`.
-    on_record
-        Called with each record as it arrives, one at a time.
-
-    Returns
-    -------
-    dict
-        A record per id, in the order of ``artifacts``.
-
-    Raises
-    ------
-    LaunchError
-        Where a device cannot be opened at all; the message says what is missing.
 
     Examples
     --------

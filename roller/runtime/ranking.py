@@ -16,13 +16,6 @@ TOLD, SURE, _DRAWS = 0.8, 0.9, 100
 def is_told(seconds: Sequence[float], noise: float = NOISE) -> bool:
     """Whether a ranking by times with this noise agrees with a second one, surely enough.
 
-    Parameters
-    ----------
-    seconds
-        One time per kernel.
-    noise
-        Relative standard deviation of each.
-
     Examples
     --------
     >>> is_told([1.0, 1.3, 1.6, 2.0, 2.5]), is_told([1.0, 1.001, 1.002, 1.003, 1.004]), is_told([1.0])

@@ -56,19 +56,6 @@ def measure(
 ) -> Timing:
     """Return the median time of ``run`` in windows nobody disturbed.
 
-    Parameters
-    ----------
-    run
-        One call; it must finish its work before it returns.
-    budget_s
-        Seconds to spend, exceeded only to reach ``min_samples``, and by ``patience``.
-    min_samples, max_samples
-        Bounds on the number of samples.
-    warm_up
-        Calls before the first sample (caches, page faults, thread pools).
-    clock, patience
-        What it is timed with, and the seconds that may go into finding quiet windows.
-
     Examples
     --------
     >>> measure(lambda: None, budget_s=0.001).samples >= 5
@@ -107,26 +94,6 @@ def compare(
     A candidate whose first run (or warm run, where it is short) takes more than ``drop_factor`` times the best median
     so far keeps that single time and is dropped: a loser does not earn a careful measurement. The ``finalists`` best
     run in turn at the end, so that a disturbance during one of them does not decide.
-
-    Parameters
-    ----------
-    contenders
-        The next is asked for when the one before has been timed.
-    budget_s
-        Seconds for all finalists together, and a third of them per candidate before; exceeded only for kernels that are
-        long themselves.
-    clock
-        What they are timed with; that of this machine by default.
-    patience_s
-        Seconds that may go, for all of them together, into finding quiet windows on a busy machine.
-    expected
-        How many contenders there will be at most, where ``contenders`` has no length: each has an equal part of half of
-        these seconds, and what those before it left of theirs.
-
-    Returns
-    -------
-    dict
-        Timing per name, in the order given. What others disturbed to the end says so in its ``doubt``.
     """
     if clock is None:
         own = system_clock()

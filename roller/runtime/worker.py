@@ -37,16 +37,7 @@ class Worker:
         return bool(getattr(self._device, "usable", lambda: True)())
 
     def answer(self, request: dict[str, Any], blobs: list[bytes]) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Carry out one request.
-
-        Parameters
-        ----------
-        request
-            ``op`` is ``properties``, ``prepare`` (an expression, a seed, points to compare), ``check`` (an artifact),
-            ``time`` (the artifact just checked), ``probe_load`` (an image and buffers) or ``probe_run`` (a case).
-        blobs
-            The arrays of a ``prepare`` or ``probe_load``.
-        """
+        """Carry out one request."""
         op = request["op"]
         if op == "properties":
             return self._device.properties(), []

@@ -27,18 +27,6 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
     Of candidates that share a kernel (:func:`roller.perf.accuracy.kernel_family`) only the best one is: how they
     differ is predicted well. See :func:`uncertain` for the others.
 
-    Parameters
-    ----------
-    candidates
-        Best estimate first, as constructed.
-    spec
-        The device, with its ``accuracy``.
-
-    Returns
-    -------
-    tuple of int
-        Ascending; the first is 0.
-
     Examples
     --------
     >>> import roller
@@ -54,16 +42,6 @@ def worth_timing(candidates: Sequence[Candidate], spec: DeviceSpec) -> tuple[int
 
 def expected_seconds(seconds: Sequence[float], spec: DeviceSpec, forms: Sequence[Hashable] = ()) -> float:
     """Return the expected seconds of the fastest of several candidates, once all of them are timed.
-
-    Parameters
-    ----------
-    seconds
-        Predicted of each.
-    spec
-        The device, with its ``accuracy``.
-    forms
-        What the form of each is known by: what is mispredicted of one is mispredicted of all that have it, but for
-        :data:`FORM_ERROR`. Each has its own where none are given.
 
     Examples
     --------
@@ -97,17 +75,6 @@ def uncertain(
     ``error``), or where timing it beside those before it is expected to gain less than :data:`GAIN`: of many that are
     predicted alike, the third and fourth add little. What is mispredicted of an algorithm is mispredicted of all its
     kernels, so the best kernel of each algorithm is considered before the second of any.
-
-    Parameters
-    ----------
-    seconds
-        Predicted, ascending.
-    families
-        What the kernel of each is known by.
-    error
-        Expected error (one sigma of the logarithm) of the ratio of two predictions.
-    structures
-        The algorithm of each, where there are several.
 
     Notes
     -----

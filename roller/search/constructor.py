@@ -71,13 +71,6 @@ def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructO
 
     Ties are broken by the program's own text, so the result is the same on every machine. Fewer are returned
     only where fewer exist.
-
-    Raises
-    ------
-    NoCandidateError
-        Where no program fits the device (or the padding allowed).
-    RollerError
-        Where the policy is one of GPUs, and the device is none.
     """
     if POLICIES[options.policy] is not None and not spec.traits.blocks:
         raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")

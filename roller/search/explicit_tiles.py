@@ -85,14 +85,7 @@ class ExplicitTiles:
 
 
 def program_from_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -> RProgram:
-    """Return the program of tiles named by layer; see :func:`named_tiles` for what may be named.
-
-    Raises
-    ------
-    TileError
-        As :func:`named_tiles`; where a tile is not a multiple of the one above it, or a capacity of the device is
-        exceeded.
-    """
+    """Return the program of tiles named by layer; see :func:`named_tiles` for what may be named."""
     named = named_tiles(expr, spec, tiles).inlined
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     for layer, row, above in zip(layers[1:], named.rows[1:], named.rows, strict=False):
@@ -148,12 +141,6 @@ def priced_tiles(
     a GPU with its points spread over threads, and staged with threads over the outputs only, as published tiles mean
     it; the faster one counts. With the name of a ``fragment`` the tiles are those of a matrix program: whole fragments.
     ``how`` says what the program does beyond its tiles, ``warm`` which inputs are in the shared cache already.
-
-    Raises
-    ------
-    TileError
-        As :func:`named_tiles`, where a capacity of the device is exceeded, and where the structure of the tiles has no
-        such mechanism.
     """
     named = named_tiles(expr, spec, tiles)
     if fragment is not None:
@@ -203,12 +190,6 @@ def named_tiles(expr: TensorExpr, spec: DeviceSpec, tiles: Mapping[str, Tile]) -
     is so short. The reduction step may stand apart (:data:`STEP`: one extent, or one per reduction axis), beside a
     ``shared`` tile of the spatial axes. An axis left out is 1 in the fastest layer and the extent of the layer above
     in the others. Extents beyond the tensor are padding.
-
-    Raises
-    ------
-    TileError
-        Where a layer or axis is unknown, an extent is not a positive integer or too large to count with, a tile is
-        smaller than the one above, or the reduction step contradicts the scratchpad's tile or fits no form.
     """
     layers = [layer.name for layer in spec.memory_layers if layer.tiled]
     own = Geometry.of(expr)
@@ -340,13 +321,7 @@ def _row(extents: tuple[int, ...]) -> Ints:
 def _vector_program(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
 ) -> RProgram:
-    """Return the tiles with the vector axis, the packing and the stores that make them fastest.
-
-    Raises
-    ------
-    TileError
-        Where the register tile fits the vector registers along no axis.
-    """
+    """Return the tiles with the vector axis, the packing and the stores that make them fastest."""
     room = spec.traits.room("templates.checks")
     programs = [program_of(_with(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)]
     for program in programs if how != Mechanisms() or spec.traits.discrete else ():

@@ -29,24 +29,7 @@ _Best: TypeAlias = tuple[float, tuple[int, int, int], Estimate]
 
 
 def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of the fastest program of a policy, with what a call adds to it.
-
-    Parameters
-    ----------
-    expr, spec
-        What is computed, and the GPU.
-    policy
-        A key of :data:`~roller.templates.common.policy.POLICIES` that is not ours.
-    warm
-        Inputs that are in the shared cache already.
-
-    Raises
-    ------
-    RollerError
-        Where there is no such policy, or the device is no GPU.
-    NoCandidateError
-        Where no program fits the device.
-    """
+    """Return the estimate of the fastest program of a policy, with what a call adds to it."""
     _policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
@@ -58,15 +41,7 @@ def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tupl
 
 
 def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
-    """Return what prices the program of :func:`library_estimate` on other devices: the same kernel, other numbers.
-
-    Raises
-    ------
-    RollerError
-        Where there is no such policy, or the device is no GPU.
-    NoCandidateError
-        Where no program fits the device.
-    """
+    """Return what prices the program of :func:`library_estimate` on other devices: the same kernel, other numbers."""
     _policy(policy, spec)
     options = ConstructOptions(policy=policy)
     batches = [b for b in programs_of(expr, spec, options) if len(b)]
@@ -90,13 +65,7 @@ def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estima
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
-    """Return the device as a policy's calls find it: a launch takes as long as a call where nothing is queued before.
-
-    Raises
-    ------
-    RollerError
-        Where there is no such policy, or the device is no GPU.
-    """
+    """Return the device as a policy's calls find it: a launch costs a whole call where nothing is queued."""
     called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
     if called_s <= spec.execution.launch_s:
         return spec  # the very same: batches remember what they computed for it

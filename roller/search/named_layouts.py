@@ -16,15 +16,7 @@ from roller.tile.program import RProgram
 
 
 def layouts(program: RProgram, spec: DeviceSpec) -> Iterator[RProgram]:
-    """Yield a laid out program of threads, and where its reads meet conflicts the same with rows of any pitch.
-
-    Parameters
-    ----------
-    program
-        Of structure ``tiled``.
-    spec
-        A GPU.
-    """
+    """Yield a laid out program of threads, and where its reads meet conflicts the same with rows of any pitch."""
     yield program
     shared = spec.layer("shared")
     banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4

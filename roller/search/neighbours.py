@@ -28,13 +28,6 @@ def neighbours(
 ) -> tuple[Candidate, ...]:
     """Return the programs one step from ``program`` that fit the device, best estimate first.
 
-    Parameters
-    ----------
-    program
-        Of ``expr``, on whichever canonical form.
-    expr, spec, options
-        As ``program`` was constructed for.
-
     Examples
     --------
     >>> import roller

@@ -12,13 +12,7 @@ from roller.tile.winograd import window_product
 
 
 def check_program(program: RProgram, spec: DeviceSpec) -> None:
-    """Raise where a program says what no program of its structure has on a device of this kind.
-
-    Raises
-    ------
-    TileError
-        With the field, what it may be, and what it is.
-    """
+    """Raise where a program says what no program of its structure has on a device of this kind."""
     geometry = Geometry.of(program.expr)
     _check_structure(program, geometry, spec)
     spec.traits.room("templates.checks").check_program(program, geometry, spec)

@@ -34,27 +34,14 @@ _MOST = 2**31 - 1
 
 
 def name_of(program: object) -> str:
-    """Return the name of a program, or the text that is to be one.
-
-    Raises
-    ------
-    TileError
-        Where it is neither.
-    """
+    """Return the name of a program, or the text that is to be one."""
     if isinstance(program, (str, RProgram)):
         return str(program)
     raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
 
 
 def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
-    """Return the program of a name, as ``construct`` made it; the rules it relaxes are found anew for this device.
-
-    Raises
-    ------
-    TileError
-        Where the text is no name, its axes are those of no form of the expression, or a field says what no program of
-        that structure has on the device.
-    """
+    """Return the program of a name, as ``construct`` made it; the rules it relaxes are found anew for this device."""
     said = read_name(name)
     if said.kind != spec.kind:
         raise TileError(
@@ -78,13 +65,7 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 
 def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
-    """Return the estimate of a program: that of ``construct`` where it constructs it, to the last digit.
-
-    Raises
-    ------
-    TileError
-        Where a capacity of the device is exceeded; the message says which.
-    """
+    """Return the estimate of a program: that of ``construct`` where it constructs it, to the last digit."""
     estimate = perf.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # a budget kept back for the compiler binds construction, not the device
         estimate = perf.estimate_program(program, replace_budget(spec), warm)

@@ -57,17 +57,6 @@ def best_programs(
     every structure is among them, if it is predicted to take at most :data:`_DOUBTED` times as long as the best of all.
     So is, of a matrix unit's programs, the best one of every tile of a block (:data:`Family`), the cheapest first,
     before others that differ from it in stages, reduction steps or the share of a TEU alone.
-
-    Parameters
-    ----------
-    batches
-        Programs of one expression.
-    spec
-        The device.
-    count
-        Programs wanted; fewer are returned only where fewer exist.
-    lay_out
-        Returns a row of a batch as a program, its layout in scratchpad chosen.
     """
     wanted = max(2 * count, _LEAST) + _SPARE
     tiles = count >= _FAMILY_COUNT and any(b.fragment is not None for b in batches)

@@ -10,13 +10,7 @@ from roller.hardware import DeviceSpec
 
 
 def warm_inputs(expr: TensorExpr, spec: DeviceSpec, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of inputs that are in the shared cache, checked.
-
-    Raises
-    ------
-    TileError
-        Where a name is none of the expression's inputs, or the device has no cache that the model says this of.
-    """
+    """Return the names of inputs that are in the shared cache, checked."""
     if isinstance(names, str) or not isinstance(names, Sequence):
         raise TileError(f"warm: expected a sequence of names of inputs, got {shown(names)}. Write for example ('A',).")
     known = [t.name for t in expr.inputs]

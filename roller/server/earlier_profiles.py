@@ -71,13 +71,7 @@ class EarlierProfiles:
         return found, {} if found is None else _moved(found.texts, texts)
 
     async def head(self, options: StepOptions, texts: Mapping[str, str]) -> tuple[EarlierProfile, dict[str, str]]:
-        """Return the profile of git's ``HEAD``, made in the same way, and the lines that moved since.
-
-        Raises
-        ------
-        RollerError
-            There is no ``HEAD``, or the step there cannot be profiled.
-        """
+        """Return the profile of git's ``HEAD``, made in the same way, and the lines that moved since."""
         loop, wanted, entry = asyncio.get_running_loop(), _what_decides(options), self._project.entry
         key = (await loop.run_in_executor(None, commit_of, entry.parent, "HEAD"), wanted)
         if key not in self._heads:

@@ -12,24 +12,7 @@ from roller.server.profile_request import StepOptions
 
 
 def fit_data(step: TracedStep, spec: DeviceSpec, options: StepOptions) -> dict[str, Any] | None:
-    """Return the failing request of a step and the ways out as JSON-ready data; ``None`` if one device holds it.
-
-    Parameters
-    ----------
-    step
-        The step at the batch, precision and checkpointing of ``options``.
-    spec
-        The device.
-    options
-        How the step is profiled.
-
-    Returns
-    -------
-    dict
-        ``wanted_bytes`` and ``operator``, ``phase``, ``line`` (``"file:line"``) of the request that fails, ``""``
-        where they are unknown; ``largest``, the largest batch that fits, 0 for none, ``None`` where it is unknown;
-        ``remedies``, each a ``change`` with ``total_bytes`` and ``fits``.
-    """
+    """Return the failing request of a step and the ways out as JSON-ready data; ``None`` if one device holds it."""
     memory = step.memory(spec)
     if memory.oom is None:
         return None

@@ -12,11 +12,6 @@ _PART_VALUES = 2000
 def in_parts(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the long lists of a message in parts, and last the message with empty lists in their places.
 
-    Parameters
-    ----------
-    message
-        JSON-ready data. Lists are looked for in objects only, not in other lists.
-
     Examples
     --------
     >>> [*in_parts({"id": 1})]
@@ -42,13 +37,7 @@ class Joiner:
         self._parts: list[tuple[Sequence[str], Sequence[Any]]] = []
 
     def take(self, said: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the message if it is whole with this one; ``None`` after a part of it.
-
-        Raises
-        ------
-        ValueError
-            A part is missing, or has no place in the message.
-        """
+        """Return the message if it is whole with this one; ``None`` after a part of it."""
         if "part" in said:
             if said["part"] == 0:
                 self._parts = []  # those of a message that was broken off

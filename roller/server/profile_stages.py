@@ -29,15 +29,7 @@ _MOST_LINES = 200
 
 
 def stages_of(request: ProfileRequest, steps: dict[Any, Any]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Yield each stage that is asked for, and what computes its data.
-
-    Parameters
-    ----------
-    request
-        What is asked.
-    steps
-        Traced steps and profiles of this process by what they depend on; filled here.
-    """
+    """Yield each stage that is asked for, and what computes its data."""
     asked = _Asked(request, steps)
     makers: Mapping[str, Callable[[], Any]] = {
         "profile": asked.profile_data, "difference": asked.difference_data, "devices": asked.devices_data,
@@ -195,13 +187,7 @@ class _Asked:
 
 
 def check_devices_of(changes: Sequence[Any]) -> None:
-    """Raise where a what-if names a file as its device: a client reads nothing outside of the project.
-
-    Raises
-    ------
-    RollerError
-        A device is none that roller knows by name.
-    """
+    """Raise where a what-if names a file as its device: a client reads nothing outside of the project."""
     known = list_specs()
     for change in changes:
         for name in (getattr(change, field) for field, role in change.traced_with or () if role == "device"):

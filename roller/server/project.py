@@ -66,13 +66,7 @@ class Project:
         self.entry_name = whole.relative_to(self.folder).as_posix()
 
     def path_of(self, name: str) -> Path:
-        """Return the path of a file of the project.
-
-        Raises
-        ------
-        ProjectError
-            The name leads out of the project, by itself or by a link, or to no regular Python file.
-        """
+        """Return the path of a file of the project."""
         wanted = f"expected a Python file below {shown(self.folder.name)}, relative to it"
         if not isinstance(name, str) or not name or "\0" in name or "\\" in name or name.startswith("/"):
             raise ProjectError(f"{shown(name)}: {wanted}. Name one, such as {self.entry_name}.")
@@ -103,13 +97,7 @@ class Project:
         return [self.relative(one) for one in data] if isinstance(data, (list, tuple)) else data
 
     def read(self, name: str) -> SourceFile:
-        """Return a file of the project.
-
-        Raises
-        ------
-        ProjectError
-            There is none of that name, or it is no text.
-        """
+        """Return a file of the project."""
         path = self.path_of(name)
         try:
             if path.stat().st_size > _LARGEST:
@@ -120,18 +108,7 @@ class Project:
         return SourceFile(name, _decoded(data, name), digest_of(data))
 
     def write(self, name: str, text: str, base: str) -> SourceFile:
-        """Write a file of the project, whole or not at all.
-
-        Parameters
-        ----------
-        base
-            Digest of the file that the text was made of.
-
-        Raises
-        ------
-        ProjectError
-            The file is another one by now, or cannot be written.
-        """
+        """Write a file of the project, whole or not at all."""
         path = self.path_of(name)
         if self.read(name).digest != base:
             raise ProjectError(f"{name}: expected the file as it was read, got a newer one. Read it again, then save.")

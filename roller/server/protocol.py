@@ -25,13 +25,7 @@ class ProtocolError(RollerError):
 
 
 def parse_message(data: str | bytes) -> dict[str, Any]:
-    """Return a client's message with all its keys, checked.
-
-    Raises
-    ------
-    ProtocolError
-        It is no JSON object, of no known type, or a key is missing or of another type.
-    """
+    """Return a client's message with all its keys, checked."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -54,20 +48,7 @@ def parse_message(data: str | bytes) -> dict[str, Any]:
 
 
 def options_of(data: Mapping[str, Any], devices: Collection[str]) -> StepOptions:
-    """Return the options of a message, whose form was checked.
-
-    Parameters
-    ----------
-    data
-        The options.
-    devices
-        Names that may be chosen: a path would be read as a specification.
-
-    Raises
-    ------
-    ProtocolError
-        There is no such device.
-    """
+    """Return the options of a message, whose form was checked."""
     for name, _ in data["devices"]:
         if name not in devices:
             raise ProtocolError(f"options: devices: expected a name, got {shown(name)}{did_you_mean(name, devices)}.")

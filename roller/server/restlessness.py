@@ -36,13 +36,7 @@ class Restlessness:
         return self._count >= _BEFORE_WAITING
 
     async def rest(self, name: str, stop: Callable[[], None]) -> None:
-        """Wait for as long as files have to rest; whoever sees a change meanwhile cancels this.
-
-        Raises
-        ------
-        RollerError
-            They have changed in too many profiles.
-        """
+        """Wait for as long as files have to rest; whoever sees a change meanwhile cancels this."""
         if self._count >= _MOST:
             self._count = 0
             raise RollerError(

@@ -30,30 +30,7 @@ def serve(
     prices: RateCard | None = None, arguments: Sequence[str] = (), patience_s: float = PATIENCE_S,
     is_live: bool = True, specs: Mapping[str, str] | None = None, ready: Callable[[str], None] = print,
 ) -> None:  # fmt: skip
-    """Serve the page of an entry file until the process is interrupted.
-
-    Parameters
-    ----------
-    entry
-        An entry file, or a training script.
-    devices
-        Specifications to choose from.
-    options
-        How the step is profiled at first.
-    host, port
-        Where to listen; port 0 for any that is free.
-    prices
-        Hourly rates of devices.
-    arguments, patience_s, is_live, specs
-        As in :class:`~roller.server.session.Session`.
-    ready
-        Called with the address of the page, which holds a token.
-
-    Raises
-    ------
-    RollerError
-        There is no such file, or the address cannot be used.
-    """
+    """Serve the page of an entry file until the process is interrupted."""
     project = Project(entry)
     listening = listen_on(host, port)
     hosts = hosts_of(host, *listening.getsockname()[:2])
@@ -79,18 +56,6 @@ def serve(
 
 def hosts_of(host: str, address: str, port: int) -> tuple[str, ...]:
     """Return what a browser may have as the host of the page, the one to print first.
-
-    Parameters
-    ----------
-    host
-        As it was given.
-    address, port
-        Where the socket listens.
-
-    Raises
-    ------
-    RollerError
-        It listens on all addresses, none of which a browser has.
 
     Examples
     --------
@@ -126,13 +91,7 @@ def facts_of(spec: DeviceSpec) -> dict[str, Any]:
 
 
 def listen_on(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
-
-    Raises
-    ------
-    RollerError
-        The address cannot be used.
-    """
+    """Return a socket that listens."""
     host = host.lower()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     made = socket.socket(family)

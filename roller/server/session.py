@@ -187,13 +187,7 @@ class Session:
         self._restart(("profile", "difference"))
 
     def save(self, name: str, text: str, base: str) -> SourceFile:
-        """Write a file of the project, and profile it if live.
-
-        Raises
-        ------
-        ProjectError
-            See :meth:`~roller.server.project.Project.write`.
-        """
+        """Write a file of the project, and profile it if live."""
         found = self.project.write(name, text, base)
         self.look()
         return found

@@ -14,11 +14,6 @@ async def within(seconds: float, work: Awaitable[_Result]) -> _Result:
 
     ``asyncio.wait_for`` of Python 3.10 and 3.11 swallows the caller's cancellation if the work ends in the same turn of
     the event loop: a profile that was replaced would go on, and a closed connection would never end.
-
-    Raises
-    ------
-    asyncio.TimeoutError
-        The work took longer.
     """
     task = asyncio.ensure_future(work)
     try:

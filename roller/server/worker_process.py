@@ -66,13 +66,7 @@ class Worker:
         return tuple(self._lines)
 
     async def send(self, request: dict[str, Any]) -> None:
-        """Send a request.
-
-        Raises
-        ------
-        WorkerEnded
-            The process is gone.
-        """
+        """Send a request."""
         try:
             for part in in_parts(request):
                 text = json.dumps({**part, "blobs": []}).encode()
@@ -83,18 +77,7 @@ class Worker:
             raise WorkerEnded(await self.how_it_ended()) from None
 
     async def receive(self, change: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-        """Return the next answer.
-
-        Parameters
-        ----------
-        change
-            Applied to the data of the answer, part by part.
-
-        Raises
-        ------
-        WorkerEnded
-            The process is gone, or what it sent is no answer.
-        """
+        """Return the next answer."""
         try:
             while True:
                 said = json.loads(await self._message())
@@ -193,13 +176,7 @@ class WorkerProcesses:
         self._killing: set[asyncio.Future[None]] = set()
 
     async def fork(self) -> Worker:
-        """Return a new process.
-
-        Raises
-        ------
-        RollerError
-            None can be started.
-        """
+        """Return a new process."""
         forking = asyncio.ensure_future(self._fork_in_turn())
         try:
             return await asyncio.shield(forking)

@@ -67,13 +67,7 @@ class Digest:
 
 
 def read_digests(path: Path) -> Mapping[str, Digest]:
-    """Read what ``roller suite digest --out`` wrote: model -> digest.
-
-    Raises
-    ------
-    RollerError
-        The file cannot be read, or has another format.
-    """
+    """Read what ``roller suite digest --out`` wrote: model -> digest."""
     try:
         rows = json.loads(read_file(path))
         found = [

@@ -109,11 +109,6 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> MeanInte
 def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: float = 0.95) -> MeanInterval:
     """Return the ratio of two means (after over before) with its interval, from the logarithms of batch means.
 
-    Parameters
-    ----------
-    before, after
-        At least two positive values each; their variances may differ (Welch's interval).
-
     Examples
     --------
     >>> found = ratio_interval([1.0, 1.01, 0.99, 1.0], [1.05, 1.06, 1.04, 1.05])
@@ -133,19 +128,6 @@ def ratio_interval(before: Sequence[float], after: Sequence[float], confidence: 
 
 def paired_ratio(groups: Sequence[Rounds], confidence: float = 0.95) -> MeanInterval | None:
     """Return the ratio of two times that were taken in turns, with its interval, from the logarithms of rounds.
-
-    Parameters
-    ----------
-    groups
-        Of each pair of processes the rounds: seconds of one and of the other. Processes that do the same are apart by
-        :data:`PROCESS_NOISE`, whatever the number of rounds.
-    confidence
-        Of the interval.
-
-    Returns
-    -------
-    MeanInterval or None
-        Second over first; ``None`` where a group has fewer than :data:`LEAST_ROUNDS`.
 
     Examples
     --------

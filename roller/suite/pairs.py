@@ -78,17 +78,7 @@ def take_rounds(
     run: Sequence[Callable[[int], Block]], *, budget_s: float, now: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> tuple[list[tuple[float, float]], int]:  # fmt: skip
-    """Return rounds of one block of each of two, and how many were disturbed, within a budget.
-
-    Parameters
-    ----------
-    run
-        From a number of calls to a block, of both.
-    budget_s
-        Seconds to spend. At least ``WARM_UP + LEAST_ROUNDS`` rounds run; disturbed rounds among them do not count.
-    now, pause
-        The clock.
-    """
+    """Return rounds of one block of each of two, and how many were disturbed, within a budget."""
     end_s, rounds, disturbed, calls = now() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
     while now() < end_s or number < WARM_UP + LEAST_ROUNDS:

@@ -43,17 +43,7 @@ class SuiteRun:
 
 
 def head_of(release: str, *, now: datetime | None = None, **more: Any) -> dict[str, Any]:
-    """Return the head of a run on this machine.
-
-    Parameters
-    ----------
-    release
-        Version of roller.
-    now
-        When it is; by default now.
-    more
-        Further plain data: seed, rule, budget.
-    """
+    """Return the head of a run on this machine."""
     moment = (now or datetime.now(timezone.utc)).isoformat(timespec="seconds")
     return {"date": moment, "environment": environment_of(release), **more}
 
@@ -107,13 +97,7 @@ def read_run(path: Path) -> SuiteRun:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """Read JSON.
-
-    Raises
-    ------
-    RollerError
-        The file cannot be read, or is not JSON.
-    """
+    """Read JSON."""
     try:
         return json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

@@ -143,19 +143,7 @@ def sample_iterations(
     budget_s: float,
     clock: Clock | None = None,
 ) -> Sample:
-    """Return a sample of iterations of a step.
-
-    Parameters
-    ----------
-    step
-        Runs ``steps_per_call`` iterations.
-    rule
-        When to stop.
-    budget_s
-        Seconds to spend, exceeded only by the iterations that a rule needs at least, if all are undisturbed.
-    clock
-        That of this machine by default.
-    """
+    """Return a sample of iterations of a step."""
     chosen = clock or system_clock()
     try:
         return _Sampler(step, rule, steps_per_call, budget_s, chosen).run()

@@ -15,19 +15,7 @@ from roller.suite.entry import SuiteModel, Workload
 def trace_workload(
     name: str, workload: Workload, *, batch: int | None = None, device: str | DeviceSpec | None = None
 ) -> TracedStep:
-    """Return the traced step of a workload, at its own batch by default.
-
-    Parameters
-    ----------
-    name
-        For messages.
-    workload
-        What trains.
-    batch
-        Samples of a step.
-    device
-        Device whose rules choose kernels.
-    """
+    """Return the traced step of a workload, at its own batch by default."""
     module = providers_of(name, workload)
     return trace_providers(
         name, str(module.__file__), model_provider=module.model_provider, input_provider=module.input_provider,

@@ -36,19 +36,7 @@ class TrainingRun:
 
 
 def train(model: SuiteModel, *, steps: int = 3, reduced: bool = True, batch: int | None = None) -> TrainingRun:
-    """Train on one batch, with the same random numbers in every step.
-
-    Parameters
-    ----------
-    model
-        Of the suite.
-    steps
-        Number of updates.
-    reduced
-        Whether in the size for this machine.
-    batch
-        Samples; by default the model's own.
-    """
+    """Train on one batch, with the same random numbers in every step."""
     workload = model.workload(reduced=reduced)
     import torch
 

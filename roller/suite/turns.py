@@ -57,13 +57,7 @@ class TurnCoordinator:
         self._turn, self._done = (os.open(folder / name, os.O_RDWR) for name in ("turn", "done"))
 
     def wait(self) -> None:
-        """Return when the other process is ready.
-
-        Raises
-        ------
-        ModelError
-            It ended before.
-        """
+        """Return when the other process is ready."""
         self._answer()
 
     def run(self, calls: int) -> Block:
@@ -97,17 +91,7 @@ class TurnCoordinator:
 def take_turns(
     step: Callable[[], object], folder: Path, *, steps_per_call: int = 1, clock: Clock | None = None
 ) -> None:
-    """Run blocks of a step as the other end asks.
-
-    Parameters
-    ----------
-    step
-        Runs ``steps_per_call`` iterations.
-    folder
-        That of the :class:`TurnCoordinator`.
-    clock
-        That of this machine by default.
-    """
+    """Run blocks of a step as the other end asks."""
     chosen = clock or system_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
     try:

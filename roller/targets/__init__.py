@@ -49,11 +49,6 @@ def device_name(given: str) -> str:
 def target_of_language(language: object, where: str, error: type[RollerError] = BuildError) -> Target:
     """Return the target whose kernels are of a language.
 
-    Raises
-    ------
-    error
-        Where there is none.
-
     Examples
     --------
     >>> target_of_language("hip", "mi50").first_device
@@ -69,13 +64,7 @@ def target_of_language(language: object, where: str, error: type[RollerError] = 
 
 
 def target_for(spec: DeviceSpec) -> Target:
-    """Return the target whose kernels run on a device.
-
-    Raises
-    ------
-    BuildError
-        Where its specification names a language that nobody emits.
-    """
+    """Return the target whose kernels run on a device."""
     return target_of_language(spec.target.get("language"), spec.name)
 
 
@@ -83,11 +72,6 @@ def expect_language(
     found: str, expected: Iterable[str], where: str, error: type[RollerError], remedy: str
 ) -> None:  # fmt: skip
     """Refuse a kernel of another language than those that are understood here.
-
-    Raises
-    ------
-    error
-        Where it is.
 
     Examples
     --------

@@ -73,13 +73,7 @@ class DeviceKind:
         return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def expect(self, found: str, where: str) -> None:
-        """Refuse a program for devices of another kind.
-
-        Raises
-        ------
-        BuildError
-            Where ``found`` is not this kind.
-        """
+        """Refuse a program for devices of another kind."""
         if found != self.name:
             raise BuildError(
                 f"{where}: expected a program for a {self.name}, got one for a {found}. Construct it for a {self.name}."

@@ -118,13 +118,7 @@ class Target:
         return module(self.generator)
 
     def tools(self) -> ModuleType:
-        """Return the toolchain's module.
-
-        Raises
-        ------
-        BuildError
-            Where kernels are built as they are lowered, or of any language.
-        """
+        """Return the toolchain's module."""
         if not self.toolchain:
             raise BuildError(f"{self.name}: expected a target that builds sources, got one that has none. Lower it.")
         return module(self.toolchain)
@@ -134,24 +128,12 @@ class Target:
         return bool(self.toolchain) and self.tools().available() is None
 
     def build(self, artifact: KernelArtifact) -> KernelArtifact:
-        """Build a kernel, unless lowering has.
-
-        Raises
-        ------
-        BuildError
-            Where the toolchain is missing or refuses.
-        """
+        """Build a kernel, unless lowering has."""
         built: KernelArtifact = self.tools().build(artifact) if self.toolchain else artifact
         return built
 
     def load(self, artifact: KernelArtifact) -> Any:
-        """Return a built kernel, callable.
-
-        Raises
-        ------
-        LaunchError
-            Where it is not built, or its device or runtime is missing.
-        """
+        """Return a built kernel, callable."""
         return loaded(self.launcher)(artifact)
 
     def open_worker(self, index: int, options: dict[str, str]) -> Any:
@@ -159,13 +141,7 @@ class Target:
         return loaded(self.worker)(index, options)
 
     def open_session_device(self, index: int, arch: str) -> Any:
-        """Open the device for whole models.
-
-        Raises
-        ------
-        LaunchError
-            Where it, or what drives it, is missing.
-        """
+        """Open the device for whole models."""
         if self.session_device is None:
             raise LaunchError(f"device '{self.name}': expected a GPU, got this processor. Leave the device out.")
         return self.session_device(index, arch)

@@ -39,13 +39,7 @@ class AxisSpace:
         return self._analyzer.simplify(substitute(expr, env))
 
     def index(self, expr: Any, env: Mapping[Any, Any]) -> Index:
-        """Return an integer expression as an index.
-
-        Raises
-        ------
-        NotAffineError
-            Where it reads data, is symbolic, or mixes axes under a division or remainder.
-        """
+        """Return an integer expression as an index."""
         return self._index(self.simplify(expr, env))
 
     def _index(self, e: Any) -> Index:
@@ -132,13 +126,7 @@ def _add(a: Index, b: Index, factor: int) -> Index:
 
 
 def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
-    """Return an integer comparison as a bound on an index without constant and common factor.
-
-    Raises
-    ------
-    NotAffineError
-        Where a side is no index, or the comparison is ``!=``.
-    """
+    """Return an integer comparison as a bound on an index without constant and common factor."""
     kind = type(e)
     if kind not in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ):
         raise NotAffineError(f"{kind.__name__} is no bound")

@@ -50,13 +50,7 @@ def constant_extent(value: Any, where: str) -> int:
 
 
 def read_blocks(func: Any) -> list[Block]:
-    """Return the blocks in program order.
-
-    Raises
-    ------
-    ExprError
-        Where the function is scheduled, or a block is no single store in a perfect loop nest.
-    """
+    """Return the blocks in program order."""
     body = func.body
     if isinstance(body, SBlockRealize) and body.block.name_hint == "root":
         root = body.block
@@ -74,15 +68,7 @@ def read_blocks(func: Any) -> list[Block]:
 
 
 def check_reduction(body: Any, where: str) -> None:
-    """Refuse what ``te.create_prim_func`` leaves out of a reduction without a word: its condition and its start.
-
-    Parameters
-    ----------
-    body
-        One result of a ``te.ComputeOp``.
-    where
-        Of which tensor, for the error.
-    """
+    """Refuse what ``te.create_prim_func`` leaves out of a reduction without a word: its condition and its start."""
     if not isinstance(body, tirx.Reduce):
         return
     if not _is_true(body.condition):

@@ -135,16 +135,7 @@ def llvm_features(target: Any) -> list[str]:
 
 
 def pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """Register an operator without side effects, which loops may vectorise, and return it.
-
-    Parameters
-    ----------
-    name
-        Of the operator, as ``"roller.add"``.
-    lowerings
-        What ``LowerIntrin``, the last pass of every pipeline, makes of a call: by kind of target, ``"default"`` for
-        all others.
-    """
+    """Register an operator without side effects, which loops may vectorise, and return it."""
     # Attributes are set once for all functions of a process: TVM has no operator that is local to a module.
     pure = 1  # CallEffectKind::kPure
     tvm.ir.op._ffi_api.RegisterOp(name, "arithmetic that is not simplified")

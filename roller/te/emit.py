@@ -31,13 +31,6 @@ Expr: TypeAlias = Any
 def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
     """Return ``index`` with every axis replaced by ``env[axis]``.
 
-    Parameters
-    ----------
-    index
-        Quasi-affine index; ``//`` and ``%`` become floor division and remainder.
-    env
-        TVM variable or integer expression (``int32``) per axis name.
-
     Examples
     --------
     >>> from roller.expr import Term
@@ -126,24 +119,7 @@ def emit_load(node: Load, env: Mapping[str, Expr], tensors: Mapping[str, Any]) -
 
 
 def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any], *, as_written: bool = False) -> Expr:
-    """Return the TVM expression of a scalar tree.
-
-    Parameters
-    ----------
-    node
-        The tree.
-    env
-        TVM variable or expression per axis name.
-    tensors
-        ``te.Tensor`` (or any callable of indices) per tensor name.
-    as_written
-        Leave narrow integers to whoever makes code of the result: what is read back is then the same tree.
-
-    Returns
-    -------
-    tirx expression
-        Of the dtype the operands promote to; comparisons are ``bool``.
-    """
+    """Return the TVM expression of a scalar tree."""
     if isinstance(node, Const):
         return constant(node.value, node.dtype)
     if isinstance(node, Load):

@@ -123,15 +123,7 @@ _HELD = {name: pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
 def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
-    """Return a module with its floating-point arithmetic as calls of operators that TVM does not simplify.
-
-    Parameters
-    ----------
-    module : tvm.IRModule
-        TIR functions, before any pass that simplifies.
-    propagate_nan
-        Whether a maximum or minimum of NaN and a number is NaN; else it is whatever is cheapest.
-    """
+    """Return a module with its floating-point arithmetic as calls of operators that TVM does not simplify."""
     return _mapped(module, _hiding(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
@@ -175,13 +167,7 @@ def finished(passes: Any, module: Any, *, language: str) -> Any:
 
 
 def function_of(tensors: Sequence[Any]) -> Any:
-    """Return what ``te.create_prim_func`` makes of tensors, with floating-point arithmetic as they have it.
-
-    Parameters
-    ----------
-    tensors : sequence of te.Tensor
-        Placeholders and results of ``te.compute``, in call order.
-    """
+    """Return what ``te.create_prim_func`` makes of tensors, with floating-point arithmetic as they have it."""
     function = te.create_prim_func(_opaque_tensors(tensors))
     return function.with_body(structural_map(function.body, _SHOWING))
 

@@ -42,25 +42,6 @@ _ONE = "one"
 def read(source: Any, name: str = "") -> TensorExpr:
     """Return the TensorExpr that TVM tensors or a PrimFunc compute.
 
-    Parameters
-    ----------
-    source
-        A list of ``te.Tensor`` in call order (placeholders and outputs, as for ``te.create_prim_func``), only
-        the outputs (their placeholders are then the inputs, in order of first use), or an unscheduled PrimFunc.
-    name
-        Label of the expression; that of its last output by default.
-
-    Returns
-    -------
-    TensorExpr
-        Inputs and outputs in call order.
-
-    Raises
-    ------
-    ExprError
-        Where a shape is symbolic, an access is data-dependent or not quasi-affine, a reduction has a tuple or
-        unknown combiner, or the function is already scheduled.
-
     Examples
     --------
     >>> x = te.placeholder((4, 8), name="X")
@@ -286,16 +267,6 @@ def _renamed(s: Stage, names: dict[str, str]) -> Stage:
 
 def to_te(expr: TensorExpr) -> list[Any]:
     """Return the expression as te tensors in call order: placeholders, then outputs.
-
-    Parameters
-    ----------
-    expr
-        Any expression, canonical forms included.
-
-    Returns
-    -------
-    list of te.Tensor
-        Suitable for ``te.create_prim_func`` and for :func:`read`, which gives back the same ``key``.
 
     Examples
     --------

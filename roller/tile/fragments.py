@@ -80,13 +80,7 @@ class Operand:
 
 
 def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Load]:
-    """Return the loads that are A and B.
-
-    Raises
-    ------
-    TileError
-        Where the stage is no sum of products of two loads, of which one moves with m and k, the other with n and k.
-    """
+    """Return the loads that are A and B."""
     m, n, k = matrix_axes
     found = _factors(stage.body)
     loads = [f for f in found if isinstance(f, Load)]
@@ -104,13 +98,7 @@ def operand_loads(stage: Stage, matrix_axes: tuple[str, ...]) -> tuple[Load, Loa
 def operands(
     stage: Stage, tensors: Mapping[str, Tensor], matrix_axes: tuple[str, ...], tile: Mapping[str, int]
 ) -> tuple[Operand, Operand]:
-    """Return A and B with the layouts of their tiles for the extents ``tile`` of a block.
-
-    Raises
-    ------
-    TileError
-        As :func:`operand_loads`.
-    """
+    """Return A and B with the layouts of their tiles for the extents ``tile`` of a block."""
     m, n, k = matrix_axes
     a, b = operand_loads(stage, matrix_axes)
     return (

@@ -103,11 +103,6 @@ def name_of(program: RProgram) -> str:
 def read_name(text: str) -> ProgramName:
     """Return what the name of a program says.
 
-    Raises
-    ------
-    TileError
-        Where it is no such name; the message says at which word.
-
     Examples
     --------
     >>> read_name("gpu/tiled register[i=8 j=4] shared[i=64 j=64] vector=j:4 staged=A,B stages=3").stages

@@ -22,14 +22,6 @@ _KEPT = 64
 def smaller(program: RProgram, tiles: int = 3) -> RProgram | None:
     """Return a program whose axes have only a few tiles, or ``None`` where none may shrink.
 
-    Parameters
-    ----------
-    program
-        Of a GPU.
-    tiles
-        Tiles that a spatial axis keeps at least, a power of two for a power of two. A reduction keeps enough steps for
-        every part of a split and for more than its pipeline holds.
-
     Examples
     --------
     >>> from roller import ops

@@ -74,11 +74,6 @@ def structure_of(geometry: Geometry) -> Structure:
 def structure_named(name: str) -> Structure:
     """Return a structure by its name.
 
-    Raises
-    ------
-    TileError
-        Where there is none of that name.
-
     Examples
     --------
     >>> structure_named("matrix").on_matrix_unit

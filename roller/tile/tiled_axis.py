@@ -37,15 +37,7 @@ class TiledAxis:
 
     @classmethod
     def of(cls, name: str, units: int, group: int, box: int, is_open: bool = False) -> TiledAxis:
-        """Return the tiling nearest to what is asked: groups of equal size, at most the whole axis.
-
-        Parameters
-        ----------
-        group, box
-            Units asked for a micro-kernel and a task; ``box`` is a multiple of ``group``.
-        is_open
-            Whether the units differ from call to call: then both are what is asked.
-        """
+        """Return the tiling nearest to what is asked: groups of equal size, at most the whole axis."""
         if is_open:
             return cls(name, units, group, max(1, box // group), max(group, box), -(-units // max(group, box)), True)
         whole = -(-units // min(group, units))

@@ -91,18 +91,6 @@ def copy_width(
     """Return the elements of a staged tile that are copied at once: one program's, or ``(N,)``.
 
     As many as are aligned in the tensor and in the scratchpad and never straddle a bound.
-
-    Parameters
-    ----------
-    load, tensor
-        What is staged; the tensor lies in memory.
-    extents, tile
-        Of the axes: all elements, and those of a block's tile.
-    row
-        Of the staged tile: the axis it runs along where the tile is indexed by axes, else ``""``; its elements without
-        storage padding; the position in it of the point whose coordinates are all zero.
-    padding
-        Elements appended to every row.
     """
     if tensor.dtype == "bool":  # TVM prints vectors of them as vectors of two bytes each
         return 1

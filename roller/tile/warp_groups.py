@@ -110,26 +110,7 @@ class GroupTile:
 def group_tile(
     load: Load, tensor: Tensor, axes: tuple[str, str], tile: Mapping[str, int], step: int, k_major: bool
 ) -> GroupTile:
-    """Lay out the tile of one operand.
-
-    Parameters
-    ----------
-    load, tensor
-        What is copied; elements of 2 bytes.
-    axes
-        The operand's own axis and the axis along k.
-    tile
-        Extents of the block's tile.
-    step
-        Rows one instruction reads (its m or n).
-    k_major
-        Whether lines run along k.
-
-    Raises
-    ------
-    TileError
-        Where no length of line fits.
-    """
+    """Lay out the tile of one operand."""
     rows, depth = tile[axes[0]], tile[axes[1]]
     bound = (depth,) if k_major else (rows, step)
     for line in _SWIZZLES:

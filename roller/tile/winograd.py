@@ -308,17 +308,7 @@ class WinogradPlan:
         cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
         open_axes: Sequence[str] = (),
     ) -> WinogradPlan | None:  # fmt: skip
-        """Return the plan of a register and a task tile (elements per axis); ``None`` for another expression.
-
-        Parameters
-        ----------
-        structure
-            Name of one with an ``output_side`` in :data:`~roller.tile.structures.STRUCTURES`.
-        lanes
-            float32 elements of a vector register.
-        open_axes
-            Axes whose extents differ from call to call: those of output tiles can.
-        """
+        """Return the plan of a register and a task tile (elements per axis); ``None`` for another expression."""
         form = window_product(expr)
         if form is None or {form.filter, form.channel} & set(open_axes):
             return None

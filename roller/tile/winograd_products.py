@@ -114,13 +114,6 @@ class Products:
 def products(expr: TensorExpr, structure: str) -> Products | None:
     """Return the batched matrix product of an expression (memoised on it); ``None`` where it is no window product.
 
-    Parameters
-    ----------
-    expr
-        A canonical form.
-    structure
-        Name of one with an ``output_side`` in :data:`~roller.tile.structures.STRUCTURES`.
-
     Examples
     --------
     >>> from roller import ops

@@ -96,15 +96,7 @@ class Box:
         return [self.whole(p) for p in found]
 
     def points(self, seed: int, low: Sizes | None = None, high: Sizes | None = None) -> Iterator[dict[str, int]]:
-        """Yield sizes of the box at random, small ones as often as large ones, none below 2 where others are.
-
-        Parameters
-        ----------
-        seed
-            Of the sequence.
-        low, high
-            A smaller box within this one.
-        """
+        """Yield sizes of the box at random, small ones as often as large ones, none below 2 where others are."""
         draw = random.Random(seed)
         ends = {
             n: (max(2, a, (low or {}).get(n, a)), max(2, min(b, (high or {}).get(n, b))))

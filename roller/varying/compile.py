@@ -64,30 +64,6 @@ def compile_varying(
     One axis along the first dimension takes kernels whose code has its extent as a variable, where the templates that
     can have one suit it (:mod:`roller.varying.families`); all else takes code of some sizes that is generalised
     (:mod:`roller.varying.open_operator`).
-
-    Parameters
-    ----------
-    expr, spec, options
-        As for construction.
-    shapes
-        Names of axes -> their extents (:func:`~roller.varying.extents.extents_of`).
-    seed
-        Of the inputs that kernels are checked and timed with.
-    how
-        Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
-    here
-        Whether the device is at hand.
-    beside
-        What a range does not have, and whether it is asked for: by the name of its argument.
-    handle
-        The GPU of this machine that kernels are for, if one is.
-
-    Raises
-    ------
-    NoCandidateError
-        No program takes an open extent, or no kernel of those that were built is right.
-    RollerError
-        ``shapes`` names no size that can vary, or the device is neither this machine's processor nor a GPU.
     """
     _check_device(spec, here, handle)
     nothing_beside({**beside, "refine_s": bool(how.refine_s)})
@@ -277,15 +253,6 @@ def _everywhere(n: int, rows: int, times: _Times, every: np.ndarray) -> np.ndarr
     """Return the seconds of a kernel at every extent: between known ones the time of a register tile is interpolated.
 
     Infinite below the rows of a tile, and from where the device's capacities are exceeded on.
-
-    Parameters
-    ----------
-    n, rows
-        The kernel, and the rows of its register tile.
-    times
-        Priced at the extents to interpolate between.
-    every
-        Extents of the range, ascending.
     """
     known = [x for x in sorted(times.predicted) if x >= rows]
     fitting = list(itertools.takewhile(math.isfinite, (times.at(n, x) for x in known)))

@@ -48,13 +48,7 @@ class Extents:
         return {axis: min(found, key=lambda p: (-count[p[0]], p)) for axis, found in held.items() if found}
 
     def said(self, shapes: Mapping[int, Sequence[int]]) -> dict[str, int]:
-        """Return the sizes that shapes of inputs say, by their positions.
-
-        Raises
-        ------
-        LaunchError
-            An extent is outside its range, or no number of whole elements.
-        """
+        """Return the sizes that shapes of inputs say, by their positions."""
         found = {}
         for move in self.moves:
             position, dim = self.places[move.axis]
@@ -87,22 +81,7 @@ class Extents:
 
 
 def extents_of(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Extents:
-    """Return what ``shapes`` says varies.
-
-    Parameters
-    ----------
-    expr
-        The expression.
-    shapes
-        Name of an axis -> ``range`` of its extents, or ``(least, largest)``.
-    constants
-        Positions of the inputs that never change.
-
-    Raises
-    ------
-    RollerError
-        An axis is unknown, or does not say the extents of all that moves with it, or what it maps to is no range.
-    """
+    """Return what ``shapes`` says varies."""
     if not isinstance(shapes, Mapping) or not shapes:
         raise RollerError(
             f"shapes: expected axes and the ranges of their extents, got {shown(shapes)}. "

@@ -180,21 +180,7 @@ def _open(program: RProgram, varies: Range, extent: int) -> Family | None:
 def fewest(
     costs: np.ndarray, best: np.ndarray, most: int, worth: float = _WORTH, given: Sequence[int] = ()
 ) -> list[int]:
-    """Return the rows of ``costs`` that together are nearest to the best everywhere, greedily; none that adds nothing.
-
-    Parameters
-    ----------
-    costs
-        Seconds ``(families, extents)``; infinite where one cannot be used.
-    best
-        Seconds ``(extents,)`` to compare with.
-    most
-        Rows at most.
-    worth
-        What one more must gain of the root of the mean square of the logarithms of times over the best ones.
-    given
-        Rows that come first.
-    """
+    """Return the rows of ``costs`` that together come nearest to the best everywhere, chosen greedily."""
     chosen: list[int] = []
     wanted = list(given)
     now, reached = np.full(costs.shape[1], np.inf), (costs.shape[1] + 1, 0.0)
@@ -220,20 +206,7 @@ def shortlist(
     costs: np.ndarray, least: np.ndarray, most: int, built: int, kinds: Sequence[object] | None = None,
     given: Sequence[int] = (),
 ) -> list[int]:  # fmt: skip
-    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others.
-
-    Parameters
-    ----------
-    costs, least
-        As for :func:`fewest`.
-    most, built
-        Rows that cover, and rows in all, at most.
-    kinds
-        What rows are (:attr:`Family.kind`): others of a kind that is not among the first come before more of the same,
-        which are predicted, and run, almost alike.
-    given
-        Rows that come first, whatever they add.
-    """
+    """Return the rows worth building: those that cover all extents best, ``most`` of them, then the best of others."""
     first = fewest(costs, least, most, given=given)
     kinds = kinds or [None] * len(costs)
     known = {kinds[n] for n in first}
@@ -269,13 +242,6 @@ def own_of_first(found: Sequence[Family], extents: Sequence[int], costs: np.ndar
 
     Of those that are predicted near the best it is one whose register tile holds all rows: what does not move with them
     is read once, however good the caches are.
-
-    Parameters
-    ----------
-    found
-        Families.
-    extents, costs
-        Ascending from the least, and predicted seconds ``(families, extents)``.
     """
     rows = np.array([f.rows for f in found])
     own = dict[int, None]()

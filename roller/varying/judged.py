@@ -102,13 +102,7 @@ def fastest_first(judged: Sequence[Judged], sizes: Sizes, spec: DeviceSpec) -> l
 
 
 def first_right(judged: Sequence[Judged], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
-    """Return the position of the kernel for some sizes: the first that is shown to be right there.
-
-    Raises
-    ------
-    NoCandidateError
-        No kernel takes them, or none is right there.
-    """
+    """Return the position of the kernel for some sizes: the first that is shown to be right there."""
     reasons, room = [], spec.traits.room("varying")
     for row in fastest_first(judged, sizes, spec):
         why = room.fault(judged[row].kernel, expression, sizes, spec)

@@ -34,11 +34,6 @@ def build(
 
     Whether the code is right at the sizes of a call is what their proof says; those of ``asked`` are proven here,
     where the code says it without running.
-
-    Raises
-    ------
-    BuildError
-        Where the code differs in more than numbers, or the compiler refuses it.
     """
     most = _one_kind(program, box, spec)
     dividends = [e for e in program.extents if isinstance(e, Formula)]

@@ -51,11 +51,6 @@ class OpenKernels:
         """Return the position of the kernel for a model's sizes: the first that is right there of those that take them.
 
         What is found is kept. New sizes take some milliseconds, more where a kernel must run to show that it is right.
-
-        Raises
-        ------
-        NoCandidateError
-            No kernel takes them, or none is right there.
         """
         own = self.own.at(sizes)
         key = tuple(own.values())
@@ -74,29 +69,7 @@ def compile_open(
     expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
     options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, OpenKernels]:  # fmt: skip
-    """Compile expressions for all sizes of a box, on this machine's processor.
-
-    Parameters
-    ----------
-    expressions
-        By key, with the names of the inputs that are constant.
-    points
-        Sizes at which their canonical forms are asked for; all of at least 2.
-    box
-        The sizes.
-    spec, options
-        As for construction.
-    seed
-        Of the inputs that kernels are checked and timed with.
-    passing_bytes
-        By key the bytes that a model touches between two calls of a kernel; without it none is timed, and predictions
-        choose.
-
-    Raises
-    ------
-    NoCandidateError
-        Where no kernels for all sizes of an expression were found.
-    """
+    """Compile expressions for all sizes of a box, on this machine's processor."""
     known = passing_bytes or {}
     questions = {
         key: Question(own_sizes(e, points, box, options), names, known.get(key, 0))

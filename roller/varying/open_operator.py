@@ -19,24 +19,7 @@ EFFORT = Effort(each=6, cover=MOST - 1, built=10, enough=MOST - 2, budget_s=0.01
 def compile_extents(
     varies: Extents, spec: DeviceSpec, options: ConstructOptions, seed: int = 0, timed: bool = True
 ) -> OpenRange:
-    """Compile an expression for all extents of some axes, on this machine's processor.
-
-    Parameters
-    ----------
-    varies
-        The axes and their ranges.
-    spec, options
-        As for construction.
-    seed
-        Of the inputs that kernels are checked and timed with.
-    timed
-        Whether kernels are timed; else, and at sizes where other programs disturb the timing, predictions choose.
-
-    Raises
-    ------
-    NoCandidateError
-        No kernels for all sizes were found.
-    """
+    """Compile an expression for all extents of some axes, on this machine's processor."""
     question = question_of(varies, options)
     searches = search_all({"": question}, spec, options, EFFORT)
     built_all(searches, spec, EFFORT, seed, timed)

@@ -46,13 +46,7 @@ class OpenExpr:
 
     @classmethod
     def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> OpenExpr:
-        """Return the expression of all sizes from those of some.
-
-        Raises
-        ------
-        MismatchError
-            Where they differ in more than sizes.
-        """
+        """Return the expression of all sizes from those of some."""
         return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
 
 

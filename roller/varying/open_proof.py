@@ -29,21 +29,7 @@ _INDEX_LIMIT = 1 << 31
 
 
 def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
-    """Return why a kernel cannot be used at some sizes; empty where it is right.
-
-    Parameters
-    ----------
-    kernel
-        Built.
-    expression
-        The user's expression at these sizes.
-    sizes
-        All of them, by name.
-    cores
-        That code is written for.
-    seed
-        Of the inputs, where the kernel must run.
-    """
+    """Return why a kernel cannot be used at some sizes; empty where it is right."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
     if _is_too_long(kernel, sizes):
@@ -116,16 +102,7 @@ def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int
 
 
 def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
-    """Run kernels of one shape, and return why some are wrong, by their numbers.
-
-    Parameters
-    ----------
-    kernels
-        All for the expression of ``bench``.
-    bench
-        With the inputs, and the oracle that results are held against; fenced, since this is where it is seen that no
-        kernel leaves its arrays.
-    """
+    """Run kernels of one shape, and return why some are wrong, by their numbers."""
     found = trespassers(kernels, bench)  # before one may write where it must not
     inside = {str(n): k for n, k in kernels.items() if n not in found}
     for name, record in bench.profile(inside, timed=False).items() if inside else ():

@@ -150,13 +150,7 @@ class Search:
 def search_all(
     questions: Mapping[str, Question], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
-    """Construct programs for sizes all over the ranges of every expression, and price each at all of them.
-
-    Raises
-    ------
-    NoCandidateError
-        Where an expression has none.
-    """
+    """Construct programs for sizes all over the ranges of every expression, and price each at all of them."""
     from roller.runtime.build_pool import build_all, build_here
 
     run = build_all if len(questions) > 1 else build_here
@@ -200,21 +194,7 @@ def constructed(
     q: Question, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
     offered: Callable[[RProgram, OpenExpr, Sizes], Sequence[OpenProgram]] = _offered,
 ) -> tuple[list[OpenProgram], dict[tuple[int, ...], float]]:  # fmt: skip
-    """Construct programs for some sizes; return them for all sizes, and the best predicted seconds by sizes.
-
-    Parameters
-    ----------
-    q
-        The expression.
-    looked_at
-        The sizes.
-    spec, options
-        As for construction.
-    each
-        Programs of every size.
-    offered
-        What a program of some sizes is looked at as.
-    """
+    """Construct programs for some sizes; return them for all sizes, and the best predicted seconds by sizes."""
     families: dict[Any, OpenProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
@@ -350,24 +330,7 @@ def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int
 
 
 def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[Judged], str]:
-    """Return the kernels that together are nearest to the fastest everywhere, and why the choice may be wrong.
-
-    Parameters
-    ----------
-    s
-        With its kernels built.
-    spec, effort
-        The device, and for timing.
-    seed
-        Of the inputs.
-    timed
-        Whether kernels are timed; else, and where other programs disturb the timing, predictions choose.
-
-    Raises
-    ------
-    NoCandidateError
-        No kernels for all places were found.
-    """
+    """Return the kernels that together are nearest to the fastest everywhere, and why the choice may be wrong."""
     measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}

@@ -45,19 +45,7 @@ class OwnSizes:
 
 
 def own_sizes(expr: OpenExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> OwnSizes:
-    """Return an expression by the sizes that it depends on.
-
-    Parameters
-    ----------
-    expr
-        By the sizes of its model.
-    points
-        At which the model was read.
-    box
-        The model's sizes.
-    options
-        For construction.
-    """
+    """Return an expression by the sizes that it depends on."""
     forms = tuple(open_forms(expr, points, options))
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]

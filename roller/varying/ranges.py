@@ -47,22 +47,7 @@ class Range:
 
 
 def open_range(expr: TensorExpr, shapes: Mapping[str, Any], constants: tuple[int, ...] = ()) -> Range | None:
-    """Return what ``shapes`` says varies, where it is one size along the first dimension; ``None`` where it is not.
-
-    Parameters
-    ----------
-    expr
-        The expression.
-    shapes
-        Name of an axis -> ``range`` of its extents, or ``(least, largest)``.
-    constants
-        Positions of the inputs that never change.
-
-    Raises
-    ------
-    RollerError
-        What the axis maps to is no range of extents.
-    """
+    """Return what ``shapes`` says varies, where it is one size along the first dimension; ``None`` where it is not."""
     if not isinstance(shapes, Mapping) or len(shapes) != 1:
         return None
     ((name, given),) = shapes.items()
@@ -80,18 +65,7 @@ def _at(size: Size, extent: int) -> Size:
 
 
 def nothing_beside(asked: Mapping[str, bool]) -> None:
-    """Refuse what ranges do not have.
-
-    Parameters
-    ----------
-    asked
-        By the name of an argument whether it is asked for.
-
-    Raises
-    ------
-    RollerError
-        One is; the error names it.
-    """
+    """Refuse what ranges do not have."""
     given = [name for name, is_asked in asked.items() if is_asked]
     if given:
         raise RollerError(
@@ -101,13 +75,7 @@ def nothing_beside(asked: Mapping[str, bool]) -> None:
 
 
 def ends_of(name: str, given: Any) -> tuple[int, int]:
-    """Return the least and the largest extent of a ``range`` or a pair.
-
-    Raises
-    ------
-    RollerError
-        It is neither, or has extents below 1, or too many.
-    """
+    """Return the least and the largest extent of a ``range`` or a pair."""
     pair: tuple[Any, ...]
     if isinstance(given, range):
         pair = (given[0], given[-1]) if given and given.step == 1 else ()  # len() overflows

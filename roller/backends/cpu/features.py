@@ -9,13 +9,7 @@ from roller.errors import LaunchError
 
 
 def check_features(name: str, needed: Collection[str]) -> None:
-    """Refuse code this machine's processor cannot run: its first instruction of that kind would end the process.
-
-    Raises
-    ------
-    LaunchError
-        Where a feature is missing, or the system's permission to use it; see :mod:`roller.core.processor`.
-    """
+    """Refuse code this machine's processor cannot run: its first instruction of that kind would end the process."""
     lacking = missing(needed)
     if not lacking and "amx_tile" in needed and not tiles_permitted():
         raise LaunchError(

@@ -40,13 +40,7 @@ _NDARRAY = np.ndarray
 
 @functools.cache
 def runtime() -> Any:
-    """Load TVM's runtime library once and return the ``tvm_ffi`` module.
-
-    Raises
-    ------
-    LaunchError
-        Where ``tvm_ffi`` or the runtime library is not installed.
-    """
+    """Load TVM's runtime library once and return the ``tvm_ffi`` module."""
     try:
         with left_out("torch"):  # its tensors come by DLPack whether that was loaded before or not
             import tvm_ffi
@@ -114,13 +108,7 @@ class CpuKernel:
         self._held = (*map(self._view, self._held_arrays), *self._sizes(artifact))
 
     def reshaped(self, artifact: KernelArtifact) -> CpuKernel:
-        """Return the kernel for arrays of other shapes, with this one's library, constants and panels.
-
-        Parameters
-        ----------
-        artifact
-            Of the same library, which takes extents that only a call says, with the shapes of such a call.
-        """
+        """Return the kernel for arrays of other shapes, with this one's library, constants and panels."""
         other = copy.copy(self)
         other.artifact = artifact
         other._inputs, other._outputs = slots_of(artifact)
@@ -146,29 +134,7 @@ class CpuKernel:
         return self._from_dlpack(np.asarray(Interface(array)))
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
-        """Run the kernel.
-
-        Parameters
-        ----------
-        arrays
-            One array per input of the artifact's expression that is not constant, in order: NumPy, or anything
-            with ``__dlpack__`` in host memory (zero-copy). Strided inputs are copied.
-        out
-            Array (or sequence of arrays, one per output) to write into; made when ``None``.
-        **options
-            None exist: a CPU kernel has no stream, it is done when this returns.
-
-        Returns
-        -------
-        numpy.ndarray or tuple of numpy.ndarray
-            The output, or a tuple where the expression has several; ``out`` itself where given.
-
-        Raises
-        ------
-        LaunchError
-            Where count, shape or dtype of an array differ from the expression, ``out`` is not a
-            writable contiguous array apart from the inputs, or an option is given.
-        """
+        """Run the kernel."""
         if options:
             remedy = "A CPU kernel has no stream: the call returns when the result is there."
             refuse_unknown(self.artifact.expression.name, "CPU", options, ("out",), remedy)

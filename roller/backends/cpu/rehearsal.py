@@ -20,16 +20,7 @@ class Place(Protocol):
 
 
 def rehearse(kernel: CpuKernel, place: Place) -> None:
-    """Pack constants and call the kernel once, every argument, constants and panels too, where ``place`` puts it.
-
-    Parameters
-    ----------
-    kernel
-        A loaded kernel.
-    place
-        Gives the array of an argument: panels aligned to a cache line, all else to one element, as code generation
-        promises.
-    """
+    """Pack constants and call the kernel once, every argument, constants and panels too, where ``place`` puts it."""
     artifact, views = kernel.artifact, {}
     for a in artifact.arguments:
         stored = storage_dtype(a.dtype)

@@ -58,17 +58,6 @@ def most_threads() -> int:
 def places(workers: int, caller: int, processors: Sequence[int], core_of: Callable[[int], str]) -> list[set[int]]:
     """Return the processors of every worker: one each, never the caller's, whole cores before their siblings.
 
-    Parameters
-    ----------
-    workers
-        Threads beside the caller.
-    caller
-        Processor the caller runs on.
-    processors
-        Processors that may be used.
-    core_of
-        Maps a processor to the name of its physical core.
-
     Examples
     --------
     >>> places(2, 0, [0, 1, 2, 3], lambda cpu: str(cpu // 2))
@@ -117,13 +106,7 @@ class Pool:
         self._lost = False
 
     def use(self, cores: int) -> None:
-        """Run the calling thread's kernels on ``cores`` threads, itself among them.
-
-        Raises
-        ------
-        LaunchError
-            In a forked process, where the workers it lost cannot be replaced.
-        """
+        """Run the calling thread's kernels on ``cores`` threads, itself among them."""
         if self._lost:
             self._replace()
         if self._configure is not None:
@@ -186,15 +169,7 @@ class Pool:
 
 
 def ready(cores: int, library: Callable[[], tuple[ctypes.CDLL, Any]]) -> None:
-    """Make the calling thread's pool ready for a kernel on ``cores`` threads; 0.2 us where nothing changed.
-
-    Parameters
-    ----------
-    cores
-        Threads, the caller among them.
-    library
-        Gives what :class:`Pool` needs, when the thread's pool is made.
-    """
+    """Make the calling thread's pool ready for a kernel on ``cores`` threads; 0.2 us where nothing changed."""
     mine: Pool | None = getattr(_pools, "mine", None)
     if mine is None:
         mine = _pools.mine = Pool(*library())

@@ -61,26 +61,7 @@ class Bench:
             buffer.repeat(block)
 
     def run(self, case: Mapping[str, Any], check_steps: int) -> dict[str, Any]:
-        """Run a case once with few steps for its results, then time it.
-
-        Parameters
-        ----------
-        case
-            Fields of ``roller.runtime.probe_format.Case``.
-        check_steps
-            Steps of the first run.
-
-        Returns
-        -------
-        dict
-            ``values`` (words of the output asked for, after the first run), ``overrun`` (a guard that was written, or
-            ``None``), ``steps``, and seconds per run as ``once`` and ``twice``; ``cycles`` (two lists) where counted.
-
-        Raises
-        ------
-        LaunchError
-            Where the image has no such kernel.
-        """
+        """Run a case once with few steps for its results, then time it."""
         try:
             function = self._image.get_function(case["entry"])
         except RuntimeError as err:

@@ -84,13 +84,7 @@ class CudaDevice:
         return self._said
 
     def prepare(self, expression: TensorExpr, seed: int, points: Sequence[np.ndarray]) -> None:
-        """Allocate and fill inputs and outputs; drop those of the expression before.
-
-        Raises
-        ------
-        LaunchError
-            Where the device has too little memory.
-        """
+        """Allocate and fill inputs and outputs; drop those of the expression before."""
         self._module, self._scratch, self._sets = None, [], []
         self._cp.get_default_memory_pool().free_all_blocks()
         self._expression, self._points = expression, points
@@ -112,15 +106,7 @@ class CudaDevice:
                 buffer.move(0, source.ptr, buffer.nbytes)
 
     def check(self, position: int, artifact: KernelArtifact) -> list[np.ndarray]:
-        """Run a candidate once on poisoned outputs; return their elements at the prepared points.
-
-        Raises
-        ------
-        LaunchError
-            Where its image does not load.
-        OutOfBoundsError
-            Where it wrote outside its buffers: what else it hit is not known, so the process ends.
-        """
+        """Run a candidate once on poisoned outputs; return their elements at the prepared points."""
         del position
         assert self._expression is not None
         self._module, self._scratch = Module(self._cp, artifact), []
@@ -147,22 +133,7 @@ class CudaDevice:
         ]
 
     def time(self, candidate_id: str, budget_s: float, drop_s: float | None) -> dict[str, Any]:
-        """Time the candidate just checked.
-
-        Parameters
-        ----------
-        candidate_id
-            Not needed here.
-        budget_s
-            Seconds to spend, exceeded only to reach the least number of samples.
-        drop_s
-            A single warm run above this ends the measurement: a loser.
-
-        Returns
-        -------
-        dict
-            ``median_s``, ``spread_s`` (interquartile range), ``samples``, ``complete``, ``method``.
-        """
+        """Time the candidate just checked."""
         del candidate_id
         self._awake()
         self._cold(lambda: self._launch(0))
@@ -197,13 +168,7 @@ class CudaDevice:
         return True
 
     def probe_load(self, image: bytes, inputs: Sequence[tuple[int, np.ndarray]], output_words: int) -> None:
-        """Load the kernels and buffers of a probe's plan; drop those before.
-
-        Raises
-        ------
-        LaunchError
-            See :class:`~roller.backends.cuda.bench.Bench`.
-        """
+        """Load the kernels and buffers of a probe's plan; drop those before."""
         self._module, self._scratch, self._sets, self._bench = None, [], [], None
         self._cp.get_default_memory_pool().free_all_blocks()
         self._awake(_STAY_AWAKE_S)

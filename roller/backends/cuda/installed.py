@@ -48,13 +48,7 @@ class Installed:
 
 
 def every() -> tuple[Installed, ...]:
-    """Return all NVRTC to build with: that of the newest release first, of one release that of wheels first.
-
-    Raises
-    ------
-    BuildError
-        Where there is none, or none with headers; the message says what was missing.
-    """
+    """Return all NVRTC to build with: that of the newest release first, of one release that of wheels first."""
     complete: list[Installed] = []
     without: list[Path] = []
     for library, includes, major in _candidates():

@@ -75,13 +75,7 @@ class CudaKernel:
         self._resident: dict[int, tuple[dict[int, Any], dict[str, Any]]] = {}
 
     def reshaped(self, artifact: KernelArtifact) -> CudaKernel:
-        """Return the kernel for other sizes; images and packed constants are shared.
-
-        Parameters
-        ----------
-        artifact
-            Of the same source, with other shapes, grids and numbers; it need not be built.
-        """
+        """Return the kernel for other sizes; images and packed constants are shared."""
         out = type(self)(replace(artifact, binary=self.artifact.binary, build=self.artifact.build))
         out._images, out._resident, out._constants = self._images, self._resident, self._constants
         return out
@@ -91,31 +85,6 @@ class CudaKernel:
 
     def __call__(self, *arrays: Any, out: Any = None, stream: Any = None, **options: Any) -> Any:
         """Run the kernel; returns when the work is queued, not when it is done.
-
-        Parameters
-        ----------
-        arrays
-            One array per input that is not constant, in order: CuPy, torch (CUDA) or any DLPack array on the device,
-            zero copy; NumPy arrays are copied there. Strided inputs are made contiguous.
-        out
-            Array (or sequence, one per output) to write into; made when ``None``: torch tensors where an input is
-            one, else CuPy arrays.
-        stream
-            A CuPy stream, or anything with ``cuda_stream`` (torch) or ``ptr``; the current one when ``None``: torch's
-            where an input is a torch tensor, else CuPy's.
-        **options
-            None exist.
-
-        Returns
-        -------
-        array or tuple of arrays
-            The output, or a tuple where the expression has several; ``out`` itself where given.
-
-        Raises
-        ------
-        LaunchError
-            Where count, shape, dtype or place of an array does not fit, ``out`` overlaps an input, or an option is
-            unknown.
 
         Notes
         -----
@@ -229,13 +198,7 @@ class CudaKernel:
 
 
 def device_view(cp: Any, value: Any, where: str) -> Any:
-    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch and the like as bits.
-
-    Raises
-    ------
-    LaunchError
-        Where it is not on the device; ``where`` names it.
-    """
+    """Return an array on the device as one of CuPy, without a copy; bfloat16 of torch and the like as bits."""
     if isinstance(value, cp.ndarray):
         return value
     if is_torch(value):

@@ -30,13 +30,7 @@ _UNIT_SHARED, _RESERVED_SHARED = 81, 111
 
 
 def expect_image(language: str, binary: bytes | None, where: str) -> None:
-    """Refuse a kernel of no language that CuPy loads, or one that is not built.
-
-    Raises
-    ------
-    LaunchError
-        Where it is.
-    """
+    """Refuse a kernel of no language that CuPy loads, or one that is not built."""
     loads = [t.language for t in LANGUAGES.values() if t.kind.discrete]
     expect_language(language, loads, where, LaunchError, "Load it with the launcher of its own target.")
     if binary is None:
@@ -86,15 +80,7 @@ class Module:
         return out
 
     def launch(self, pointers: Mapping[str, int], stream: Any) -> None:
-        """Start all kernels, in order, on a stream; returns at once.
-
-        Parameters
-        ----------
-        pointers
-            Device address of every argument by name.
-        stream
-            A CuPy stream.
-        """
+        """Start all kernels, in order, on a stream; returns at once."""
         _start(self._calls, {**pointers, **self._numbers}, stream)
 
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
@@ -145,17 +131,7 @@ class PackedModule:
 
 
 def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:
-    """Ask the driver for the scratchpad of a kernel: what a block takes, and that of all blocks of a unit.
-
-    Parameters
-    ----------
-    cp, function
-        CuPy, and the loaded kernel.
-    dynamic_bytes, used_bytes
-        Dynamic scratchpad of a block, and all of it.
-    blocks
-        Resident blocks that the estimate counts on; 0 where that is not known.
-    """
+    """Ask the driver for the scratchpad of a kernel: what a block takes, and that of all blocks of a unit."""
     # On HIP all scratchpad may be dynamic without asking, and nothing is carved out.
     if is_hip(cp):
         return

@@ -33,13 +33,7 @@ _OTHERWISE = ("limits.registers_per_unit", "memory_layers.shared.usable_bytes")
 
 
 def cupy(rocm: bool = False) -> Any:
-    """Return the CuPy module where it and a device are usable; ``rocm``: one that is built for ROCm.
-
-    Raises
-    ------
-    LaunchError
-        Naming what is missing and what works without it.
-    """
+    """Return the CuPy module where it and a device are usable; ``rocm``: one that is built for ROCm."""
     what, install = _ROCM if rocm else _CUDA
     try:
         import cupy as module
@@ -59,13 +53,7 @@ def cupy(rocm: bool = False) -> Any:
 
 
 def use(cp: Any, index: int) -> None:
-    """Make a device this thread's own.
-
-    Raises
-    ------
-    LaunchError
-        Where there are fewer.
-    """
+    """Make a device this thread's own."""
     count = cp.cuda.runtime.getDeviceCount()
     if index >= count:
         raise LaunchError(f"device {index}: expected one of the {count} found, counted from 0. Use 0.")
@@ -74,13 +62,7 @@ def use(cp: Any, index: int) -> None:
 
 @contextlib.contextmanager
 def fitting(name: str, target: object = "") -> Iterator[None]:
-    """Say what it means that the driver refuses an image, or what is asked of its kernels.
-
-    Raises
-    ------
-    LaunchError
-        Where it does: the image does not fit the device.
-    """
+    """Say what it means that the driver refuses an image, or what is asked of its kernels."""
     try:
         yield
     except RuntimeError as err:  # CUDADriverError
@@ -89,13 +71,7 @@ def fitting(name: str, target: object = "") -> Iterator[None]:
 
 
 def allocate(cp: Any, nbytes: int) -> Any:
-    """Return new memory of the current device.
-
-    Raises
-    ------
-    LaunchError
-        Where it has too little.
-    """
+    """Return new memory of the current device."""
     try:
         return cp.cuda.alloc(max(1, nbytes))
     except MemoryError as err:
@@ -105,13 +81,7 @@ def allocate(cp: Any, nbytes: int) -> Any:
 
 
 def captured(cp: Any, stream: Any, work: Callable[[], None]) -> Any:
-    """Return as a graph what ``work`` puts into a stream; nothing is done.
-
-    Raises
-    ------
-    LaunchError
-        Where CuPy captures none here (HIP), or the driver refuses a step.
-    """
+    """Return as a graph what ``work`` puts into a stream; nothing is done."""
     if is_hip(cp):
         raise LaunchError("GPU: CuPy captures no graphs on HIP. Steps are launched one by one.")
     stream.begin_capture()

@@ -29,22 +29,6 @@ def available() -> str | None:
 def build(artifact: KernelArtifact) -> KernelArtifact:
     """Compile all kernels of an artifact to one cubin.
 
-    Parameters
-    ----------
-    artifact
-        Of language ``"cuda"``; ``target["arch"]`` names the architecture (``"sm_50"`` or newer).
-
-    Returns
-    -------
-    KernelArtifact
-        With ``binary`` the cubin and ``build`` holding ``registers`` (per thread, the most of all kernels),
-        ``spill_bytes`` (per thread), ``static_shared_bytes`` (per block), ``seconds`` and ``log``.
-
-    Raises
-    ------
-    BuildError
-        Where NVRTC is missing or the compiler refuses; the message carries its text.
-
     Notes
     -----
     The log is that of ``ptxas -v``. CUDA 12 builds for ``sm_50`` and newer, CUDA 13 for ``sm_75``. A kernel that
@@ -86,11 +70,6 @@ def _bounded(artifact: KernelArtifact, kernel: str, blocks: int) -> KernelArtifa
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:
     r"""Return registers, spills (bytes per thread) and static scratchpad (bytes per block) per kernel.
 
-    Parameters
-    ----------
-    log
-        That of ``ptxas -v``; text before the first kernel's heading belongs to the kernel ``""``.
-
     Examples
     --------
     >>> kernel_resources("Compiling entry function 'k' for 'sm_70'\nUsed 62 registers, 512 bytes smem")
@@ -126,24 +105,12 @@ def resources(log: str) -> dict[str, int]:
 
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compile CUDA C to a cubin; return it with the compiler's log.
-
-    Raises
-    ------
-    BuildError
-        Where NVRTC is missing, or with the compiler's errors.
-    """
+    """Compile CUDA C to a cubin; return it with the compiler's log."""
     return _compiled(source, arch, options, ("nvrtcGetCUBINSize", "nvrtcGetCUBIN"))
 
 
 def to_ptx(source: str, arch: str, options: Sequence[str] = ()) -> str:
-    """Return the PTX of CUDA C for an architecture (``"sm_70"``): what a person or a test can read without a toolkit.
-
-    Raises
-    ------
-    BuildError
-        Where NVRTC is missing, or with the compiler's errors.
-    """
+    """Return the PTX of CUDA C for an architecture (``"sm_70"``): which can be read without a toolkit."""
     virtual = arch.replace("sm_", "compute_")
     image, _ = _compiled(source, virtual, options, ("nvrtcGetPTXSize", "nvrtcGetPTX"))
     return image.rstrip(b"\0").decode()

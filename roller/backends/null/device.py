@@ -148,13 +148,7 @@ class NullKernel:
         self._constants = constant_arrays(artifact)
 
     def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
-        """Evaluate in float64 and round to the dtypes of the outputs.
-
-        Raises
-        ------
-        LaunchError
-            Where the arrays do not fit, or an option is given: a null device has no streams.
-        """
+        """Evaluate in float64 and round to the dtypes of the outputs."""
         expression = self.artifact.expression
         refuse_unknown(expression.name, "null device's", options, ("out",), "A null device has no streams.")
         given = [np.asarray(a) for a in arrays]

@@ -18,37 +18,19 @@ def available() -> str:
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Refuse to build.
-
-    Raises
-    ------
-    BuildError
-        Always.
-    """
+    """Refuse to build."""
     expect_language(artifact.language, ("poplar",), "Poplar build", BuildError, "Build it with its own target.")
     return _refuse()
 
 
 def compile_source(source: str, arch: str) -> bytes:
-    """Refuse to compile a source.
-
-    Raises
-    ------
-    BuildError
-        Always.
-    """
+    """Refuse to compile a source."""
     del source, arch
     return _refuse()
 
 
 def resources(image: bytes) -> dict[str, int]:
-    """Refuse to read an image.
-
-    Raises
-    ------
-    BuildError
-        Always.
-    """
+    """Refuse to read an image."""
     del image
     return _refuse()
 

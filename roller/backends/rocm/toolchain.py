@@ -34,13 +34,7 @@ _REMARKS = {
 
 
 def find() -> str:
-    """Return the path of hipcc.
-
-    Raises
-    ------
-    BuildError
-        Where there is none on ``PATH`` or under ``ROCM_PATH``.
-    """
+    """Return the path of hipcc."""
     root = os.environ.get("ROCM_PATH")
     found = shutil.which("hipcc") or (shutil.which("hipcc", path=str(Path(root, "bin"))) if root else None)
     if found is None:
@@ -58,24 +52,7 @@ def available() -> str | None:
 
 
 def build(artifact: KernelArtifact) -> KernelArtifact:
-    """Compile all kernels of an artifact to one code object.
-
-    Parameters
-    ----------
-    artifact
-        Of language ``"hip"``; ``target["arch"]`` names the architecture (``"gfx906"``).
-
-    Returns
-    -------
-    KernelArtifact
-        With ``binary`` the code object (an offload bundle of one architecture) and ``build`` holding what
-        :func:`resources` reads, ``seconds`` and ``log``.
-
-    Raises
-    ------
-    BuildError
-        Where hipcc is missing or refuses; the message carries its text.
-    """
+    """Compile all kernels of an artifact to one code object."""
     expect_language(artifact.language, ["hip"], "HIP build", BuildError, "Build it with its own toolchain.")
     start = time.perf_counter()
     binary, log = compile_source(artifact.source, str(artifact.target["arch"]))
@@ -84,19 +61,6 @@ def build(artifact: KernelArtifact) -> KernelArtifact:
 
 def kernel_resources(log: str) -> dict[str, dict[str, int]]:
     r"""Return the resources of each kernel, as the compiler's remarks give them.
-
-    Parameters
-    ----------
-    log
-        Remarks of ``-Rpass-analysis=kernel-resource-usage``.
-
-    Returns
-    -------
-    dict
-        Per kernel: ``registers`` (vector registers of 32 bits per thread, accumulation registers of a unified
-        file included), ``vgprs``, ``agprs``, ``sgprs``, ``vgprs_spilled``, ``sgprs_spilled`` (into lanes of a
-        vector register, not memory), ``spill_bytes`` (memory one thread uses beyond registers, for spills or
-        arrays indexed at run time), ``static_shared_bytes`` (per block) and ``waves_per_simd`` (resident wavefronts).
 
     Examples
     --------
@@ -117,11 +81,6 @@ def kernel_resources(log: str) -> dict[str, dict[str, int]]:
 def resources(log: str) -> dict[str, int]:
     r"""Return the worst kernel's resources: the most of everything, the fewest resident wavefronts.
 
-    Raises
-    ------
-    BuildError
-        Where the log has no remarks; a build without them could hide spills.
-
     Examples
     --------
     >>> text = "remark: Function Name: {} [-R]\nremark:  VGPRs: {} [-R]\nremark:  Occupancy [waves/SIMD]: {} [-R]\n"
@@ -138,13 +97,7 @@ def resources(log: str) -> dict[str, int]:
 
 
 def compile_source(source: str, arch: str, options: Sequence[str] = ()) -> tuple[bytes, str]:
-    """Compile HIP C++ to a code object; return it with the compiler's log.
-
-    Raises
-    ------
-    BuildError
-        Where hipcc is missing, takes too long, or with its errors.
-    """
+    """Compile HIP C++ to a code object; return it with the compiler's log."""
     compiler = find()
     with scratch_folder("hip-") as folder:
         path, target = Path(folder, "kernel.hip.cpp"), Path(folder, "kernel.co")

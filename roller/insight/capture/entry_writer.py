@@ -85,11 +85,6 @@ class InputShape:
     def parse(cls, text: str) -> InputShape:
         """Return the shape of a text such as ``"3x224x224:float32"``; of ``":float32"`` a sample is one number.
 
-        Raises
-        ------
-        ModelError
-            It is no shape, or has no such dtype.
-
         Examples
         --------
         >>> InputShape.parse("3x32x32"), InputShape.parse("50:int64")

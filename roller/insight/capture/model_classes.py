@@ -35,13 +35,7 @@ class ModelClass:
 
 
 def find_model_class(path: Path, name: str | None = None) -> ModelClass:
-    """Return a model class of a file: the named one, or the only one that no other class uses.
-
-    Raises
-    ------
-    ModelError
-        No such class or several, or the file trains while it is imported.
-    """
+    """Return a model class of a file: the named one, or the only one that no other class uses."""
     try:
         tree = ast.parse(read_text(path))
     except (OSError, ValueError, SyntaxError) as error:

@@ -60,15 +60,7 @@ class ScriptTracer(ProjectTracer):
         self._own_folder = ""
 
     def step(self, options: TraceOptions | None = None) -> TracedStep:
-        """Return the traced step, whose ``at`` keeps what it does not change; each trace runs the script anew.
-
-        Raises
-        ------
-        ModelError
-            The script fails, never trains, or has no loader whose batch could be changed.
-        Cancelled
-            The caller has cancelled the trace.
-        """
+        """Return the traced step, whose ``at`` keeps what it does not change; each trace runs the script anew."""
         return Retracer(self._locked, options or TraceOptions(), TracedStep.of)(TraceOptions())
 
     def _stop(self) -> None:

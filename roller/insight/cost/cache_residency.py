@@ -20,21 +20,6 @@ def cached_shares(
 ) -> list[float]:
     """Return for each operator the share of its bytes that the shared cache takes from the device's memory.
 
-    Parameters
-    ----------
-    operators
-        Of a step, in order.
-    spec
-        The device.
-    events
-        Allocations and frees of the trace, by the operators' indices. Without any free, memory counts as freed after
-        its last use, if that is a read.
-
-    Returns
-    -------
-    list of float
-        Between 0 and 1, one for each operator.
-
     Notes
     -----
     The cache is replaced by the least recent use. A kernel finds an input in it if all that was touched since the

@@ -87,16 +87,7 @@ class Kernels:
         self._new: dict[str, KernelPrice] = {}
 
     def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
-        """Return the price of one kernel that computes an expression.
-
-        Parameters
-        ----------
-        expr
-            What it computes.
-        library
-            Which of a library's kernels: a key of :data:`~roller.templates.common.policy.POLICIES`, called from a
-            graph. It makes no difference where kernels are constructed.
-        """
+        """Return the price of one kernel that computes an expression."""
         key = expr, library
         found = self._found.get(key)
         if found is None:

@@ -35,15 +35,7 @@ class LibrarySettings:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
-        """Return the settings of a trace's options.
-
-        Parameters
-        ----------
-        options
-            Of a trace.
-        tf32
-            Whether all kinds may be computed in TF32, or none; ``None`` for what the trace says.
-        """
+        """Return the settings of a trace's options."""
         kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
         return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))
 

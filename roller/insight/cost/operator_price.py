@@ -86,13 +86,7 @@ class Price:
 
 
 def check_policy(policy: str, known: Sequence[str] = POLICIES) -> None:
-    """Check that a policy is one of those known.
-
-    Raises
-    ------
-    RollerError
-        There is no such policy.
-    """
+    """Check that a policy is one of those known."""
     if policy not in known:
         raise RollerError(f"policy: expected one of {list(known)}, got {shown(policy)}.")
 
@@ -195,15 +189,6 @@ def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[fl
 
 def price_operator(operator: Operator, device: str | DeviceSpec, policy: str = "library") -> Price:
     """Price one operator; for many, :class:`Pricer` caches prices.
-
-    Parameters
-    ----------
-    operator
-        As traced.
-    device
-        A specification, or its name.
-    policy
-        As for :class:`Pricer`.
 
     Examples
     --------

@@ -36,17 +36,6 @@ def least_padding(
 
     All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding is reduced
     as long as the gain lasts.
-
-    Parameters
-    ----------
-    expr
-        The kernel.
-    sizes
-        Sizes that may grow, of :func:`~roller.expr.resizing.growing_sizes`.
-    prices
-        Predicted times of kernels on the device.
-    least_gain
-        Smallest accepted speedup: time of the kernel over time of the padded kernel.
     """
 
     def padded_seconds(extents: Mapping[Size, int]) -> float:

@@ -56,11 +56,6 @@ class CachingAllocator(Heap):
         """Serve a request and return the address of its block; 0 for a request of no bytes.
 
         ``key`` names the block until :meth:`free`.
-
-        Raises
-        ------
-        OutOfDeviceMemoryError
-            Neither a cached block nor the driver has so much, even after everything cached is released.
         """
         if not size_bytes:
             return 0

@@ -32,15 +32,6 @@ def workspace_bytes(
 
     What is converted is what its price counts conversions for.
 
-    Parameters
-    ----------
-    operator
-        As traced.
-    dtypes
-        Those that are converted.
-    multiplies_in_planes
-        Whether cuDNN takes planes of channels as they are where every window is a point (from version 9 on).
-
     Examples
     --------
     >>> x, w, y = (TensorRecord(s, t, "float16", n) for n, (s, t) in enumerate([
@@ -75,15 +66,7 @@ def add_convolution_workspaces(
     *,
     multiplies_in_planes: bool = True,
 ) -> Iterator[AllocEvent | FreeEvent]:
-    """Yield events with the workspace of every convolution: allocated after its results, and freed at once.
-
-    Parameters
-    ----------
-    operators, events
-        Of a trace.
-    dtypes, multiplies_in_planes
-        As for :func:`workspace_bytes`.
-    """
+    """Yield events with the workspace of every convolution: allocated after its results, and freed at once."""
     sizes = {
         o.index: size
         for o in operators

@@ -102,13 +102,7 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
 
 
 def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
-    """Return the allocator's settings of a trace: the given ones, or those that its entry file sets.
-
-    Raises
-    ------
-    AllocatorSettingsError
-        PyTorch does not accept them, or its release does not know expandable segments (before 2.1).
-    """
+    """Return the allocator's settings of a trace: the given ones, or those that its entry file sets."""
     if settings is None:
         settings = AllocatorSettings.parse(str(trace.options.get("allocator") or ""))
     release = TorchRelease.parse(str(trace.options.get("torch_release") or ""))
@@ -131,13 +125,6 @@ def fit_uncertainty_note(
     """Return a note if an uncertainty of the device decides whether a step fits; else ``""``.
 
     Uncertain are the size of the context, and which of several sizes a driver reports.
-
-    Parameters
-    ----------
-    trace, device, settings
-        As for :func:`memory_on_device`.
-    memory
-        The result of :func:`memory_on_device`.
     """
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
@@ -163,20 +150,7 @@ def fit_uncertainty_note(
 def largest_batch_on_device(
     trace_of: Callable[[int], Trace], device: str | DeviceSpec, settings: AllocatorSettings | None = None
 ) -> LargestBatch:
-    """Return the largest batch that fits a device; it and the next one are traced, others may be extrapolated.
-
-    Parameters
-    ----------
-    trace_of
-        Traces the step at a batch.
-    device, settings
-        As for :func:`memory_on_device`.
-
-    Raises
-    ------
-    NoCandidateError
-        Not even one sample fits, or the device has no limit.
-    """
+    """Return the largest batch that fits a device; it and the next one are traced, others may be extrapolated."""
     spec = target_of(device)[0]
 
     def guess_batch() -> int | None:

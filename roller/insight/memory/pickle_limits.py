@@ -23,11 +23,6 @@ def check_pickle(data: bytes) -> None:
     Python allocates memory for a text of the claimed length, and a memo up to the largest index: 64 GiB for a file of
     ten bytes.
 
-    Raises
-    ------
-    ValueError
-        The pickle does, or is truncated.
-
     Examples
     --------
     >>> check_pickle(b"\x80\x04}r\xff\xff\xff\xff.")

@@ -54,13 +54,7 @@ class AddressCheck:
 
 
 def read_memory_events(path: Path | str) -> list[MemoryEvent]:
-    """Return the memory events of a Kineto trace (JSON, also gzipped), in order of time.
-
-    Raises
-    ------
-    ArtifactError
-        The file is not a trace.
-    """
+    """Return the memory events of a Kineto trace (JSON, also gzipped), in order of time."""
     path = Path(path)
     try:
         read = json.loads(_read_unpacked(path))

@@ -62,13 +62,7 @@ def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
 
 
 def read_snapshot(path: Path | str) -> dict[str, Any]:
-    """Return the snapshot in a file that PyTorch, or :func:`write_snapshot`, wrote.
-
-    Raises
-    ------
-    ArtifactError
-        The file is no snapshot. Pickles that name classes or functions are refused: they could run anything.
-    """
+    """Return the snapshot in a file that PyTorch, or :func:`write_snapshot`, wrote."""
     try:
         data = read_file(path)
         check_pickle(data)

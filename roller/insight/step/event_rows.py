@@ -44,13 +44,7 @@ class Rows:
         self.is_replaced = self.is_altered = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the events.
-
-        Raises
-        ------
-        ArtifactError
-            The file cannot be read, is truncated, is not a profile, or has too many damaged events.
-        """
+        """Yield the events."""
         try:
             with _open_profile(self.path) as file:
                 yield from self._decode_events(file)
@@ -60,13 +54,7 @@ class Rows:
         self.check_damaged()
 
     def check_damaged(self) -> None:
-        """Raise an error if too many events are damaged.
-
-        Raises
-        ------
-        ArtifactError
-            There are too many.
-        """
+        """Raise an error if too many events are damaged."""
         if len(self.damaged) > max(_ALWAYS, MOST_DAMAGED * self.count):
             said = f"{len(self.damaged)} damaged events of {self.count}, the first: {self.damaged[0]}"
             raise not_a_profile(self.path, said)

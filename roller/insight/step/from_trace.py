@@ -72,13 +72,6 @@ def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> Step
 
     The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
     previous one has ended. A CPU computes an operator before it issues the next.
-
-    Parameters
-    ----------
-    step
-        Priced operators of a step on a device.
-    host_op_s
-        Host time of one operator that launches, and of the launch of each of its kernels.
     """
     steps = _Steps(host_op_s, step.spec.traits.discrete)
     is_captured = launches_with_others(step.trace)

@@ -18,15 +18,7 @@ _UNSAID_BYTES = 4
 
 
 def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]]) -> tuple[Gradient, ...]:
-    """Return the gradients in the order in which they become ready; none for a profile without shapes.
-
-    Parameters
-    ----------
-    events
-        Events of the profile.
-    threads
-        Calls by thread, in order.
-    """
+    """Return the gradients in the order in which they become ready; none for a profile without shapes."""
     found = []
     starts = {lane: [item.start for item in own] for lane, own in threads.items()}
     makers = {lane: list(_last_launched(own)) for lane, own in threads.items()}

@@ -34,19 +34,7 @@ PAUSE_US = 200.0
 def build_graph(
     events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None
 ) -> StepGraph:
-    """Return the graph of one process's profile.
-
-    Parameters
-    ----------
-    events
-        As :func:`~roller.insight.step.kineto_reader.read_events` gives them, in any order.
-    rank
-        Of the process in its job.
-    name
-        Of the profile.
-    overhead_us
-        Overhead of recording per event of a thread, if it is known.
-    """
+    """Return the graph of one process's profile."""
     rows = list(events)
     builder = _Builder(rows, rank)
     graph = builder.build(name)

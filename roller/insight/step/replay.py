@@ -173,17 +173,7 @@ def _read_graph(file: str | Path, rank: int) -> StepGraph:
 
 
 def graph_of_profile(profile: Profile, name: str, rank: int = 0) -> StepGraph:
-    """Return the whole graph of a profile, with notes on its defects and missing events.
-
-    Parameters
-    ----------
-    profile
-        As :func:`~roller.insight.step.kineto_reader.read_profile` gives it.
-    name
-        Of the graph.
-    rank
-        Of the process in its job.
-    """
+    """Return the whole graph of a profile, with notes on its defects and missing events."""
     made = build_graph(profile.events, rank=rank, name=name, overhead_us=profile.overhead_us)
     notes = (*profile.notes, *missing_events_notes(profile), *made.notes)
     return replace(made, notes=notes, incomplete=missing_device_events(profile), world_size=profile.world_size)

@@ -39,11 +39,6 @@ def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> T
     smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
     for another occupies its lane until then.
 
-    Raises
-    ------
-    RollerError
-        Tasks wait for each other in a cycle, which the error names.
-
     Notes
     -----
     start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events of

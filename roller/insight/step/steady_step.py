@@ -16,14 +16,6 @@ _BEHIND = 0.05
 def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float]) -> tuple[float, ...]:
     """Return the distances between the first calls of consecutive steps; of a single step, its whole time.
 
-    Parameters
-    ----------
-    graph
-        Graph whose tasks know their step.
-    start_us, end_us
-        Of every task, as measured or as simulated. Of several ranks the last one to begin counts, since the others
-        wait for it.
-
     Examples
     --------
     >>> from roller.insight.step.graph import StepGraph, Lane, TaskContext, Task

@@ -54,15 +54,7 @@ def is_communication_mark(event: Event) -> bool:
 
 
 def contexts_of_calls(calls: Sequence[Event], events: Sequence[Event]) -> list[TaskContext]:
-    """Return the context of every call.
-
-    Parameters
-    ----------
-    calls
-        Calls on threads.
-    events
-        All events of the profile, of which operators and marks are used.
-    """
+    """Return the context of every call."""
     return _Places(calls, [e for e in events if e.kind in ("mark", "operator")]).found
 
 

@@ -144,15 +144,7 @@ def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
 
 
 def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
-    """Return a profile from a time on: earlier tasks are dropped, running ones are clipped.
-
-    Parameters
-    ----------
-    since_us
-        From the profile's first task on.
-    first_step
-        First step; tasks of earlier steps belong to no step.
-    """
+    """Return a profile from a time on: earlier tasks are dropped, running ones are clipped."""
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]
     new = {t.id: n for n, t in enumerate(kept)}
     clipped = {t.id for t in kept if t.measured_start_us < since_us}

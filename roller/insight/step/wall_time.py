@@ -19,23 +19,6 @@ def wall_time_us(
     While a device computes, the time is that of its kernel; else that of a collective or transfer over a network; else
     that of a call on a thread. Of several tasks of one such class the first to start has it.
 
-    Parameters
-    ----------
-    graph
-        The step, or several.
-    start_us, end_us
-        Of every task, as measured or as simulated.
-    tasks
-        Of the graph; by default all.
-    within
-        Spans of time that count, in order and apart; by default the one from the first start to the last end.
-
-    Returns
-    -------
-    tuple[dict[int, float], float]
-        Microseconds by id of the task, and the rest: the host's code between calls while nothing runs. Together they
-        are the time of the spans that count.
-
     Examples
     --------
     >>> from roller.insight.step.graph import Lane, StepGraph, Task

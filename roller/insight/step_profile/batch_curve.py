@@ -275,22 +275,6 @@ def batch_curve(
 
     The three are 100, 20, 10, 5 or 1 apart, as the memory allows; if one of them does not fit, they are ``batch`` and
     its halves.
-
-    Parameters
-    ----------
-    point_at
-        Profiles a batch.
-    batch
-        The batch of the step.
-    capacity_bytes
-        Of the device; 0 for no limit.
-    fixed_bytes
-        Allocated bytes that do not grow with the batch, as far as they are known: parameters, their states.
-    largest
-        Function that returns the largest batch that fits, 0 if it is not known. It is asked after the three batches,
-        and its result is computed, too.
-    others
-        Function of the largest batch that returns more batches to compute beside the line.
     """
     known: dict[int, BatchPoint] = {}
 

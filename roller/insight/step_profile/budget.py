@@ -114,18 +114,7 @@ def _shortest(value: float) -> str:
 
 
 def read_budget(path: str | Path) -> Budget:
-    """Read a budget.
-
-    Parameters
-    ----------
-    path
-        A YAML file: limits ``time_ms`` and ``memory_mib`` for the ``step``, and by name for ``modules`` and ``lines``.
-
-    Raises
-    ------
-    RollerError
-        The file cannot be read, or has another format.
-    """
+    """Read a budget."""
     import yaml
 
     try:
@@ -172,22 +161,7 @@ def _invalid(where: str | Path, expected: str, got: object) -> RollerError:
 
 
 def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) -> None:
-    """Write a budget that a profile keeps: what the step and its modules of the first level take, and ``slack`` more.
-
-    Parameters
-    ----------
-    profile
-        The profile.
-    path
-        The file, which is replaced.
-    slack
-        Share by which a later profile may exceed this one.
-
-    Raises
-    ------
-    RollerError
-        The step does not fit, so that it keeps no budget.
-    """
+    """Write a budget from a profile: the time of the step and its first-level modules, and ``slack`` more."""
     import yaml
 
     if not profile.fits:
@@ -237,13 +211,7 @@ def _outer_modules(root: Node) -> Iterator[str]:
 
 
 def check_budget(profile: StepProfile, budget: Budget) -> tuple[Excess, ...]:
-    """Return what exceeds its limit, in the order of the budget; a step that does not fit exceeds every limit.
-
-    Raises
-    ------
-    RollerError
-        The profile has no such module or line, or is for another device, batch or precision than the budget.
-    """
+    """Return what exceeds its limit, in the order of the budget; a step that does not fit exceeds every limit."""
     _check_made_for(profile, budget)
     found = []
     for limit in budget.limits:
@@ -360,15 +328,7 @@ def _line_around(root: Node, name: str) -> str:
 
 
 def sarif(excesses: tuple[Excess, ...], notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return excesses as SARIF 2.1.0, the format of code scanning.
-
-    Parameters
-    ----------
-    excesses
-        As :func:`check_budget` returns them.
-    notes
-        Sentences that are added to each message.
-    """
+    """Return excesses as SARIF 2.1.0, the format of code scanning."""
     rules = [
         {"id": f"budget/{metric}", "shortDescription": {"text": f"A part of a training step exceeds its {metric}."}}
         for metric in _METRICS

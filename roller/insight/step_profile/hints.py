@@ -80,17 +80,7 @@ class Hint:
         return replace(self, kind="calibrated", rests_on=rests_on)
 
     def with_price(self, per_hour: float, samples: float, before_s: float | None = None) -> Hint:
-        """Return the hint with the prices of a million samples.
-
-        Parameters
-        ----------
-        per_hour
-            Price of an hour of the device.
-        samples
-            Samples of a step on one device; 0 if unknown, which gives prices of a million steps.
-        before_s
-            Time of the unchanged step; by default ``iteration_s - delta_s``, which rounds differently in each hint.
-        """
+        """Return the hint with the prices of a million samples."""
         if self.not_asked:
             return self
         per_second = per_hour / 3600 * 1e6 / (samples or 1.0)
@@ -118,24 +108,7 @@ def hints(
     force: bool = False,
     seen: Callable[[Found], None] = lambda found: None,
 ) -> tuple[Hint, ...]:
-    """Return the hints of a step, in the order of ``roller whatif --all`` (largest gain first), then padded sizes.
-
-    Parameters
-    ----------
-    graph
-        The graph of a forecast or a recording.
-    memory_of
-        Returns the memory of the step with a change; ``None`` where it cannot be traced again.
-    pads
-        Padded sizes from :func:`roller.insight.step_profile.weight_padding.padded_weights`.
-    force, seen
-        As for :func:`roller.insight.whatif.search.search`.
-
-    Raises
-    ------
-    RollerError
-        The graph is that of a recording that is not explained.
-    """
+    """Return the hints of a step, in the order of ``roller whatif --all`` (largest gain first), then padded sizes."""
     known = None if memory_of is None else cache(memory_of)
     found = [_hint(one, graph, known) for one in search(graph, force=force, seen=seen)]
     padded = [_hint_of_answer(str(pad), what_if(graph, pad, force=force), origin="lint") for pad in pads]

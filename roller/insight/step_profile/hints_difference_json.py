@@ -46,17 +46,7 @@ def beside_profile(
     currency: str = "",
     rate: _Rate | None = None,
 ) -> dict[str, Any]:
-    """Return what was asked for besides a profile as JSON-ready data: ``hints`` with ``price``, and ``difference``.
-
-    Parameters
-    ----------
-    profile
-        The profile.
-    hints, found
-        The hints, and the difference to another profile; ``None`` where they were not asked for.
-    currency, rate
-        Currency and hourly rate of the hints' prices.
-    """
+    """Return what was asked for besides a profile as JSON-ready data: ``hints`` with ``price``, and ``difference``."""
     data: dict[str, Any] = {}
     if found is not None:
         data["difference"] = difference_data(found)

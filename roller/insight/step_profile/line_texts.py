@@ -14,11 +14,6 @@ def line_texts(file: Path) -> Callable[[str], str]:
     """Return a function from ``"file:line"`` to the text of the line; ``""`` where there is none.
 
     Names come out of profiles, which strangers may have written: only Python files in the project are read.
-
-    Parameters
-    ----------
-    file
-        An entry file or a profile in the project.
     """
     project = project_of(file.resolve().parent)
 

@@ -28,11 +28,6 @@ def measured_profile(
     """Run a step on this machine's processor, and return its profile.
 
     Parameters are those of :func:`roller.insight.measured_step.measure_step`.
-
-    Raises
-    ------
-    ModelError
-        The step fails, or uses CUDA.
     """
     found = measure_step(entry, batch=batch, amp=amp, checkpoint=checkpoint or False, budget_s=budget_s)
     return profile_of_measured_step(found, Path(entry).name)
@@ -43,13 +38,6 @@ def profile_of_measured_step(found: MeasuredStep, name: str = "step") -> StepPro
 
     Time in none of its operators, as Python and the engine of autograd, is a row of its own, and so is the memory of
     the process that is in no tensor. The first is below 0 where operators took longer when each was timed.
-
-    Parameters
-    ----------
-    found
-        The result of :func:`~roller.insight.measured_step.measure_step`.
-    name
-        Of the step.
     """
     tree, trace = Tree(), found.trace
     intervals = found.operator_interval_s or tuple((took_s, took_s) for took_s in found.operator_s)

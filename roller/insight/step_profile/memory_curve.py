@@ -17,15 +17,7 @@ MOST_HOLDERS = 8
 
 
 def memory_over_step(trace: Trace, spec: DeviceSpec) -> tuple[MemoryPoint, ...]:
-    """Return the memory after each operator of the last step on a device, at most 400 points.
-
-    Parameters
-    ----------
-    trace
-        The trace.
-    spec
-        The device. A processor has no cache of blocks: allocated and reserved bytes are the requested ones.
-    """
+    """Return the memory after each operator of the last step on a device, at most 400 points."""
     if not spec.traits.discrete:
         return memory_of_processor(trace)
     library = Library.of(spec, trace.options)

@@ -14,22 +14,7 @@ _Key = tuple[str, str, int]
 
 
 def node_lines(profile: StepProfile, at: Mapping[int, StepProfile]) -> list[list[float]]:
-    """Return ``[a, b, c, d]`` of each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``.
-
-    Parameters
-    ----------
-    profile
-        The profile whose nodes are asked for.
-    at
-        Profiles of the same step, by batch; at least two.
-
-    Returns
-    -------
-    list[list[float]]
-        In the order of :meth:`~roller.insight.step_profile.node.Node.walk`; empty for nodes whose part in other batches
-        is not known, such as kernels. By least squares, which are linear: where all children of a node are known, their
-        lines sum to its line.
-    """
+    """Return ``[a, b, c, d]`` of each node: ``a x + b`` seconds and ``c x + d`` bytes at batch ``x``."""
     batches = sorted(at)
     mean = sum(batches) / len(batches) if batches else 0.0
     spread = sum((batch - mean) ** 2 for batch in batches)

@@ -27,11 +27,6 @@ def profile_onnx(
 
     Parameters are those of :func:`roller.insight.onnx_models.forecast_onnx`. Memory is that of constants and of the
     arena of intermediate tensors.
-
-    Raises
-    ------
-    ModelError
-        The file is no model, or holds operators that cannot be lowered.
     """
     from roller.arguments import target_of
 

@@ -26,15 +26,7 @@ _STATE_SUFFIX = {"parameter": "", "buffer": "", "gradient": ".grad", "optimizer_
 
 
 def tree_of_forecast(trace: Trace, forecast: Forecast) -> Node:
-    """Return the tree of a forecast step.
-
-    Parameters
-    ----------
-    trace
-        The trace of which ``forecast`` was made.
-    forecast
-        The predicted step.
-    """
+    """Return the tree of a forecast step."""
     tree = Tree()
     for operator, _ in forecast.step.operators:  # views, too: their lines are lines of the step
         tree.count_call(path_of_operator(operator))
@@ -55,17 +47,7 @@ def path_of_operator(operator: Operator) -> Path:
 
 
 def add_graph(tree: Tree, graph: StepGraph, timeline: Timeline, prices: Mapping[int, Price]) -> None:
-    """Add the time of a simulated step to a tree.
-
-    Parameters
-    ----------
-    tree
-        Grows by a leaf for every kernel and call.
-    graph, timeline
-        One step.
-    prices
-        Index of an operator -> its price, whose launches become leaves.
-    """
+    """Add the time of a simulated step to a tree."""
     wall_us, rest_us = wall_time_us(graph, timeline.start_us, timeline.end_us)
     path_of = cache(_path_of_context)
     for task in graph.tasks:
@@ -134,15 +116,6 @@ def add_memory(tree: Tree, trace: Trace, memory: Memory, bucket_storages: frozen
 
     Named storages belong to the module of their parameter, others to the operator that allocates them. The rest of the
     total, which no tensor requests, is overhead: rounding, cached blocks, the context and the rounding to pages.
-
-    Parameters
-    ----------
-    tree
-        Grows by a leaf for every kind of tensors of a node.
-    trace, memory
-        A trace and its memory.
-    bucket_storages
-        Storages of the trace that are buckets of gradients.
     """
     place = _Place(tree, trace, bucket_storages)
     for number, event in memory.held.items():

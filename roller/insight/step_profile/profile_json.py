@@ -97,13 +97,7 @@ def curve_data(curve: BatchCurve) -> dict[str, Any]:
 
 
 def from_data(data: Any, where: str = "profile") -> StepProfile:
-    """Return the profile of JSON data.
-
-    Raises
-    ------
-    ArtifactError
-        The data are no profile, or one of a newer version, or its parts do not sum to the whole.
-    """
+    """Return the profile of JSON data."""
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise ArtifactError(f"{where}: expected a profile of roller, got JSON of another kind. Write it with --out.")
     version = data.get("version")
@@ -256,13 +250,7 @@ def load_profile(path: str | Path) -> StepProfile:
 
 
 def saved_data(path: str | Path) -> Any:
-    """Return the JSON of a file; of a list, its only item.
-
-    Raises
-    ------
-    ArtifactError
-        The file cannot be read, or holds several items.
-    """
+    """Return the JSON of a file; of a list, its only item."""
     try:
         data = json.loads(read_file(path))
     except (OSError, ValueError, RecursionError) as error:

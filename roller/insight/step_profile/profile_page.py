@@ -68,17 +68,6 @@ def page_of_profile(
 ) -> str:
     """Return a profile as one HTML file of at most 1.5 MB that asks nothing of a server.
 
-    Parameters
-    ----------
-    profile
-        From any source.
-    anonymous
-        Whether names of files, paths and the text of lines are left out.
-    text_of
-        Gives the text of a line, which stands beside it.
-    parts
-        Hints and difference to show, too: :func:`roller.insight.step_profile.hints_difference_json.beside_profile`.
-
     Notes
     -----
     Parts of a profile that is too large are joined, the smallest first, and a note says so.
@@ -120,15 +109,7 @@ def _files(root: Node) -> set[str]:
 
 
 def data_of_profile(profile: _Shown, text_of: TextOf | None = None, most: int = _MOST_NODES) -> dict[str, Any]:
-    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns.
-
-    Parameters
-    ----------
-    profile, text_of
-        As for :func:`page_of_profile`.
-    most
-        Parts of the tree, and rows of a table, to keep about; a note says how many there are.
-    """
+    """Return what the page shows of a profile: JSON-ready values, and NumPy arrays for columns."""
     names = _Numbers()
     plain = (
         "name", "source", "label", "device", "iteration_s", "lower_s", "upper_s", "batch", "samples", "devices", "amp",

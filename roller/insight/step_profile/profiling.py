@@ -162,13 +162,7 @@ def profile(
 
 
 def kind_of_file(path: str | Path) -> FileKind:
-    """Return what a file holds: by its suffix, JSON also by its head, Python by whether it has providers.
-
-    Raises
-    ------
-    RollerError
-        There is no such file, or it is of another kind.
-    """
+    """Return what a file holds: by its suffix, JSON also by its head, Python by whether it has providers."""
     name = Path(path).name.lower()
     kind = next((kind for suffix, kind in _SUFFIXES.items() if name.endswith(suffix)), None)
     if kind is None:
@@ -251,17 +245,7 @@ def _profile_of_trace(trace: TracedStep, spec: DeviceSpec, name: str, policy: st
 
 
 def profile_of_forecast(trace: Trace, forecast: Forecast, spec: DeviceSpec, name: str = "step") -> StepProfile:
-    """Return the profile of a forecast of a trace.
-
-    Parameters
-    ----------
-    trace, forecast
-        A trace, and the result of :func:`roller.insight.forecast.forecast` for it.
-    spec
-        The device of the forecast.
-    name
-        Of the step.
-    """
+    """Return the profile of a forecast of a trace."""
     if forecast.step.trace.options.get("is_compiled"):  # its operators and storages are those of the compiled step
         trace = forecast.step.trace
     root = tree_of_forecast(trace, forecast)

@@ -26,19 +26,7 @@ from roller.insight.step_profile.tree import Path as NodePath
 
 
 def profile_of_recording(path: str | Path) -> StepProfile:
-    """Return the profile of a mean step of a recording.
-
-    Parameters
-    ----------
-    path
-        Kineto's JSON, plain or gzipped. Modules are those that it marks; it knows no lines. Where it marks steps, only
-        what is in one counts. Memory needs ``profile_memory=True`` in the recording.
-
-    Raises
-    ------
-    ArtifactError
-        The file cannot be read, is truncated, or is no profile.
-    """
+    """Return the profile of a mean step of a recording."""
     recording = read_profile(path, memory=True)
     graph = graph_of_profile(recording, Path(path).name)
     categories = step_categories(recording)
@@ -76,19 +64,7 @@ def recording_device(graph: StepGraph, curves: Sequence[MemoryCurve]) -> str:
 def add_recorded_time(
     tree: Tree, graph: StepGraph, tasks: Sequence[Task], steps: Sequence[tuple[float, float]]
 ) -> None:
-    """Add the time of a mean step to a tree.
-
-    Parameters
-    ----------
-    tree
-        Grows by a leaf for every kernel and call of an operator with inputs of some shapes.
-    graph
-        Of the recording.
-    tasks
-        Tasks of the steps.
-    steps
-        Start and end of each step, in the microseconds of the tasks; wall time outside of all of them does not count.
-    """
+    """Add the time of a mean step to a tree."""
     starts, ends = ([getattr(t, name) for t in graph.tasks] for name in ("measured_start_us", "measured_end_us"))
     wall_us, rest_us = wall_time_us(graph, starts, ends, tasks, steps)
     path_of, count = cache(_path_of_context), len(steps)

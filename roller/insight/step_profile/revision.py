@@ -53,15 +53,7 @@ class Revision:
         self, options: TraceOptions, calls: int | None = None, arguments: Sequence[str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> Iterator[TracedStep]:  # fmt: skip
-        """Trace the step in a process of its own: modules of two revisions have the same names.
-
-        Parameters
-        ----------
-        options, calls
-            As in :class:`~roller.insight.project_tracer.ProjectTracer`.
-        arguments, patience_s
-            How a training script runs; ``arguments`` is ``None`` for an entry file.
-        """
+        """Trace the step in a process of its own: modules of two revisions have the same names."""
         made = (
             ProjectTracer(self.entry, calls=calls)
             if arguments is None
@@ -155,20 +147,7 @@ def source_lines(text: str) -> list[str]:
 
 @contextmanager
 def checked_out(entry: Path, revision: str) -> Iterator[Revision]:
-    """Yield a project as it was at a revision, in a folder of its own; the working tree stays as it is.
-
-    Parameters
-    ----------
-    entry
-        An entry file or a training script in a repository of git.
-    revision
-        As git takes it.
-
-    Raises
-    ------
-    RollerError
-        There is no git, no repository, no such revision, or no such file at that revision.
-    """
+    """Yield a project as it was at a revision, in a folder of its own; the working tree stays as it is."""
     if revision.startswith("-"):
         raise RollerError(f"git: expected a revision, got {shown(revision)}. Name one, e.g. HEAD~1.")
     where = f"--against git:{revision}"
@@ -199,13 +178,7 @@ def _within(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo | None:
 
 
 def commit_of(folder: Path, revision: str) -> str:
-    """Return the digest of a revision's commit.
-
-    Raises
-    ------
-    RollerError
-        There is no git, no repository, or no such revision.
-    """
+    """Return the digest of a revision's commit."""
     found = _git(folder, "rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
     if found is None:
         raise RollerError(

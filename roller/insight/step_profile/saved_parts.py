@@ -40,13 +40,7 @@ class SavedParts(NamedTuple):
 
 
 def load_with_parts(path: str | Path) -> SavedParts:
-    """Read a profile of ``--out``, or what ``roller profile --json`` prints of one device and batch.
-
-    Raises
-    ------
-    ArtifactError
-        The file cannot be read, holds several profiles, or none of a known version.
-    """
+    """Read a profile of ``--out``, or what ``roller profile --json`` prints of one device and batch."""
     data, profile = saved_data(path), load_profile(path)
     names = ("hints", "price", "difference") if "profile" in data else ()
     return SavedParts(profile, _checked({x: data[x] for x in names if x in data}, str(path)))

@@ -28,15 +28,6 @@ Path = tuple[Key, ...]
 def path_of_call(stack: Stack, module: str, operator: str = "") -> Path:
     """Return the path of an operator: the lines of its stack, and the module instances between them.
 
-    Parameters
-    ----------
-    stack
-        The project's frames around it, outermost first.
-    module
-        Path of its innermost module. What is below the module of the last frame is no code of the project.
-    operator
-        Its name; ``""`` for the path of the line or module itself.
-
     Examples
     --------
     >>> from roller.insight.trace.trace import Frame

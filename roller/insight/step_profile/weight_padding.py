@@ -77,15 +77,6 @@ def padded_weights(graph: StepGraph, trace: Trace, policy: str = "library") -> t
 
     Sizes that one kernel needs together are one padding. There are none on a CPU, where the time of a kernel depends on
     the step around it.
-
-    Parameters
-    ----------
-    graph
-        Graph of the last step of ``trace``.
-    trace
-        The traced step, in which weights are followed through casts and gradients.
-    policy
-        Whose kernels are priced: ``"library"`` or ``"roller"``.
     """
     spec = graph.device
     if spec is None or not spec.traits.blocks:

@@ -39,13 +39,7 @@ class AffineBatch:
     high: Trace
 
     def at(self, batch: int) -> Trace:
-        """Return the trace of another batch.
-
-        Raises
-        ------
-        NotAffineError
-            A size is not affine in the batch, or would not be a whole number of at least 0 there.
-        """
+        """Return the trace of another batch."""
         low, high = self.low, self.high
         blend = _blend_of(int(low.options["batch"]), int(high.options["batch"]), batch)
         if low.iterations != high.iterations or len(low.events) != len(high.events):

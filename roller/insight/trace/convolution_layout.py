@@ -70,13 +70,6 @@ def is_converted(tensor: TensorRecord, groups: int) -> bool:
     """Return whether a library converts an image or filters for a matrix unit's kernel.
 
     A tensor whose channels are innermost and whole vectors is taken as it is.
-
-    Parameters
-    ----------
-    tensor
-        An operand or a result, channels second.
-    groups
-        Of channels.
     """
     return padded_channels(tensor, groups) != tensor.shape[1] or not channels_innermost(tensor)
 

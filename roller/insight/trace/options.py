@@ -84,13 +84,7 @@ class TraceOptions:
 
 
 def compute_capability_of(device: str | DeviceSpec | DeviceRules | None) -> tuple[int, int]:
-    """Return the compute capability of a device: (8, 0) for ``None``, :data:`HOST` for a CPU.
-
-    Raises
-    ------
-    ModelError
-        The device is neither a CUDA device nor a CPU.
-    """
+    """Return the compute capability of a device: (8, 0) for ``None``, :data:`HOST` for a CPU."""
     if device is None:
         return (8, 0)
     if isinstance(device, DeviceRules):

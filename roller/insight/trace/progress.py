@@ -53,13 +53,7 @@ def listening(
 
 
 def report(stage: str, done: int, total: int = 0) -> None:
-    """Tell whoever listens how far a stage is.
-
-    Raises
-    ------
-    Cancelled
-        The listener's side has cancelled the work.
-    """
+    """Tell whoever listens how far a stage is."""
     watch = _WATCH.get()
     if watch is None:
         return

@@ -18,15 +18,7 @@ def project_of(path: Path) -> Path:
 
 
 def module_of(path: Path, least: int = 0) -> tuple[Path, str]:
-    """Return the folder from which a file is imported, and its module name.
-
-    Parameters
-    ----------
-    path
-        A Python file.
-    least
-        Number of enclosing folders that count as packages even without ``__init__.py``.
-    """
+    """Return the folder from which a file is imported, and its module name."""
     folder, names = path.absolute().parent, [path.stem]
     while (folder / "__init__.py").is_file() or len(names) <= least:
         names.insert(0, folder.name)

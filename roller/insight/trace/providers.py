@@ -96,13 +96,7 @@ def _bound_names(body: list[ast.stmt]) -> Iterator[str]:
 
 
 def resolve_providers(module: Any, path: Path) -> None:
-    """Give a loaded entry file the three names, whichever of their aliases it defines.
-
-    Raises
-    ------
-    ProviderErrors
-        Providers are missing, or cannot be called as they are.
-    """
+    """Give a loaded entry file the three names, whichever of their aliases it defines."""
     problems = [problem for name in PROVIDERS for problem in _problems_of(module, name, path)]
     if problems:
         raise ProviderErrors(sorted(problems, key=lambda one: one.line))

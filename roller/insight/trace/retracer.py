@@ -37,13 +37,7 @@ class Retracer(Generic[T]):
         self._kept: OrderedDict[tuple[object, frozenset[tuple[int, int]]], T] = OrderedDict()
 
     def __call__(self, options: TraceOptions) -> T:
-        """Return the trace under other options; devices for which PyTorch chooses the same kernels share a trace.
-
-        Raises
-        ------
-        ModelError
-            The step fails under these options.
-        """
+        """Return the trace under other options; devices for which PyTorch chooses the same kernels share a trace."""
         whole = self._complete_options(options)
         capability = compute_capability_of(whole.device)
         release = TorchRelease.parse(whole.torch_release)

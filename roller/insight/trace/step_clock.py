@@ -62,19 +62,7 @@ def time_steps(
     between: Callable[[], object] = lambda: None,
     clock: Clock | None = None,
 ) -> StepTiming:
-    """Return the seconds of a step.
-
-    Parameters
-    ----------
-    step
-        Runs ``steps_per_call`` steps.
-    budget_s
-        Seconds to spend, exceeded only for the first three blocks.
-    between
-        Called before every block, outside of what is timed.
-    clock
-        That of this machine by default.
-    """
+    """Return the seconds of a step."""
     chosen = clock or system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[Spell]()

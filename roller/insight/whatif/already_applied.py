@@ -68,13 +68,7 @@ def _share_of_update(graph: StepGraph, pattern: re.Pattern[str]) -> float:
 
 
 def same_optimizer_reason(graph: StepGraph, to: str, of: str) -> str:
-    """Return the reason if the profile's optimizer is ``to``.
-
-    Raises
-    ------
-    RollerError
-        The profile marks the steps of another optimizer than ``of``.
-    """
+    """Return the reason if the profile's optimizer is ``to``."""
     known = possible_optimizers(graph)
     if to in known or (to == of and not known):
         return f"The profile's optimizer is {', '.join(graph.optimizers) or of}."
@@ -116,14 +110,7 @@ def recomputed_blocks_reason(graph: StepGraph, blocks: Sequence[str]) -> str:
 
 
 def loader_workers_reason(graph: StepGraph, loads: Sequence[int], asked: int, of: int | None) -> str:
-    """Return the reason if loader workers are in place, and more would not help or the profile's number is unknown.
-
-    Raises
-    ------
-    RollerError
-        The profile shows no loading; ``of`` is given but no workers load; or fewer workers are requested than it had,
-        and the time of one for a batch is unknown.
-    """
+    """Return the reason if loader workers are in place, and more would not help or the profile's number is unknown."""
     if not loads:
         raise RollerError(
             f"{graph.name}: LoaderWorkers: expected the loading of batches, got a profile that marks none. Load them "
@@ -158,13 +145,7 @@ class _Parallel(Protocol):
 
 
 def data_parallel_reason(change: _Parallel, graph: StepGraph) -> str:
-    """Return the reason if the profile is of one rank of as many devices.
-
-    Raises
-    ------
-    RollerError
-        The profile's gradients are reduced already, over another number of devices or an unknown one.
-    """
+    """Return the reason if the profile is of one rank of as many devices."""
     found: Collection[int] = [n for n in network_tasks(graph) if _REDUCES.search(graph.tasks[n].name)
                               and graph.tasks[n].provenance == "measured"]  # fmt: skip
     if not found:

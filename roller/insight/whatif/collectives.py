@@ -20,13 +20,7 @@ CHANNEL = Lane(0, "channel", "network")
 
 
 def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | None) -> tuple[float, float]:
-    """Return bytes per second and microseconds per hop: as given, or those of the profile's device.
-
-    Raises
-    ------
-    RollerError
-        Neither is known.
-    """
+    """Return bytes per second and microseconds per hop: as given, or those of the profile's device."""
     device = graph.device
     bandwidth = bytes_per_s or (None if device is None else device.link_bytes_per_s)
     if not bandwidth:
@@ -56,13 +50,7 @@ def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, laten
 
 
 def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the number of devices and the bytes per second of each level of a network.
-
-    Raises
-    ------
-    RollerError
-        The numbers of levels and bandwidths differ, or a level is not a whole number.
-    """
+    """Return the number of devices and the bytes per second of each level of a network."""
     if not levels or len(levels) != len(bandwidths) or any(n != int(n) for n in levels):
         raise RollerError(
             f"levels: expected whole numbers of devices, and as many bandwidths, got {shown(levels)} and "
@@ -87,13 +75,7 @@ def sparse_all_gather_us(
 
 
 def check_slices(graph: StepGraph, slice_bytes: float) -> float:
-    """Return the bytes of a step's gradients, and check that they can be cut into slices of ``slice_bytes``.
-
-    Raises
-    ------
-    RollerError
-        There would be too many slices, or the profile does not give the sizes of its gradients.
-    """
+    """Return the bytes of a step's gradients, and check that they can be cut into slices of ``slice_bytes``."""
     size = parameter_bytes(graph)
     if size / slice_bytes > _MOST_SLICES:
         raise RollerError(
@@ -110,11 +92,6 @@ def buckets_by_step(
 
     Gradients fill buckets in the order in which they become ready; a bucket is full as soon as it reaches its capacity.
     Gradients that different tasks need never share a bucket.
-
-    Raises
-    ------
-    RollerError
-        The profile does not give the sizes of its gradients.
     """
     parameter_bytes(graph)  # refuses a profile without sizes
     found: dict[int, list[Bucket]] = {}

@@ -30,13 +30,7 @@ def loading_times_us(graph: StepGraph, loads: Sequence[int], of: int | None) -> 
 def loader_worker_tasks(
     loads: Sequence[int], took_us: Sequence[float], workers: int, ready: int, *, is_measured: bool
 ) -> list[New]:
-    """Return the loading tasks of workers, which start staggered and run at most ``ready`` batches ahead.
-
-    Parameters
-    ----------
-    is_measured
-        Whether the profile gives the loading time of a batch; else it is derived from the rate of batches.
-    """
+    """Return the loading tasks of workers, which start staggered and run at most ``ready`` batches ahead."""
     return [
         New("load", "data", min(1.0, (at + 1) / workers) * took_us[at],
             lane=Lane(0, "loader", f"worker {at % workers}"),

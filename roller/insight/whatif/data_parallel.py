@@ -27,24 +27,6 @@ def data_parallel(
 
     A bucket is copied as soon as its last gradient is ready, and reduced after the previous one. After its reduction it
     is copied back, and then the tasks that need its gradients follow.
-
-    Parameters
-    ----------
-    graph
-        Graph of a step of one device.
-    ring
-        The devices.
-    copy_us
-        Function from the bytes and the number of gradients to the time of copying them, and its provenance.
-    first_bytes, bucket_bytes
-        Capacity of the first bucket, and of the others.
-    interference
-        Factor on a reduction.
-
-    Raises
-    ------
-    RollerError
-        The graph does not give the sizes of its gradients, or has a sparse one, whose rows are unknown.
     """
     if ring.devices > 1 and any(not g.size_bytes for g in graph.gradients):
         raise RollerError(

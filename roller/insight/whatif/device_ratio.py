@@ -55,13 +55,7 @@ class OnDevice:
 
 
 def device_ratios(graph: StepGraph, device: str) -> OnDevice:
-    """Return the ratios of a profile's kernels on another device.
-
-    Raises
-    ------
-    RollerError
-        The profile's own device is not known, or there is no such device.
-    """
+    """Return the ratios of a profile's kernels on another device."""
     from roller.arguments import target_of
 
     if graph.device is None:

@@ -49,17 +49,7 @@ UNKNOWN = MemoryEffect(None, NOT_MODELLED)
 
 
 def memory_effect(graph: StepGraph, changes: Sequence[WhatIf], memory_of: MemoryOf | None) -> MemoryEffect:
-    """Return what changes do to the memory of a step.
-
-    Parameters
-    ----------
-    graph
-        Graph of the step; changes that it already has count as none.
-    changes
-        Changes, applied one after the other.
-    memory_of
-        Traces the step again and returns its memory; ``None`` if it cannot be traced again.
-    """
+    """Return what changes do to the memory of a step."""
     whole = MemoryChange()
     for change in changes:
         part = MemoryChange() if change.in_place(graph) else change.memory_change()

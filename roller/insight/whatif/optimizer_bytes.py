@@ -15,13 +15,7 @@ UNFUSED: Mapping[str, tuple[int, int]] = {"adam": (9, 18), "adamw": (10, 20), "m
 
 
 def fused_update_bytes(graph: StepGraph, optimizer: str) -> tuple[float, float]:
-    """Return the bytes that a fused update reads and writes in a step.
-
-    Raises
-    ------
-    RollerError
-        The profile does not give the sizes of its gradients.
-    """
+    """Return the bytes that a fused update reads and writes in a step."""
     size = parameter_bytes(graph)
     read, written = KINDS[optimizer]
     return read * size, written * size

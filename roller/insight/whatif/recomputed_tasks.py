@@ -15,13 +15,6 @@ def is_recomputed(graph: StepGraph, block: str) -> bool:
 
     The last operators of a checkpointed block may run once: PyTorch stops at the last tensor that backward reads. False
     for a recording, which does not tell repeated operators from others.
-
-    Parameters
-    ----------
-    graph
-        Graph of a step.
-    block
-        Pattern of the block's layers.
     """
     again, forward, backward = _operators(graph, block)
     written = {tensor.storage for operator in forward for tensor in operator.outputs}

@@ -15,11 +15,6 @@ def repeat_tasks(
     """Return a graph in which ``tasks`` run again, in their order, after or before a task, each with its launch.
 
     A copy has the duration and provenance of its original, and a launch if the original has one.
-
-    Raises
-    ------
-    RollerError
-        Not exactly one of ``behind`` and ``ahead`` is given.
     """
     if (behind is None) == (ahead is None):
         raise RollerError("repeated: expected one of behind= and ahead=, got both or neither. Name one.")

@@ -44,13 +44,7 @@ class SavedMap(NamedTuple):
 
 
 def saved_feature_maps(graph: StepGraph, layers: str | Sequence[str] = ()) -> Mapping[int, Sequence[SavedMap]]:
-    """Return the saved feature maps of each step, in the order of forward.
-
-    Raises
-    ------
-    RollerError
-        The profile has no layers that run forward and backward, or no shapes.
-    """
+    """Return the saved feature maps of each step, in the order of forward."""
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     before, behind = neighbouring_kernels(graph)
     backward = tasks_by_step(graph, compute_tasks(graph, "backward"))

@@ -44,11 +44,6 @@ class Scenarios:
 def read_scenarios(path: str | Path) -> Scenarios:
     """Read a YAML file: ``changes``, a list, or ``scenarios``, lists by name; ``device`` and ``measured_us``.
 
-    Raises
-    ------
-    RollerError
-        The file cannot be read, or names no what-if, an unknown one, or an unknown parameter.
-
     Examples
     --------
     A file with two scenarios:

@@ -18,17 +18,7 @@ _COMPUTES, _THREADS = frozenset({"kernel"}), frozenset({"cpu"})
 
 
 def compute_tasks(graph: StepGraph, *phases: Phase, layers: str | Sequence[str] = ()) -> frozenset[int]:
-    """Return the tasks that compute: kernels, or the operators of threads if there is no device.
-
-    Parameters
-    ----------
-    graph
-        Graph of a profile, or of a traced step.
-    phases
-        Phases of the tasks; all if none is given.
-    layers
-        Shell-style patterns of layers: a layer is selected with its sublayers. All layers if none is given.
-    """
+    """Return the tasks that compute: kernels, or the operators of threads if there is no device."""
     kinds = _COMPUTES if graph.has_device else _THREADS
     patterns = (layers,) if isinstance(layers, str) else tuple(layers)
     return select(
@@ -66,13 +56,7 @@ def _matches_pattern(layer: str, patterns: tuple[str, ...]) -> bool:
 
 
 def compute_tasks_in_layers(graph: StepGraph, patterns: str | Sequence[str]) -> frozenset[int]:
-    """Return the tasks that compute in the layers of some patterns.
-
-    Raises
-    ------
-    RollerError
-        No layer matches.
-    """
+    """Return the tasks that compute in the layers of some patterns."""
     found = compute_tasks(graph, layers=patterns)
     if not found:
         known = sorted({t.context.module for t in graph.tasks if t.context.module})
@@ -123,13 +107,7 @@ def neighbouring_kernels(graph: StepGraph) -> tuple[Mapping[int, Task], Mapping[
 
 
 def parameter_bytes(graph: StepGraph, layers: str | Sequence[str] = ()) -> float:
-    """Return the bytes of the gradients of one step, of the given layers or of all.
-
-    Raises
-    ------
-    RollerError
-        The profile does not give the sizes of its gradients.
-    """
+    """Return the bytes of the gradients of one step, of the given layers or of all."""
     if not graph.gradients and graph.operators:
         raise RollerError(
             f"{graph.name}: gradients: expected a step that leaves those of the model's parameters, got one whose "

@@ -58,13 +58,7 @@ class TaskPrices:
         self._pricers: dict[str, Pricer] = {}
 
     def price_stream(self, name: str, read_bytes: float, written_bytes: float, launches: int = 1) -> Priced:
-        """Return the time of memory-bound kernels by their bytes.
-
-        Raises
-        ------
-        RollerError
-            There is no measured time, no device, and no task for calibration.
-        """
+        """Return the time of memory-bound kernels by their bytes."""
         if name in self.graph.measured_kernels_us:
             return Priced(self.graph.measured_kernels_us[name], "measured")
         if self.graph.device is not None:

@@ -89,13 +89,7 @@ def _shape(site: Site, x: Value, w: Value, y: Value) -> _Shape:
 
 
 def shape_of(site: Site) -> tuple[int, ...]:
-    """Return the shape of the result of a transposed convolution by its attributes.
-
-    Raises
-    ------
-    Unsupported
-        Where they make none.
-    """
+    """Return the shape of the result of a transposed convolution by its attributes."""
     return _sizes(site, site.required(0), site.required(1))[3]
 
 

@@ -32,13 +32,7 @@ def einsum(site: Site) -> Lowered:
 
 
 def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
-    """Return letters per operand and of the result; what an ellipsis stands for has digits for letters.
-
-    Raises
-    ------
-    Unsupported
-        Where the equation does not fit the operands.
-    """
+    """Return letters per operand and of the result; what an ellipsis stands for has digits for letters."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(ranks):

@@ -32,20 +32,7 @@ def gather(site: Site) -> Lowered:
 
 
 def _regular(indices: np.ndarray, size: int) -> tuple[int, tuple[tuple[int, int, int], ...]] | None:
-    """Return indices as an access map, where they are one.
-
-    Parameters
-    ----------
-    indices
-        Any shape.
-    size
-        Of the axis.
-
-    Returns
-    -------
-    tuple or None
-        The first index, and per dimension of ``indices`` the coefficient, divisor and modulus of its term.
-    """
+    """Return indices as an access map, where they are one."""
     values = np.where(indices < 0, indices + size, indices).astype(np.int64)
     if values.size == 0:
         return None

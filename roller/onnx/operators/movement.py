@@ -63,13 +63,7 @@ def _repeated(axis: Axis, period: int) -> Index:
 
 
 def axis_of(axis: int, rank: int) -> int:
-    """Return an axis counted from the front.
-
-    Raises
-    ------
-    Unsupported
-        Where the tensor has no such axis.
-    """
+    """Return an axis counted from the front."""
     if not -rank <= axis < max(rank, 1):
         raise Unsupported(f"axis {axis} is none of a tensor with {rank} dimensions")
     return axis % rank if rank else 0

@@ -16,21 +16,7 @@ _MOST_TABLE = 1 << 24
 
 
 def _table(bins: int, length: int, taken: int, parts: int, inverse: bool) -> np.ndarray:
-    """Return what sample n, part c adds to part o of bin k, float64 ``(bins, taken, parts, 2)``.
-
-    Parameters
-    ----------
-    bins
-        Bins computed.
-    length
-        Of the transform.
-    taken
-        Samples that are there; the rest are zero.
-    parts
-        1 where samples are real, 2 where they have an imaginary part.
-    inverse
-        Turn the other way, and divide by the length.
-    """
+    """Return what sample n, part c adds to part o of bin k, float64 ``(bins, taken, parts, 2)``."""
     if bins * taken * parts * 2 > _MOST_TABLE:
         raise Unsupported(f"a transform of {length} samples: longer than tables are made for")
     turn = 2 * np.pi * np.outer(np.arange(bins), np.arange(taken)) % (2 * np.pi * length) / length

@@ -57,13 +57,7 @@ class Spelling:
         return self.node.inputs[position] if position < len(self.node.inputs) else ""
 
     def required(self, position: int) -> str:
-        """Return the name of an input that must be there.
-
-        Raises
-        ------
-        Unsupported
-            Where it is absent.
-        """
+        """Return the name of an input that must be there."""
         if not self.input(position):
             raise Unsupported(f"its input {position} is missing")
         return self.input(position)
@@ -83,13 +77,7 @@ class Spelling:
         return self.type(name).shape
 
     def known(self, name: str, what: str) -> np.ndarray:
-        """Return a constant.
-
-        Raises
-        ------
-        Unsupported
-            Where it is computed at run time.
-        """
+        """Return a constant."""
         found = self.tracer.constants.get(name)
         if found is None:
             raise Unsupported(f"{what} computed at run time")

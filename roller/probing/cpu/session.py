@@ -40,13 +40,7 @@ def native_flags(machine: str | None = None) -> tuple[str, ...]:
 
 
 def build(sources: Sequence[Path], target: Path, flags: Sequence[str] = ()) -> Path:
-    """Compile C sources into a library with the system's C compiler (``CC``, else ``cc``).
-
-    Raises
-    ------
-    BuildError
-        Where there is no compiler, or it refuses the sources.
-    """
+    """Compile C sources into a library with the system's C compiler (``CC``, else ``cc``)."""
     name = os.environ.get("CC") or "cc"
     path = shutil.which(name)
     if path is None:
@@ -118,13 +112,7 @@ class CpuSession:
         return ctypes.c_int.in_dll(self.library, name).value
 
     def blocks(self, name: str, size: int, count: int = 1, large_pages: bool = True) -> list[int]:
-        """Return addresses of ``count`` blocks of ``size`` bytes, each first touched by the core that will use it.
-
-        Raises
-        ------
-        LaunchError
-            Where there is not so much memory.
-        """
+        """Return addresses of ``count`` blocks of ``size`` bytes, each first touched by the core that will use it."""
         key = (name, size, large_pages)
         held = self._blocks.setdefault(key, [])
         while len(held) < count:
@@ -150,25 +138,7 @@ class CpuSession:
         repeat: int | None = None,
         turns: int = 1,
     ) -> Measured:
-        """Return the seconds of one repetition of a kernel.
-
-        Parameters
-        ----------
-        kernel
-            Name of an exported kernel.
-        data
-            Address per core; one for all where the kernel ignores it.
-        size
-            Bytes the kernel works on.
-        cores
-            Cores that run it at the same time; the slowest counts.
-        march
-            Step and span in bytes by which the data of the windows move on.
-        repeat
-            Repetitions per window; as many as fill :data:`WINDOW_S` where ``None``.
-        turns
-            How often the caller measures this: the windows are shared out.
-        """
+        """Return the seconds of one repetition of a kernel."""
         where = self.processors[:cores]
         addresses = list(data) if len(data) == len(where) else [data[0]] * len(where)
         count = repeat or self._fitting(kernel, addresses, size, march, where)

@@ -52,29 +52,7 @@ def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
 
 
 def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
-    """Write all probes of a GPU as a folder that runs where the device is, with what runs it.
-
-    Parameters
-    ----------
-    spec
-        What is known of the device: its architecture, and the sizes the cases follow.
-    folder
-        Must not exist, or be empty; appears whole or not at all.
-    images
-        Build them here; else the machine with the device needs a compiler.
-    driver
-        Put what runs them beside them; else it is there already.
-
-    Returns
-    -------
-    dict
-        The manifest.
-
-    Raises
-    ------
-    ArtifactError
-        Where the device is no GPU, or the folder cannot be written.
-    """
+    """Write all probes of a GPU as a folder that runs where the device is, with what runs it."""
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
@@ -108,18 +86,7 @@ def properties_of_results(results: Mapping[str, Any]) -> DeviceProperties:
 
 
 def session_of_results(path: Path) -> tuple[GpuSession, dict[str, Any]]:
-    """Return the session of what a bundle brought home, and the results themselves.
-
-    Parameters
-    ----------
-    path
-        JSON of ``bundle run``.
-
-    Raises
-    ------
-    ArtifactError
-        Where the file is refused: missing, altered, or for plans that this code would make differently.
-    """
+    """Return the session of what a bundle brought home, and the results themselves."""
     results = RESULTS.read(path)
     spec = parse_spec(results["yaml"], f"{path}: yaml")
     if spec.content_key != results["spec"]["content_key"]:

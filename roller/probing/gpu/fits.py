@@ -27,20 +27,6 @@ _CLEARER = 1.4
 def fit(model: Callable[[Array], Array], start: Sequence[float], samples: int) -> list[Measured]:
     """Minimise the sum of squares of ``model`` over positive constants (Levenberg-Marquardt in their logarithms).
 
-    Parameters
-    ----------
-    model
-        Constants -> residuals, in logarithms.
-    start
-        First guess.
-    samples
-        Windows behind the residuals; goes into the results.
-
-    Returns
-    -------
-    list of Measured
-        Per constant, its value and the relative width of its 95 % interval.
-
     Examples
     --------
     >>> x = np.arange(1.0, 6.0)
@@ -78,17 +64,7 @@ def _jacobian(model: Callable[[Array], Array], at: Array, residual: Array) -> Ar
 
 
 def fit_saturation(warps: Array, bytes_per_s: Array, samples: int) -> tuple[Measured, Measured, Measured]:
-    """Return bandwidth per TEU, exponent and peak of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)``.
-
-    Parameters
-    ----------
-    warps
-        TEUs times loads in flight.
-    bytes_per_s
-        Measured bandwidth.
-    samples
-        Windows behind them.
-    """
+    """Return bandwidth per TEU, exponent and peak of ``bandwidth(W) = ((W*b)**-p + peak**-p)**(-1/p)``."""
     start = [float(np.max(bytes_per_s / warps)), 1.5, float(np.max(bytes_per_s)) * 1.05]
 
     def residuals(c: Array) -> Array:
@@ -104,19 +80,6 @@ def fit_steps(
     """Return latency, issue time and time of one multiply-add (s) of a register tile's reduction step.
 
     ``seconds = latency + max(1, warps/schedulers) * outputs * fma + warps/schedulers * issue``, as the model has it.
-
-    Parameters
-    ----------
-    outputs
-        Accumulators per thread.
-    warps
-        TEUs on one unit.
-    seconds
-        Time of a step.
-    schedulers
-        Of one unit.
-    samples
-        Windows behind the times.
     """
     share = warps / schedulers
 
@@ -134,20 +97,6 @@ def fit_steps(
 
 def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
     """Return the hypothesis whose counts the times are proportional to.
-
-    Parameters
-    ----------
-    seconds
-        Times.
-    counts
-        Per hypothesis, what each time should be a multiple of.
-    what
-        The quantity, in the error.
-
-    Raises
-    ------
-    SpecError
-        Where none explains the times, or two do about equally well.
 
     Examples
     --------
@@ -169,11 +118,6 @@ def choose(seconds: Array, counts: dict[Any, Array], what: str) -> Any:
 def edge(sizes: Array, seconds: Array) -> float:
     """Return the size where the time has come half the way, in logarithms, from its lower to its upper level.
 
-    Raises
-    ------
-    SpecError
-        Where there are no two levels.
-
     Examples
     --------
     >>> round(edge(np.array([1.0, 2.0, 4.0, 8.0]), np.array([1.0, 1.0, 4.0, 4.0])), 2)
@@ -194,17 +138,7 @@ def edge(sizes: Array, seconds: Array) -> float:
 
 
 def resampled(draw: Callable[[np.random.Generator], float], times: int, samples: int) -> Measured:
-    """Return a value and how far it moves when the windows behind it are drawn anew.
-
-    Parameters
-    ----------
-    draw
-        Random generator -> the value from windows drawn with it.
-    times
-        Draws.
-    samples
-        Windows in all.
-    """
+    """Return a value and how far it moves when the windows behind it are drawn anew."""
     rng = np.random.default_rng(7)
     values = np.array([draw(rng) for _ in range(times)])
     middle = float(np.median(values))

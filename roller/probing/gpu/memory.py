@@ -105,13 +105,7 @@ def dram(session: GpuSession) -> Finding:
 
 
 def steps_of(timed: list[Timed]) -> np.ndarray:
-    """Return seconds of a step of each case.
-
-    Raises
-    ------
-    SpecError
-        Where one is lost in the noise.
-    """
+    """Return seconds of a step of each case."""
     steps = [t.step for t in timed]
     for t, m in zip(timed, steps, strict=True):
         if m.value <= 0 or m.spread > 1.0:

@@ -28,21 +28,7 @@ def plan(
     source: str | None = None,
     arch: str = "",
 ) -> ProbePlan:
-    """Return a plan whose cases know what they must leave.
-
-    Parameters
-    ----------
-    name
-        Of the probe.
-    inputs, cases
-        See :class:`ProbePlan`.
-    output_words
-        One per thread of the largest case by default.
-    source
-        Name of the source where it is not the probe's.
-    arch
-        See :class:`ProbePlan`.
-    """
+    """Return a plan whose cases know what they must leave."""
     words = output_words or max(c.threads + (c.grid if c.cycles_word is not None else 0) for c in cases)
     done = tuple(
         c if c.checks else replace(c, checks=_checks(c, inputs[c.input], source), tolerance=_TOLERANCE[c.output_dtype])

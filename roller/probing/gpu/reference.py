@@ -166,17 +166,7 @@ def _group_matrix(steps: int, case: Case, data: Contents, threads: np.ndarray) -
 
 
 def reference_of(case: Case, data: Contents, uniform: bool = False) -> Reference:
-    """Return the reference of a case's kernel.
-
-    Parameters
-    ----------
-    case
-        The case; its ``entry`` decides.
-    data
-        Its input.
-    uniform
-        Whether the matrix kernel is the one whose operands have equal elements.
-    """
+    """Return the reference of a case's kernel."""
     known: dict[str, Reference] = {
         "walk_1": _walk(1), "walk_2": _walk(2), "walk_4": _walk(4),
         "sweep": _sweep, "runs": _runs, "vectors": _shared(4, 8, 512, 4095), "strided": _shared(1, 16, 257, 4095),

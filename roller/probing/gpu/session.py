@@ -71,13 +71,7 @@ class GpuSession:
         self.remarks: list[str] = []
 
     def measure(self, plan: ProbePlan) -> dict[str, Timed]:
-        """Return the cases of a plan that ran and were right, by key; each other is a remark.
-
-        Raises
-        ------
-        SpecError
-            Where none did.
-        """
+        """Return the cases of a plan that ran and were right, by key; each other is a remark."""
         results = self._source(plan)
         good = {}
         for case in plan.cases:
@@ -103,17 +97,7 @@ class GpuSession:
 
 
 def doubted(reason: object, doubts: dict[str, str], *paths: str) -> dict[str, Measured]:
-    """Return values that must not be written, and note why.
-
-    Parameters
-    ----------
-    reason
-        Why.
-    doubts
-        Receives the reason, per path.
-    paths
-        The fields.
-    """
+    """Return values that must not be written, and note why."""
     doubts.update(dict.fromkeys(paths, str(reason)))
     return dict.fromkeys(paths, Measured(0.0, math.inf, 0))
 

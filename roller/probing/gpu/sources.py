@@ -11,13 +11,7 @@ from roller.probing.registry import microbench_folder
 
 @functools.cache
 def source_of(name: str) -> str:
-    """Return the text of a probe, its header included.
-
-    Raises
-    ------
-    SpecError
-        Where the file is missing.
-    """
+    """Return the text of a probe, its header included."""
     folder = microbench_folder() / "gpu"
     try:
         text = (folder / f"{name}.cu").read_text(encoding="utf-8")

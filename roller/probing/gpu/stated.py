@@ -21,27 +21,7 @@ _CAPACITY, _BUDGET = "memory_layers.shared.capacity_bytes", "memory_layers.share
 
 
 def base_of(properties: DeviceProperties, specs: Iterable[DeviceSpec]) -> DeviceSpec:
-    """Return the specification to start from.
-
-    Parameters
-    ----------
-    properties
-        What the device says.
-    specs
-        To choose from.
-
-    Returns
-    -------
-    DeviceSpec
-        One of the device's own architecture, unchanged; else the nearest older one, without what belongs to its own
-        architecture alone; else the nearest newer one, without what the device may not have yet: asynchronous copies
-        and matrix instructions.
-
-    Raises
-    ------
-    SpecError
-        Where none is of the device's language.
-    """
+    """Return the specification to start from."""
     known = [s for s in specs if "arch" in s.target]
     if any(same_arch(s.target.get("arch", ""), properties.arch) for s in known):
         return match(properties, known)
@@ -87,20 +67,7 @@ def _number(arch: str) -> int:
 
 
 def as_stated(spec: DeviceSpec, properties: DeviceProperties) -> DeviceSpec:
-    """Return a specification with the driver's numbers where they contradict it.
-
-    Parameters
-    ----------
-    spec
-        The base.
-    properties
-        What the device says.
-
-    Returns
-    -------
-    DeviceSpec
-        The same object where nothing contradicts; else the driver's numbers are marked ``detected``.
-    """
+    """Return a specification with the driver's numbers where they contradict it."""
     known, before = settable(spec), spec.values()
     changed: dict[str, float] = {}
     for path, value in properties.stated:

@@ -26,13 +26,7 @@ class NoBatchError(RollerError):
 
 
 def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
-    """Return the literal of the batch, or that of a constant that was chosen from the candidates.
-
-    Raises
-    ------
-    NoBatchError
-        There is none.
-    """
+    """Return the literal of the batch, or that of a constant that was chosen from the candidates."""
     found = find_batch_literal(text)
     if isinstance(found, BatchLiteral):
         return found
@@ -46,21 +40,7 @@ def batch_literal_of(name: str, text: str, constant: str = "") -> BatchLiteral:
 def batch_edit(
     uri: str, version: int | None, text: str, literal: BatchLiteral, batch: int, encoding: Encoding, versioned: bool
 ) -> types.WorkspaceEdit:  # fmt: skip
-    """Return the edit that replaces a literal.
-
-    Parameters
-    ----------
-    uri, version, text
-        The document; ``None`` for one that is not open.
-    literal
-        In ``text``.
-    batch
-        The number that takes its place.
-    encoding
-        What positions count.
-    versioned
-        Whether the client knows edits of a version of a document; one that does refuses an edit of another version.
-    """
+    """Return the edit that replaces a literal."""
     where = types.Range(position_at(text, literal.start, encoding), position_at(text, literal.end, encoding))
     edit = types.TextEdit(where, str(batch))
     if not versioned:

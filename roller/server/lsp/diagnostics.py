@@ -118,17 +118,7 @@ def hint_text(hint: Mapping[str, Any]) -> str:
 def placed_diagnostics(
     shown: EditorSession, text_of: Callable[[str], str | None], encoding: Encoding
 ) -> dict[str, list[types.Diagnostic]]:
-    """Return the diagnostics of each file by its name, at the lines that documents have now.
-
-    Parameters
-    ----------
-    shown
-        The session.
-    text_of
-        Text of a file by its name, as the editor has it; ``None`` where there is none.
-    encoding
-        What positions count.
-    """
+    """Return the diagnostics of each file by its name, at the lines that documents have now."""
     placed: dict[str, list[types.Diagnostic]] = {}
     base = shown.error_texts if shown.session.state.error is not None else {}
     for finding in findings_of(shown):

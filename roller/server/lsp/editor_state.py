@@ -125,13 +125,7 @@ class EditorState:
     # Sessions
 
     async def profile(self, uri: str) -> EditorSession:
-        """Profile an entry file: the configured one, else that of the URI, else that of the session it belongs to.
-
-        Raises
-        ------
-        RollerError
-            There is none, or it may not run.
-        """
+        """Profile an entry file: the configured one, else that of the URI, else that of the session it belongs to."""
         if self._wrong_settings:
             raise SettingsError(self._wrong_settings)
         entry = self._entry_of(uri)
@@ -172,13 +166,7 @@ class EditorState:
         return path
 
     def session_of(self, uri: str) -> EditorSession:
-        """Return the session of a file; of ``""`` the one that was asked for last.
-
-        Raises
-        ------
-        RollerError
-            There is none.
-        """
+        """Return the session of a file; of ``""`` the one that was asked for last."""
         found = self.document(uri) if uri else None
         if found is not None:
             return found[0]
@@ -202,13 +190,7 @@ class EditorState:
         self.publish(uri)
 
     async def page_of(self, shown: EditorSession) -> EditorPage:
-        """Return the page of a session, served from now on.
-
-        Raises
-        ------
-        RollerError
-            What the page needs is not installed, or it cannot be served.
-        """
+        """Return the page of a session, served from now on."""
         entry = shown.project.entry
         try:
             from roller.server.lsp.page import EditorPage, known_devices

@@ -54,13 +54,7 @@ class EditorPage:
         return not self._running.done()
 
     async def started(self) -> None:
-        """Wait until a browser is answered.
-
-        Raises
-        ------
-        RollerError
-            The page's server ended; the text says why.
-        """
+        """Wait until a browser is answered."""
         while not self._server.started and self.is_served:
             await asyncio.sleep(_LOOK_S)
         if not self.is_served:
@@ -69,13 +63,7 @@ class EditorPage:
             raise RollerError(f"showPage: expected a page at {self._page.hosts[0]}, got {why}. Show the page again.")
 
     def allow(self, host: str) -> None:
-        """Let a browser use another port of its own machine, which is forwarded to this one.
-
-        Raises
-        ------
-        RollerError
-            It is not on the browser's own machine.
-        """
+        """Let a browser use another port of its own machine, which is forwarded to this one."""
         name, _, port = host.rpartition(":")
         if name not in _LOOPBACK or not port.isascii() or not port.isdigit():
             raise RollerError(

@@ -54,13 +54,7 @@ class Settings:
     patience_s: float = PATIENCE_S
 
     def updated(self, data: Any) -> Settings:
-        """Return the settings with those of a client's JSON; see :func:`unknown_settings` for the other keys.
-
-        Raises
-        ------
-        SettingsError
-            One is of another type, or no such device is known.
-        """
+        """Return the settings with those of a client's JSON; see :func:`unknown_settings` for the other keys."""
         if data is None:
             return self
         if not isinstance(data, Mapping):
@@ -123,11 +117,6 @@ def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]
     --------
     >>> devices_of("h100, 2xa100")
     (('h100', 1), ('a100', 2))
-
-    Raises
-    ------
-    SettingsError
-        It is neither, or there is no such device.
     """
     words = value.split(",") if isinstance(value, str) else value
     if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
@@ -150,13 +139,7 @@ def devices_of(value: Any, where: str = "device") -> tuple[tuple[str, int], ...]
 
 
 def whole_number(value: Any, name: str) -> int:
-    """Return a number of samples.
-
-    Raises
-    ------
-    SettingsError
-        It is no whole number above 0.
-    """
+    """Return a number of samples."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # a client's JSON may have only one kind of number
     if type(value) is not int or not 0 < value <= _MOST_BATCH:

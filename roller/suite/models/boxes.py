@@ -63,24 +63,7 @@ def decoded(
 def matched(
     anchors: torch.Tensor, boxes: torch.Tensor, low: float, high: float, *, best_of_each: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Match anchors with boxes by their overlap.
-
-    Parameters
-    ----------
-    anchors
-        (n, 4), or (batch, n, 4).
-    boxes
-        (batch, m, 4).
-    low, high
-        Overlap below which an anchor is background, and from which on it is matched; between, it counts nothing.
-    best_of_each
-        Whether the best anchor of each box is matched, too.
-
-    Returns
-    -------
-    tuple
-        Labels (batch, n): 1 matched, 0 background, -1 neither; and the number of each one's box (batch, n).
-    """
+    """Match anchors with boxes by their overlap."""
     overlaps = overlap(anchors.expand(len(boxes), -1, -1), boxes)
     best, number = overlaps.max(-1)
     labels = (best >= high).long() - ((best >= low) & (best < high)).long()
@@ -106,17 +89,6 @@ def suppressed(
     boxes: torch.Tensor, scores: torch.Tensor, most_overlap: float, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the ``count`` best boxes that no better one overlaps by more than a share: their ranks and their numbers.
-
-    Parameters
-    ----------
-    boxes
-        (batch, n, 4), best first.
-    scores
-        Logits (batch, n).
-    most_overlap
-        Share from which on a box is suppressed.
-    count
-        Number of boxes; those that are suppressed fill it up, where there are not enough others, with ranks below 1.
 
     Notes
     -----
@@ -154,26 +126,7 @@ def atlas_of(levels: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor
 def roi_align(
     levels: Sequence[torch.Tensor], strides: Sequence[int], boxes: torch.Tensor, side: int, points: int = 1
 ) -> torch.Tensor:
-    """Return what levels have in boxes: RoIAlign (He et al., "Mask R-CNN", 2017), by one sampling of a grid.
-
-    Parameters
-    ----------
-    levels
-        Each (batch, channels, height, width); a box is taken from the one for its size, as in feature pyramids.
-    strides
-        Of each level.
-    boxes
-        (batch, n, 4).
-    side
-        Of the result.
-    points
-        Samples of each element of the result on a side, which are averaged.
-
-    Returns
-    -------
-    torch.Tensor
-        (batch n, channels, side, side).
-    """
+    """Return what levels have in boxes: RoIAlign (He et al., "Mask R-CNN", 2017), by one sampling of a grid."""
     atlas, corners = atlas_of(levels)
     batch, count = boxes.shape[:2]
     sizes = boxes[..., 2:] - boxes[..., :2]

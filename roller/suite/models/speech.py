@@ -97,15 +97,7 @@ def _inputs(frames: int, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def deep_speech_2(*, reduced: bool = False, recurrent_layers: int = 5) -> Workload:
-    """Return Deep Speech 2 on utterances of 12.69 s; reduced: 64 units, 8 channels, utterances of 2 s.
-
-    Parameters
-    ----------
-    reduced
-        Whether it is.
-    recurrent_layers
-        5 as in the published benchmark, 7 as in the publication.
-    """
+    """Return Deep Speech 2 on utterances of 12.69 s; reduced: 64 units, 8 channels, utterances of 2 s."""
     units, channels, seconds = (64, 8, 2.0) if reduced else (UNITS, 32, SECONDS)
     frames = round(seconds * FRAMES_PER_S)
     sgd = partial(torch.optim.SGD, lr=1e-3 if reduced else 3e-4, momentum=0.9, nesterov=True)

@@ -17,17 +17,7 @@ def supervised(
     *,
     clip_norm: float | None = None,
 ) -> Callable[[nn.Module], TrainingStep]:
-    """Return what makes the step of a model.
-
-    Parameters
-    ----------
-    optimizer_of
-        From the parameters to their optimizer.
-    loss_of
-        From the model and the tensors of a batch to the loss, a scalar.
-    clip_norm
-        Largest norm of all gradients together; ``None`` for no limit.
-    """
+    """Return what makes the step of a model."""
 
     def step_of(model: nn.Module) -> TrainingStep:
         optimizer = optimizer_of(model.parameters())

@@ -20,13 +20,7 @@ from roller.tile.structures import Structure
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no bulk-synchronous program has.
-
-    Raises
-    ------
-    TileError
-        With the field, what it may be, and what it is.
-    """
+    """Refuse a field that says what no bulk-synchronous program has."""
     del spec
     if program.interleaved or program.storage_padding or program.staged or program.nontemporal:
         raise TileError("program: interleaved, pad, staged and nontemporal are other devices'. Leave them out.")

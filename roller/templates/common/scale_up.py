@@ -64,23 +64,7 @@ def grow(
     cap: int,
     seen: Growth | None = None,
 ) -> Ints:
-    """Enlarge every state along its best axes until nothing fits; return all states visited.
-
-    Parameters
-    ----------
-    geometry
-        Of the expression.
-    start
-        ``(N, axes)`` first states.
-    next_extent
-        ``next_extent(tiles, axis)``: the next aligned extent along an axis, equal to the present one at the end.
-    feasible
-        Mask of tiles that fit their layer.
-    branch, rounds, cap
-        Axes followed per state, growth steps, and states kept per step.
-    seen
-        Is told of every step.
-    """
+    """Enlarge every state along its best axes until nothing fits; return all states visited."""
     visited = [start]
     states = start
     axes = np.flatnonzero(geometry.spatial)
@@ -119,20 +103,7 @@ def register_tiles(
     start: Ints,
     seen: Growth | None = None,
 ) -> Ints:
-    """Construct register tiles: outputs per thread with the best ratio of products to operands.
-
-    Parameters
-    ----------
-    geometry, fits
-        Of the expression; mask of the tiles that fit the registers.
-    keep_per_size
-        Tiles kept per doubling of the outputs.
-    start
-        The first tile, ``(axes,)``: 1 along spatial axes, and the reduction extents of all tiles. A window that is
-        unrolled with the outputs lets neighbouring outputs share operands.
-    seen
-        Is told of every step.
-    """
+    """Construct register tiles: outputs per thread with the best ratio of products to operands."""
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
     for options in sizes:
@@ -155,20 +126,7 @@ def register_tiles(
 
 
 def whole_teus(threads: Ints, spatial: np.ndarray, lanes: int, limit: int) -> Ints:
-    """Return the threads of blocks rounded up along one axis, every axis in turn, until they fill whole TEUs (rule 1).
-
-    Parameters
-    ----------
-    threads
-        ``(N, axes)``; the axes that are not ``spatial`` hold 1.
-    lanes, limit
-        Threads of a TEU, and of a block at most.
-
-    Returns
-    -------
-    numpy.ndarray
-        ``(M, axes)`` thread counts of blocks that fit, and the row each comes from, ``(M, axes + 1)``.
-    """
+    """Return the threads of blocks, each axis in turn rounded up until they fill whole TEUs (rule 1)."""
     rows = np.arange(len(threads))[:, None]
     axes = np.flatnonzero(spatial)
     every = product(threads, axes)

@@ -99,13 +99,7 @@ class Template:
 
 
 def template_of(templates: Sequence[Template], programs: Programs) -> Template:
-    """Return the first template that writes some programs.
-
-    Raises
-    ------
-    BuildError
-        Where none does.
-    """
+    """Return the first template that writes some programs."""
     for template in templates:
         if template.matches(programs):
             return template

@@ -23,13 +23,7 @@ from roller.tile.winograd import WinogradPlan, window_product
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no CPU program has.
-
-    Raises
-    ------
-    TileError
-        With the field, what it may be, and what it is.
-    """
+    """Refuse a field that says what no CPU program has."""
     if program.interleaved or program.storage_padding or (program.stages, program.raster) != (1, 1):
         raise TileError("program: interleaved, pad, stages and raster are a GPU's. Leave them out.")
     if program.nontemporal and program.traits.reduces:

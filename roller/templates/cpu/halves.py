@@ -29,15 +29,7 @@ def computed_itemsize_bytes(access: Access) -> int:
 
 
 def rows_are_converted(access: Access, v: int | None, constants: Collection[str]) -> bool:
-    """Whether an operand is one of broadcast elements whose rows, in a box, are converted in vectors.
-
-    Parameters
-    ----------
-    v
-        Spatial axis that vectors run along.
-    constants
-        Inputs that no call changes: those are packed ahead, however long that takes.
-    """
+    """Whether an operand is one of broadcast elements whose rows, in a box, are converted in vectors."""
     return rows_are_copied(access, constants) and is_converted(access) and (v is None or not access.uses[v])
 
 

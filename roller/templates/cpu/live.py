@@ -135,17 +135,7 @@ def end_at(
 
 
 def live_shares(geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]) -> Floats:
-    """Return the share of every axis's points that the micro-kernels pass on average, ``(N, axes)``; 1 where all.
-
-    Parameters
-    ----------
-    tile
-        Register tiles of the programs (elements); the last one of an axis ends with it.
-    chunk
-        Elements of a reduction that a task takes at a time: one in pieces is passed whole.
-    segments
-        Of axes whose tiles end where taps leave the image (:func:`cuts`): those taps are left out, however few.
-    """
+    """Return the share of every axis's points that the micro-kernels pass on average, ``(N, axes)``; 1 where all."""
     shares = np.ones(tile.shape)
     for s in slides(geometry):
         taps = int(geometry.extents[s.tap])

@@ -44,17 +44,7 @@ def without_byte_arithmetic(expr: TensorExpr) -> TensorExpr:
 def without_byte_floats(
     params: Sequence[Any], body: Any, to_float: Conversion, to_byte: Conversion
 ) -> tuple[list[Any], Any]:
-    """Return a function's buffers and statement with floats of 8 bits as bytes; the same ones where there are none.
-
-    Parameters
-    ----------
-    params
-        The buffers a function takes.
-    body
-        Its statement.
-    to_float, to_byte
-        What a device makes of a byte, and of a float32; the other way round every byte is some number.
-    """
+    """Return a function's buffers and statement with floats of 8 bits as bytes; the same ones where there are none."""
     pass_ = _AsBytes(to_float, to_byte)
     if not any(_is_byte_float(n) for n in _dtypes(params, body)):
         return list(params), body

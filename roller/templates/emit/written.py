@@ -119,11 +119,6 @@ def rewritten(text: Written, formulas: Sequence[Formula], sizes: Sequence[str] |
     """Return the variables and the statement of a text, formulas of sizes in place of its numbers.
 
     The variables of ``sizes``, where they are given, follow as one list.
-
-    Raises
-    ------
-    BuildError
-        Where a size is of two types.
     """
     writer = _Writer([json.loads(json.dumps(n)) for n in text.nodes])
     for (at, _), formula in zip(text.numbers, formulas, strict=True):

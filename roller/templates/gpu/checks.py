@@ -17,13 +17,7 @@ from roller.tile.winograd_products import products, products_program
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no GPU program has.
-
-    Raises
-    ------
-    TileError
-        With the field, what it may be, and what it is.
-    """
+    """Refuse a field that says what no GPU program has."""
     del geometry, spec
     if program.nontemporal:
         raise TileError("program: 'nontemporal' is a CPU's. Leave it out.")

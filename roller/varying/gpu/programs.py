@@ -151,13 +151,7 @@ class GpuKernel:
         return "its program has other numbers than it was built with" if values is None else values
 
     def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
-        """Return the artifact with the shapes and numbers of some sizes: the same source.
-
-        Raises
-        ------
-        BuildError
-            Where it cannot be used there.
-        """
+        """Return the artifact with the shapes and numbers of some sizes: the same source."""
         values, own = self.passed(sizes), self.program.own(sizes, self.spec)
         if isinstance(values, str) or isinstance(own, str):
             raise BuildError(f"{expression.name}: a kernel of a range: at {dict(sizes)}: {values}.")
@@ -200,24 +194,7 @@ def fault(kernel: GpuKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceS
 def build(
     program: GpuProgram, codes: Sequence[OwnCode], sizes: Sizes, expression: TensorExpr, spec: DeviceSpec
 ) -> GpuKernel:
-    """Return the kernel of codes of a program that differ in numbers only; its source is not built.
-
-    Parameters
-    ----------
-    program
-        Whose codes they are.
-    codes
-        For different sizes, the first for ``sizes``.
-    sizes, expression
-        What the artifact is for before it is given others.
-    spec
-        The device.
-
-    Raises
-    ------
-    BuildError
-        Where they differ in more than numbers, or TVM refuses them.
-    """
+    """Return the kernel of codes of a program that differ in numbers only; its source is not built."""
     from roller.templates.gpu.emit.general import generalised
 
     code, numbers = generalised(codes)

@@ -150,22 +150,7 @@ def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions) -> Se
 
 
 def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
-    """Compile an expression for all extents of some axes on a GPU, which need not be here.
-
-    Parameters
-    ----------
-    varies
-        The axes and their ranges.
-    spec, options
-        As for construction.
-    reachable
-        Whether the device is at hand.
-
-    Raises
-    ------
-    NoCandidateError
-        No kernels for all sizes were found.
-    """
+    """Compile an expression for all extents of some axes on a GPU, which need not be here."""
     share = target_units(spec, options)
     s = _constructed(question_of(varies, options), share, replace(options, units=None))
     if not s.families:

@@ -14,17 +14,7 @@ __all__ = ["Selection", "compiled_operators", "compiled_trace", "launches_with_o
 
 
 def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) -> Trace:
-    """Return a trace as a policy runs it.
-
-    Parameters
-    ----------
-    trace
-        Of eager operators, or one that is compiled already.
-    policy
-        ``"compiled"`` compiles all of it; ``"library"`` what the step itself compiles; ``"roller"`` nothing.
-    on_gpu
-        Whether the device is a GPU: what a compiler does for a processor is not described.
-    """
+    """Return a trace as a policy runs it."""
     own = selection_of(trace)
     if trace.options.get("is_compiled") or not on_gpu or not (policy == "compiled" or (policy == "library" and own)):
         return trace
@@ -32,12 +22,6 @@ def trace_as_run(trace: Trace, policy: str = "library", *, on_gpu: bool = True) 
 
 
 def compiled_operators(operators: Sequence[Operator]) -> list[Emitted]:
-    """Return what runs in place of operators of a forward and its backward, in the memory formats that they have.
-
-    Parameters
-    ----------
-    operators
-        In order; their results that none of them reads are what outlives them.
-    """
+    """Return what runs in place of operators of a forward and its backward, in the memory formats that they have."""
     taken = max((t.storage for o in operators for t in (*o.inputs, *o.outputs)), default=0)
     return compile_graph(operators, Builder(1 + taken), lambda _: "")

@@ -34,17 +34,7 @@ def fusible_dtypes(trace: Trace) -> frozenset[str]:
 def with_fused_attention(
     operators: Sequence[Operator], dtypes: Collection[str], graph_of: Callable[[Operator], str | None]
 ) -> list[Operator]:
-    """Return operators with one of fused attention in place of each that is written out.
-
-    Parameters
-    ----------
-    operators
-        In order.
-    dtypes
-        Of queries, keys and values that are fused.
-    graph_of
-        Returns the graph of an operator; ``None`` of one that is not compiled.
-    """
+    """Return operators with one of fused attention in place of each that is written out."""
     graph = _Graph(operators, graph_of)
     found: dict[int, Operator] = {}
     gone: set[int] = set()

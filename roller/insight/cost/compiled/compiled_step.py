@@ -23,13 +23,6 @@ def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
     (``inductor.triton_...``); storages between nodes of one kernel are gone, all others are allocated where they are
     written and freed after their last use. The update of the parameters stays as it is.
 
-    Parameters
-    ----------
-    trace
-        Of eager operators.
-    selection
-        What is compiled, and how; by default all of forward and backward, in the mode of the trace if it names one.
-
     Examples
     --------
     >>> from roller.insight.trace.trace import TensorRecord

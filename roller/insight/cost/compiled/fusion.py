@@ -64,11 +64,6 @@ class Group:
 def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
     """Return kernels, in an order in which each runs after what it reads.
 
-    Parameters
-    ----------
-    nodes
-        Those that are stored, in order.
-
     Notes
     -----
     Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared

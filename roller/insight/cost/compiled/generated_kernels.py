@@ -49,20 +49,7 @@ def compile_graph(
     operators: Sequence[Operator], builder: Builder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
 ) -> list[Emitted]:  # fmt: skip
-    """Return what runs in place of the operators of a forward and its backward, in order.
-
-    Parameters
-    ----------
-    operators
-        In order, the forward's before the backward's.
-    builder
-        Knows the storages that are taken.
-    graph_of
-        Returns the graph of an operator; ``None`` of one that is not compiled, which stays as it is. Nothing is fused
-        across graphs, and each stores its results.
-    outliving
-        Returns the values of nodes that something outside of them reads.
-    """
+    """Return what runs in place of the operators of a forward and its backward, in order."""
     start = len(builder.nodes)
     for place, operator in enumerate(operators):
         graph, first = graph_of(operator), len(builder.nodes)

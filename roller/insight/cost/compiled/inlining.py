@@ -18,15 +18,7 @@ SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
 
 
 def inline(nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[LoopNode]:
-    """Return the nodes whose results are stored; these read what the others would have read.
-
-    Parameters
-    ----------
-    nodes
-        In order.
-    needed
-        Values that something outside of the nodes reads.
-    """
+    """Return the nodes whose results are stored; these read what the others would have read."""
     readers: dict[Value, list[LoopNode]] = defaultdict(list)
     for node in nodes:
         for value in node.values():

@@ -35,13 +35,7 @@ class Network:
             self._residual.append(residual)
 
     def minimum_cut(self, source: Hashable, sink: Hashable) -> set[Any]:
-        """Return the nodes at the beginnings of the cut's edges.
-
-        Parameters
-        ----------
-        source, sink
-            Nodes that the cut separates by edges of finite capacity.
-        """
+        """Return the nodes at the beginnings of the cut's edges."""
         a, b = self._node(source), self._node(sink)
         while (level := self._levels(a))[b] >= 0:
             tried = [0] * len(self._edges)

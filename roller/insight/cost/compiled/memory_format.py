@@ -27,11 +27,6 @@ SMALL_CHANNELS = 64
 def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
     """Return the memory format in which the convolutions of a compiled graph run.
 
-    Parameters
-    ----------
-    operators
-        Of one graph, its forward, and in training its backward too.
-
     Notes
     -----
     Inductor decides once for each graph. In training one grouped convolution (depthwise ones aside) or one that
@@ -91,16 +86,6 @@ def laid_out(
     outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
     formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), where eager takes
     the order of the first.
-
-    Parameters
-    ----------
-    operators
-        In order.
-    format_of
-        Returns the format of the convolutions of an operator's graph; ``None`` of one that is not compiled, whose
-        results keep their layouts.
-    new_storage
-        Returns the number of a storage that nothing has.
     """
     layouts: dict[int, _Layout] = {}
     copies: dict[int, TensorRecord] = {}

@@ -36,15 +36,7 @@ class Partition:
 
 
 def partition(forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[Value, int]) -> Partition:
-    """Return the nodes of both directions, and what passes between them.
-
-    Parameters
-    ----------
-    forward, backward
-        In order.
-    new_storage
-        Gives a value that is computed again a storage of its own.
-    """
+    """Return the nodes of both directions, and what passes between them."""
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
     saved = _cut(forward, backward, writer, wanted)

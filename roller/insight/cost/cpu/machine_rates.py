@@ -113,19 +113,7 @@ class Machine:
     def seconds_by_resource(
         self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
     ) -> Parts:
-        """Return the seconds of an operator by resource.
-
-        Parameters
-        ----------
-        work
-            Work of the operator.
-        moved
-            Memory layers, and the bytes moved from each.
-        fresh_bytes
-            Bytes written to pages that were never touched.
-        strewn_bytes
-            Bytes that memory moves in short runs, in addition to those of the work.
-        """
+        """Return the seconds of an operator by resource."""
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:

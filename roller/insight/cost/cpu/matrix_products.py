@@ -36,17 +36,7 @@ def matrix_product_work(
     m: int, n: int, k: int, batch: int = 1, *, dtype: str = "float32",
     reads: Iterable[TensorRecord] = (), writes: Iterable[TensorRecord] = (),
 ) -> Work:  # fmt: skip
-    """Return the work of products of ``m`` by ``k`` and ``k`` by ``n`` matrices.
-
-    Parameters
-    ----------
-    m, n, k, batch
-        Sizes.
-    dtype
-        Dtype of the operands.
-    reads, writes
-        Tensors that the product reads and writes.
-    """
+    """Return the work of products of ``m`` by ``k`` and ``k`` by ``n`` matrices."""
     turns = math.ceil(k / _DEPTH)
     # The second operand is rearranged; of a vector nothing is.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)

@@ -17,19 +17,7 @@ def cost_per_element(
     *, per: str = "input", serial: bool = False, cycles: float = 0.0, vector: float = 0.0,
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
-    """Return the mapping of an operator with constant costs per element.
-
-    Parameters
-    ----------
-    per
-        The elements that count: those of the largest ``"input"``, or of the first ``"output"``.
-    serial
-        Whether the operator runs on one thread.
-    cycles, vector, exponentials
-        For each element: cycles of scalar code; cycles of a vector; exponentials.
-    reads, writes
-        Times the inputs and the first result go through memory.
-    """
+    """Return the mapping of an operator with constant costs per element."""
 
     def map_operator(view: View) -> Work:
         count = float(max(map(element_count, view.inputs), default=0) if per == "input" else element_count(view.out))

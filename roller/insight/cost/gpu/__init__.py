@@ -22,11 +22,6 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     not handle, is one kernel that reads all inputs and writes all outputs. An expression needs elements: if an operand
     has none, a kernel fills the result, which costs its launch even if the result is empty.
 
-    Parameters
-    ----------
-    operator
-        As traced.
-
     Examples
     --------
     >>> from roller.insight.trace.trace import TensorRecord

@@ -62,15 +62,7 @@ def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequenc
 def conversions_to_innermost(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[Stream, ...]:
-    """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back.
-
-    Parameters
-    ----------
-    read, written
-        Operands and results, channels second.
-    groups
-        Of channels; those of groups are not padded.
-    """
+    """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back."""
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
         if not is_converted(tensor, groups):

@@ -103,13 +103,6 @@ def padded_groups(
 
     A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
     points by one filter, in the columns of a tile, summed over a window of vectors.
-
-    Parameters
-    ----------
-    points
-        The tensor at whose points windows are multiplied.
-    weight, read, written
-        Filters, and the tensors that the kernel moves.
     """
     rows = points.shape[0] * math.prod(points.shape[2:])
     taps = math.prod(weight.shape[2:]) * whole_vector(points.dtype)

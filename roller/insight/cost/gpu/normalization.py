@@ -79,19 +79,7 @@ def _row_gradient_kernel(rows: int, length: int, read: Sequence[TensorRecord], o
 
 
 def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out: str, sums: int) -> TensorExpr:
-    """Return the expression of a row-wise gradient: sums over rows, then an element-wise function of the sums.
-
-    Parameters
-    ----------
-    rows, length
-        Of every tensor.
-    dtypes
-        Of the tensors read.
-    out
-        Dtype of the result.
-    sums
-        Number of sums per row.
-    """
+    """Return the expression of a row-wise gradient: sums over rows, then an element-wise function of the sums."""
     acc = "float64" if out == "float64" else "float32"
     row, walk, point = Axis("i", rows), Axis("k", length, REDUCTION), Axis("j", length)
     inputs = tuple(Tensor(f"X{n}", (rows, length), d) for n, d in enumerate(dtypes))
@@ -117,17 +105,7 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
 
 
 def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a norm over channels, which passes over its large inputs several times.
-
-    Parameters
-    ----------
-    read
-        Times the large inputs are read.
-    kept
-        Times the large results are written.
-    launches
-        Kernels.
-    """
+    """Return the mapping of a norm over channels, which passes over its large inputs several times."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))

@@ -28,13 +28,7 @@ def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
 
 
 def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a ``_foreach`` operator: it reads every list, and writes every result.
-
-    Parameters
-    ----------
-    more
-        Further kernels, such as those that add the blocks' partial norms.
-    """
+    """Return the mapping of a ``_foreach`` operator: it reads every list, and writes every result."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         first = view.tensors("self") or view.inputs

@@ -75,17 +75,7 @@ _JOINING = frozenset({"add", "sub", "mul", "div", "max", "min", "pow", "fmod", "
 def elementwise_expression(
     functions: tuple[str, ...], extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]
 ) -> TensorExpr:
-    """Return the expression of an element-wise operator.
-
-    Parameters
-    ----------
-    functions
-        Names of the scalar functions applied to every element.
-    extents
-        Shape of the result.
-    out, operands
-        Layouts of the result and of the operands, of equal rank.
-    """
+    """Return the expression of an element-wise operator."""
     sizes, strides = merge_axes(extents, (out, *operands))
     axes = tuple(Axis(f"d{n}", size) for n, size in enumerate(sizes)) or (Axis("d0", 1),)
     acc = "float64" if out.dtype == "float64" else "float32"
@@ -111,19 +101,7 @@ def elementwise_expression(
 def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord], also: float = 0.0
 ) -> tuple[Launch, ...]:
-    """Return the kernel of an element-wise operator; by its bytes if no expression describes it.
-
-    Parameters
-    ----------
-    functions
-        Names of the scalar functions applied to every element.
-    out
-        Result, in the layout it is written in.
-    inputs
-        Operands, broadcast to the result.
-    also
-        Bytes written in addition to the result, such as those of a mask.
-    """
+    """Return the kernel of an element-wise operator; by its bytes if no expression describes it."""
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     beside: tuple[Launch, ...] = (Stream(0.0, also, 0),) if also else ()

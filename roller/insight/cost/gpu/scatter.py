@@ -15,13 +15,7 @@ _VALUES = ("values", "source", "src", "value")
 
 
 def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a scatter: it writes indexed elements, of a copy if it is not in place.
-
-    Parameters
-    ----------
-    adds
-        Whether it reads the old elements; every operator with ``accumulate`` does.
-    """
+    """Return the mapping of a scatter: it writes indexed elements, of a copy if it is not in place."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         target = view.required_tensor("self", 0)

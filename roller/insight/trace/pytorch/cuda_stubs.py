@@ -81,17 +81,7 @@ class Scope(nullcontext[None]):
 def cuda_function_stubs(
     host: bool, capability: Callable[[], tuple[int, int]], note: Callable[[str], None]
 ) -> Mapping[str, Any]:
-    """Return stubs of the functions of ``torch.cuda``, by name.
-
-    Parameters
-    ----------
-    host
-        Whether the traced device is the host.
-    capability
-        Compute capability of the device.
-    note
-        Called with a sentence on what is traced other than it runs.
-    """
+    """Return stubs of the functions of ``torch.cuda``, by name."""
 
     class Own(Stream):  # PyTorch's modules ask for classes of these names
         def __init__(self, *_: Any, **__: Any) -> None:

@@ -18,15 +18,6 @@ def with_layout_of_gpu(func: Any, args: Any, result: Any) -> Any:
     ``cudnn_conv_suggest_memory_format`` (ATen/native/ConvUtils.h); the meta kernel of a device it does not know
     returns planes of channels.
 
-    Parameters
-    ----------
-    func
-        The operator.
-    args
-        Its arguments in order.
-    result
-        What its meta kernel returned.
-
     Examples
     --------
     >>> x = torch.empty(2, 8, 4, 4, device="meta").contiguous(memory_format=torch.channels_last)

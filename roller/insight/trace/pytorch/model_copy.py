@@ -67,18 +67,7 @@ def without_lazy_parameters(model: torch.nn.Module) -> Iterator[None]:
 def checkpoint_modules(
     model: torch.nn.Module, chosen: bool | str | Sequence[str], origins: OriginTracker
 ) -> tuple[str, ...]:
-    """Make modules compute their forward again in backward, and return their paths.
-
-    Parameters
-    ----------
-    model
-        Changed in place.
-    chosen
-        Patterns of paths, see :func:`matches_path`; ``True`` for the blocks of every outermost list of modules of one
-        class. The submodules of a chosen module are recomputed with it.
-    origins
-        Records the module of a forward that bypasses the hooks.
-    """
+    """Make modules compute their forward again in backward, and return their paths."""
     if not chosen:
         return ()
     if chosen is True:

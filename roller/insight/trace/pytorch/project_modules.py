@@ -16,13 +16,6 @@ def forget_modules_of_other_projects(folder: Path, is_foreign: Callable[[str], b
 
     Python looks for names among loaded modules first, so a second project with, say, a ``model.py`` would get the
     ``model`` of the first.
-
-    Parameters
-    ----------
-    folder
-        Of the file that is going to be loaded.
-    is_foreign
-        Whether a file is of Python, of a library or of Roller; modules of such files stay.
     """
     names = {name for name, module in list(sys.modules.items()) if _is_hidden(name, module, folder, is_foreign)}
     for name in list(sys.modules):

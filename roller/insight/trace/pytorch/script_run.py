@@ -104,13 +104,7 @@ class ScriptTracer:
             self.session.origins.made.update(o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer))
 
     def run(self) -> Trace:
-        """Run the script to its end; the trace is that of the steps there were.
-
-        Raises
-        ------
-        ModelError
-            The script fails, or never trains.
-        """
+        """Run the script to its end; the trace is that of the steps there were."""
         session = self.session
         with warnings.catch_warnings(), session.recording(), self._hooks(), session.registrations.watching():
             warnings.simplefilter("ignore")

@@ -92,15 +92,7 @@ class Stacks:
         return stack
 
     def with_modules(self, stack: Stack, depths: Sequence[int], modules: Sequence[str]) -> Stack:
-        """Return a stack whose frames name the module instance that runs them.
-
-        Parameters
-        ----------
-        stack
-            As :meth:`here` gives it.
-        depths, modules
-            Of every module that is running, outermost first: the frames there were when it was called, and its path.
-        """
+        """Return a stack whose frames name the module instance that runs them."""
         if not modules:
             return stack
         key = (id(stack), *depths, *modules)

@@ -88,13 +88,7 @@ class MeasuredSession(Session):
 
 @driver
 def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> Measurement:
-    """Measure an entry file's step in this process, which it changes: globals, random numbers, memory.
-
-    Raises
-    ------
-    ModelError
-        A provider is missing or raises, or the step uses a device other than the processor.
-    """
+    """Measure an entry file's step in this process, which it changes: globals, random numbers, memory."""
 
     def load(cuda: _Cuda) -> ModuleType:
         return entry_file.load_entry_file(Path(path), lambda what, origins: _errors(what, origins, cuda))
@@ -106,17 +100,7 @@ def measure_entry(path: str | Path, options: TraceOptions, budget_s: float) -> M
 def measure_module(
     module: ModuleType, name: str, options: TraceOptions, budget_s: float, timer: Timer = time_steps
 ) -> Measurement:
-    """Measure the step of a module that has all providers and ``__file__``, as :func:`measure_entry` does of a file.
-
-    Parameters
-    ----------
-    module, name
-        The providers, and the name of their step.
-    options, budget_s
-        As for :func:`measure_entry`.
-    timer
-        Times the step, with the arguments of :func:`~roller.insight.trace.step_clock.time_steps`.
-    """
+    """Measure the step of a module that has all providers and ``__file__``, as :func:`measure_entry` does of a file."""
     return _measure_loaded(lambda cuda: module, name, options, budget_s, timer)
 
 

@@ -84,17 +84,7 @@ def amp_dtype(name: Any) -> torch.dtype | None:
 
 
 def make_optimizer(given: Any, model: torch.nn.Module, twins: Mapping[int, torch.nn.Parameter]) -> Any:
-    """Return an optimizer over the copy's parameters.
-
-    Parameters
-    ----------
-    given
-        Name, class or function of parameters, or an optimizer of the user's model.
-    model
-        The copy.
-    twins
-        ``id`` of a parameter of the user's model -> that of the copy.
-    """
+    """Return an optimizer over the copy's parameters."""
     if given is None:
         return None
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -155,13 +145,7 @@ def inference_step(call: Callable[[], Any], amp: torch.dtype | None) -> Callable
 
 @contextmanager
 def mixed_precision(name: str | None) -> Iterator[Callable[[], AbstractContextManager[Any]]]:
-    """Yield a context that runs a user's step in mixed precision; with float16 its loss is scaled.
-
-    Raises
-    ------
-    ModelError
-        The step scales its loss itself.
-    """
+    """Yield a context that runs a user's step in mixed precision; with float16 its loss is scaled."""
     dtype = amp_dtype(name)
     if dtype is not torch.float16:
         yield lambda: _autocast(dtype)

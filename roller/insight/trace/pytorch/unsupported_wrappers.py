@@ -75,13 +75,7 @@ def _mark_compiled(model: torch.nn.Module, mode: str) -> None:
 
 
 def unwrap_compiled(model: torch.nn.Module, said: Callable[[str], None]) -> torch.nn.Module:
-    """Return a model without the wrapper of ``torch.compile``, with a note.
-
-    Raises
-    ------
-    ModelError
-        The model is distributed over devices.
-    """
+    """Return a model without the wrapper of ``torch.compile``, with a note."""
     for path, part in model.named_modules():
         for base in type(part).__mro__:
             home = next((name for name in _WAYS if _is_in_package(base.__module__, name)), None)

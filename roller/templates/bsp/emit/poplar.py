@@ -17,13 +17,7 @@ if TYPE_CHECKING:
 
 
 def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-    """Return the codelets and the schedule of a program.
-
-    Raises
-    ------
-    BuildError
-        Where the program is not for such a device, or a unit has no type for a dtype.
-    """
+    """Return the codelets and the schedule of a program."""
     BSP.expect(program.kind, "Poplar code generation")
     entry = f"roller_{plain(program.expr.name)}"
     schedule = schedule_of(program, spec, entry)

@@ -48,13 +48,7 @@ template <class T> T logistic(T a) {
 
 
 def type_of(dtype: str, where: str) -> str:
-    """Return the C++ type of a dtype.
-
-    Raises
-    ------
-    BuildError
-        Where a unit has none.
-    """
+    """Return the C++ type of a dtype."""
     if dtype not in TYPES:
         raise BuildError(f"{where}: expected a dtype of {sorted(TYPES)}, got '{dtype}'. Convert the tensors.")
     return TYPES[dtype]

@@ -23,13 +23,7 @@ def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
 def arithmetic_cycles(
     stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int, loaded_conversions: int = 0
 ) -> Floats:
-    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements.
-
-    Parameters
-    ----------
-    loaded_conversions
-        Conversions of its body that are no arithmetic of every vector: those of what is loaded.
-    """
+    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements."""
     rates, width, dtype = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, stage.acc_dtype
     mix = instruction_mix(stage.body, stage.combiner)
     mix["convert"] = mix.get("convert", 0.0) - loaded_conversions

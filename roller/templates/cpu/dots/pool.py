@@ -50,15 +50,7 @@ def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
 def dots_batch(
     geometry: Geometry, spec: DeviceSpec, v: int, rows: Sequence[int], tasks: Callable[[Ints], list[Ints]]
 ) -> TileBatch:
-    """Return the programs with lanes along reduction axis ``v``.
-
-    Parameters
-    ----------
-    rows
-        Spatial axes worth several outputs of a micro-kernel.
-    tasks
-        Maps a register tile to the register tiles per task to consider.
-    """
+    """Return the programs with lanes along reduction axis ``v``."""
     lanes, usable = lane_count(spec, 4), spec.limits.usable_vector_registers or 1
     extent = int(geometry.extents[v])
     both = []

@@ -24,19 +24,6 @@ def copy_every_second(
     The last vector is shifted back to end with the row, and the second load of each ends with its last element: nothing
     beyond the row is read or written. Rows shorter than a vector take vectors of ``FEWEST_HALVES`` lanes, still shorter
     ones go element by element.
-
-    Parameters
-    ----------
-    length
-        May be a run-time value.
-    lanes
-        Of the widest vectors.
-    source
-        And the address (elements) of the first one.
-    target
-        And its index; one dtype with the source.
-    element
-        Copies one, given its number.
     """
 
     def vectors(width: int) -> Stmt:

@@ -34,20 +34,7 @@ def written(module: Any, sizes: Mapping[str, int]) -> Written:
 
 
 def generalised(texts: Sequence[Written], fitter: Fitter) -> Any:
-    """Return the module of all sizes: parameters of the texts, then one array for each size, whose extent it is.
-
-    Parameters
-    ----------
-    texts
-        The function for the sizes of each point of ``fitter``; equal but for their numbers.
-    fitter
-        Finds the formulas.
-
-    Raises
-    ------
-    BuildError
-        Where texts differ in more than numbers, or a number is no function of the sizes that is known here.
-    """
+    """Return the module of all sizes: parameters of the texts, then one array for each size, whose extent it is."""
     first = texts[0]
     if any(t.shape != first.shape for t in texts):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")

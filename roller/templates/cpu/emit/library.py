@@ -43,34 +43,7 @@ def prim_funcs(functions: Mapping[str, tuple[list[Any], Stmt]]) -> Any:
 def build_library(
     module: Any, mcpu: str, cores: int, features: str = "", *, checked: bool = True, propagate_nan: bool = True
 ) -> bytes:
-    """Compile ``module`` for a CPU and link it.
-
-    Parameters
-    ----------
-    module
-        TIR module with the function :data:`ENTRY`, and :data:`PACK` where constants are packed.
-    mcpu
-        LLVM CPU name.
-    cores
-        Cores the kernel runs on.
-    features
-        Those the kernel needs beyond what ``mcpu`` says, as LLVM names them, with spaces between.
-    checked
-        Whether the kernel looks at every property of every array it is called with, as code for TVM's own callers does.
-        The launchers do so before, and say more; it is two thirds of a small library, and a third of its compilation.
-    propagate_nan
-        Whether NaN wins in maxima and minima.
-
-    Returns
-    -------
-    bytes
-        A shared library that needs only TVM's runtime.
-
-    Raises
-    ------
-    BuildError
-        Where TVM refuses the program, or no C compiler is on PATH to link with.
-    """
+    """Compile ``module`` for a CPU and link it."""
     target = _target(mcpu, cores, features=features)
     with scratch_folder() as folder:
         object_file, library = Path(folder, "kernel.o"), Path(folder, "kernel.so")
@@ -117,13 +90,7 @@ def _target(mcpu: str, cores: int, mtriple: str = "", features: str = "") -> Any
 
 
 def link(object_file: Path, library: Path) -> None:
-    """Link an object file into a shared library with the C compiler on PATH.
-
-    Raises
-    ------
-    BuildError
-        Where there is no compiler, or it fails.
-    """
+    """Link an object file into a shared library with the C compiler on PATH."""
     compiler = need_compiler("linking a CPU kernel")
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file)]
     # Most kernels call nobody, and to look through the libraries of C takes longer than the rest.

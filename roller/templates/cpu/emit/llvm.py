@@ -45,11 +45,6 @@ def lower_module(
 
     A call takes what changes from call to call, inputs before outputs, then constants and their panels. The extent of a
     ``varying`` size of the program's expression is that of the arrays of a call: any that is not below its tile.
-
-    Raises
-    ------
-    BuildError
-        Where the program is not a CPU program or its structure does not fit its expression.
     """
     CPU.expect(program.kind, "CPU code generation")
     template = writer_of(CPU.name, program)
@@ -107,38 +102,7 @@ def lower(
     program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = "",
     varying: Size | None = None,
 ) -> KernelArtifact:  # fmt: skip
-    """Generate the CPU kernel of ``program``, and build it unless it is for machines of another architecture.
-
-    Parameters
-    ----------
-    program
-        rProgram of kind ``"cpu"`` over the canonical expression.
-    expression
-        The user's expression (argument shapes, reference).
-    mcpu
-        LLVM CPU name.
-    cores
-        Cores the tasks are spread over.
-    device
-        Name of the DeviceSpec the program was constructed for.
-    vector_bytes
-        Width of a vector register (bytes); recorded for the reader of the artifact.
-    mtriple
-        LLVM's name of the machine, where it may be another than this one: what is linked here would not run there.
-    varying
-        A size of the program's expression whose extent is that of the arrays of a call, as for :func:`lower_module`.
-
-    Returns
-    -------
-    KernelArtifact
-        With ``language="llvm"``, the TIR as source and, where its machine is this one's kind, the shared library as
-        binary.
-
-    Raises
-    ------
-    BuildError
-        Where the program cannot be lowered, compiled or linked.
-    """
+    """Generate the CPU kernel of ``program``, and build it unless it is for machines of another architecture."""
     start = time.perf_counter()
     module, arguments, names = lower_module(program, cores, varying)
     features = program.fragment.arch if program.fragment is not None else ""

@@ -79,17 +79,7 @@ class Nest:
     _count: Iterator[int] = field(default_factory=itertools.count)
 
     def loop(self, extent: int | Expr, body: Body, kind: str = "serial", name: str = "i") -> Stmt:
-        """Return ``for name in range(extent): body(name)``; a loop of one iteration is dropped.
-
-        Parameters
-        ----------
-        extent
-            Iterations (constant, or a run-time expression).
-        body
-            Maps the loop variable to the statement inside.
-        kind
-            ``"serial"``, ``"parallel"``, ``"vector"`` or ``"unroll"``.
-        """
+        """Return ``for name in range(extent): body(name)``; a loop of one iteration is dropped."""
         if isinstance(extent, int) and extent >= OFFSET_ELEMENTS:
             raise BuildError(f"loop '{name}': expected fewer than 2^31 iterations, got {extent}. Split the operator.")
         if isinstance(extent, int) and extent == 1:  # of parallel loops too: one task wakes no worker
@@ -186,11 +176,6 @@ def declare(
     """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
 
     Private ones hold what is computed with unless ``computed`` is false: floats of 16 bits as they are stored.
-
-    Raises
-    ------
-    BuildError
-        Where the buffer has 2^31 elements or more, which 32-bit indices cannot reach.
     """
     elements = math.prod(int(n) for n in shape if isinstance(known(n), int))
     if elements >= OFFSET_ELEMENTS:

@@ -58,13 +58,6 @@ def stream_stores(module: Any, outputs: Collection[str]) -> Any:
 
     A store takes the ordinary road where its address is not a multiple of its size (at most a line): the ends of a
     row, or all of it where nothing aligned it (:func:`elements_to_line`).
-
-    Parameters
-    ----------
-    module
-        Module of TIR functions as the templates print them: loops, not yet lowered.
-    outputs
-        Names of the argument buffers whose stores are meant.
     """
     tir = tirx.transform
     passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]

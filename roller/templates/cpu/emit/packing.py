@@ -57,13 +57,7 @@ def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
 def pack_panel(
     nest: Nest, plan: PanelPlan, source: Buffer, panel: Buffer, first: Mapping[str, Expr], count: Mapping[str, Any]
 ) -> Stmt:
-    """Return the statement that fills ``panel``.
-
-    Parameters
-    ----------
-    first, count
-        First register tile and number of tiles to pack, per spatial axis; counts may be run-time values.
-    """
+    """Return the statement that fills ``panel``."""
     counts = [count[s.name] for s in plan.spatial]
 
     def one(tiles: tuple[Expr, ...]) -> Stmt:
@@ -230,13 +224,7 @@ def shuffled_blocks(
 
 
 def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
-    """Return the statement that copies one task's box and fills what lies outside with the load's value.
-
-    Parameters
-    ----------
-    start
-        First coordinate of the task, per spatial axis.
-    """
+    """Return the statement that copies one task's box and fills what lies outside with the load's value."""
     load: Load = plan.load
     shape = dimensions(source, load.index)
     base = [emit_index(i, start) for i in plan.base]

@@ -123,15 +123,7 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
 
 
 def at_run_time(plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]) -> tuple[SpatialPlan, ...]:
-    """Return plans whose extents are those of the result's dimensions where only a call says them.
-
-    Parameters
-    ----------
-    last
-        The stage that writes the result.
-    shape
-        Of the result's buffer.
-    """
+    """Return plans whose extents are those of the result's dimensions where only a call says them."""
     said = {i.axes[0]: n for i, n in zip(last.store, shape, strict=True) if not isinstance(n, int)}
     return tuple(p.of_extent(said[p.name]) if p.name in said else p for p in plans)
 

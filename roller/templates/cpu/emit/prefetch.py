@@ -27,17 +27,7 @@ Hint = Callable[[Mapping[str, Any]], Stmt]
 def prefetch_panel(
     panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
-    """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay.
-
-    Parameters
-    ----------
-    panel, buffer
-        Of a constant.
-    order
-        The axes in the order their register tiles are looped over.
-    env
-        Tile positions of the register tile.
-    """
+    """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay."""
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None
@@ -67,15 +57,7 @@ def prefetch_panel(
 def prefetch_filters(
     plan: WinogradPlan, buffer: Buffer, element: Expr, panel: tuple[Expr, Expr], turn: Expr
 ) -> list[Callable[[Expr], Stmt]]:
-    """Return what fetches, channel by channel, the transformed filters that a task multiplies next.
-
-    Parameters
-    ----------
-    plan, buffer
-        Of a Winograd program; the filters ``[element][panel][channel][filter]``.
-    element, panel, turn
-        What is multiplied: element of a tile, panel (of all, and of the task's own), number of the group of tiles.
-    """
+    """Return what fetches, channel by channel, the transformed filters that a task multiplies next."""
     shape = tuple(int(x) for x in buffer.ty.shape)
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(shape) * item_bytes < FAR_BYTES:
@@ -88,17 +70,7 @@ def prefetch_filters(
 
 
 def _lines(buffer: Buffer, start: tuple[Expr, ...], part: tuple[Expr, int], row: int, item_bytes: int) -> Stmt:
-    """Return hints for one part of a panel.
-
-    Parameters
-    ----------
-    buffer, start
-        The panel's first row: all indices but the last.
-    part
-        Number of the reduction step, counted through all turns that read the panel before it, and how many turns are.
-    row, item_bytes
-        Elements a step reads of its own panel, and their size.
-    """
+    """Return hints for one part of a panel."""
     step, turns = part
     size = -(-row // turns)
     return seq(*(prefetch(buffer, *start, step * size + x) for x in range(0, size, LINE_BYTES // item_bytes)))

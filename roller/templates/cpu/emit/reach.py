@@ -14,13 +14,7 @@ _MOST = OFFSET_ELEMENTS - _BEYOND
 
 
 def check_reach(expr: TensorExpr) -> None:
-    """Refuse an expression whose tensors, axes or indices reach beyond 32 bits.
-
-    Raises
-    ------
-    BuildError
-        For the first tensor, axis, access, guard or position that is too large.
-    """
+    """Refuse an expression whose tensors, axes or indices reach beyond 32 bits."""
     for t in expr.tensors.values():
         _require(f"tensor '{t.name}' {t.shape}", "elements", t.elements)
     for s in expr.stages:

@@ -43,15 +43,7 @@ def by_segments(
     piece: Callable[[Expr, Expr], Stmt],
     before: Sequence[Stmt] = (),
 ) -> Stmt:
-    """Return ``whole()`` where a tile from ``start`` lies in one run, else a ``piece`` per run they touch.
-
-    Parameters
-    ----------
-    piece
-        Receives the first element (relative to ``start``) and the number of elements.
-    before
-        Statements that go before the pieces.
-    """
+    """Return ``whole()`` where a tile from ``start`` lies in one run, else a ``piece`` per run they touch."""
     size = tile.tile
     if run.length % size == 0 and tile.extent % size == 0:  # tiles start at multiples of their size
         return whole()

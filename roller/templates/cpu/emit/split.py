@@ -149,11 +149,6 @@ def _nests(
     """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts.
 
     A single point is reduced by parts: a register tile of one element would leave all cores but one idle.
-
-    Raises
-    ------
-    BuildError
-        Where a split program packs operands or its reduction has one chunk.
     """
     anchor = program.expr.anchor
     if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):

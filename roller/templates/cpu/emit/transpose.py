@@ -27,11 +27,6 @@ def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]
 
     Round by round, from half the lanes down to one, every row whose number lacks the bit and the one that has it
     exchange the lanes of the other bit.
-
-    Parameters
-    ----------
-    rows
-        Vector expressions, each with ``len(rows)`` lanes.
     """
     lanes = len(rows)
     steps: list[Stmt] = []
@@ -59,15 +54,7 @@ def transpose_block(
     nest: Nest, lanes: int, source: Buffer, place: Callable[[int], tuple[Expr, ...]],
     panel: Buffer, target: Callable[[int], tuple[Expr, ...]],
 ) -> Stmt:  # fmt: skip
-    """Return the copy of one block.
-
-    Parameters
-    ----------
-    place
-        Maps a row to the index in ``source`` its elements are read from on, along the last dimension.
-    target
-        Maps a column to the index in ``panel`` its elements are written from on, along the last dimension.
-    """
+    """Return the copy of one block."""
 
     def vector(index: tuple[Expr, ...]) -> list[Expr]:
         return [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)]

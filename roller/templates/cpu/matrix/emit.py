@@ -266,11 +266,5 @@ class Matrix(Tiled):
 
 
 def word_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
-    """Return the loop nests of a ``matrix`` program of a CPU that adds words to vectors.
-
-    Raises
-    ------
-    BuildError
-        Where the expression is no sum of products of bytes.
-    """
+    """Return the loop nests of a ``matrix`` program of a CPU that adds words to vectors."""
     return Matrix(program, buffers, frozenset(program.constants)).nests()

@@ -31,15 +31,7 @@ _DOTS = {("int8", "int8"): "ss", ("int8", "uint8"): "su", ("uint8", "int8"): "us
 
 
 def _library(signs: str, dots: Sequence[tuple[int, int, int]]) -> str:
-    """Return functions in LLVM's language around its intrinsics, whose register numbers are part of the instruction.
-
-    Parameters
-    ----------
-    signs
-        Of the operands, as the instruction's name has them.
-    dots
-        Registers of sums, rows and packed words that are multiplied.
-    """
+    """Return functions in LLVM's language around its intrinsics, whose register numbers are part of the instruction."""
     out = [
         "declare void @llvm.x86.ldtilecfg(ptr)",
         "declare void @llvm.x86.tilerelease()",
@@ -214,13 +206,7 @@ class Tiles(Matrix):
 
 
 def matrix_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nests of a ``matrix`` program of a CPU: by tile registers, or by vectors.
-
-    Raises
-    ------
-    BuildError
-        Where the expression is no sum of products of bytes, or its fragments do not fit.
-    """
+    """Return the loop nests of a ``matrix`` program of a CPU: by tile registers, or by vectors."""
     del cores
     if program.fragment is None or program.fragment.m == 1:
         return word_nests(program, buffers)

@@ -25,25 +25,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the one program of a register tile and a task's tile, its rows, lanes and words found.
-
-    Parameters
-    ----------
-    geometry
-        Of the form of the expression that the tiles are named over.
-    rows
-        Extents (elements) per layer, ``register`` first, the tile of a task last. An extent of 1 along the words in the
-        former means the fragment's.
-    spec, fragment
-        The device, and one of its instructions.
-    along
-        Axes of rows, lanes and words; those of the lowest price where ``None``.
-
-    Raises
-    ------
-    TileError
-        Where the fragment does not compute the expression, or tiles are no whole fragments.
-    """
+    """Return the one program of a register tile and a task's tile, its rows, lanes and words found."""
     ways = [axes for axes in matrix_axes(geometry, spec, fragment) if along in (None, axes)]
     if not ways:
         where = f" along {along}" if along is not None else ""

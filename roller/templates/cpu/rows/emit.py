@@ -333,17 +333,7 @@ def _vectorisable(s: Stage, expr: TensorExpr, axis: str) -> bool:
 
 
 def rows_body(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Stmt:
-    """Return the loop nest of a ``rows`` program.
-
-    Parameters
-    ----------
-    program
-        A CPU program of structure ``"rows"``.
-    buffers
-        Argument buffers by tensor name (inputs and outputs, canonical shapes).
-    cores
-        Cores of the device: fewer rows than cores are computed stage by stage instead.
-    """
+    """Return the loop nest of a ``rows`` program."""
     expr = program.expr
     single = len(expr.stages) == 1 or expr.epilogue is not None
     spatial = {a.name for a in expr.axes if a.kind == SPATIAL and a.extent > 1}

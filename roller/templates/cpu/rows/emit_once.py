@@ -23,11 +23,6 @@ _ROW_ELEMENTS = 1 << 16
 def computed_once(expr: TensorExpr) -> TensorExpr:
     """Return ``expr`` with stages for what several elements or stages need; itself where there is nothing of that.
 
-    Parameters
-    ----------
-    expr
-        A row expression in canonical form; new stages are named after the stage they stand before, with an ``@``.
-
     Examples
     --------
     >>> from roller import ops

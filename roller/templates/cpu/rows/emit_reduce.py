@@ -57,18 +57,7 @@ class Reducer:
     def point(
         self, env: Env, vector: Axis | None, finish: Callable[[Expr], Stmt], span: tuple[Any, Any] | None = None
     ) -> Stmt:
-        """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``.
-
-        Parameters
-        ----------
-        env
-            Coordinates of the point.
-        vector
-            Reduction axis to vectorise; ``None`` reduces element by element.
-        span
-            First element and number of elements of ``vector`` to reduce (both may be run-time values);
-            the whole axis when ``None``.
-        """
+        """Reduce one point with lane-wise partial results along ``vector`` and pass the result to ``finish``."""
         others = [a for a in self.stage.reduction_axes if a is not vector]
         scalar = declare("total", (1,), self.stage.acc_dtype, scope="local")
         zero = (integer(0),)
@@ -206,15 +195,7 @@ class Reducer:
         return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
-        """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once.
-
-        Parameters
-        ----------
-        start, width
-            First output and number of outputs; ``width`` is a multiple of a power-of-two vector.
-        finish
-            Receives the coordinates and the result of one lane.
-        """
+        """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once."""
         lanes = power_of_two_below(min(self.lanes, width))
         acc = declare("acc", (width,), self.stage.acc_dtype, scope="local")
 

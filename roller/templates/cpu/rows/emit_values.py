@@ -67,19 +67,7 @@ def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
 def value_of(
     stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
-    """Return what computes the body of a stage at an environment of axes.
-
-    Parameters
-    ----------
-    stage
-        In the names of the expression.
-    stages
-        All of the expression.
-    tensors
-        What reads a tensor at indices, by name.
-    placed
-        The same load where the code has its tensor; anything else as it is.
-    """
+    """Return what computes the body of a stage at an environment of axes."""
     found = dict.fromkeys(n for n in walk(stage.body) if _is_below_its_maximum(n, stages))
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
     arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}

@@ -73,20 +73,7 @@ def _compose(index: Index, at: Mapping[str, Index]) -> Index:
 
 
 def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
-    """Return the loop nest of a ``streaming`` program.
-
-    Parameters
-    ----------
-    program
-        A CPU program of structure ``"streaming"``.
-    buffers
-        Argument buffers by tensor name (inputs and outputs, canonical shapes).
-
-    Raises
-    ------
-    BuildError
-        Where the expression reduces something.
-    """
+    """Return the loop nest of a ``streaming`` program."""
     expr = program.expr
     if any(s.combiner is not None for s in expr.stages):
         raise BuildError(f"{expr.name}: structure 'streaming' expected no reduction, got one. Use structure 'rows'.")

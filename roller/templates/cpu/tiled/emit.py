@@ -383,18 +383,5 @@ def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
 
 
 def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
-    """Return the loop nest of a ``tiled`` program that packs whatever it packs in every call.
-
-    Parameters
-    ----------
-    program
-        A CPU program of structure ``"tiled"``.
-    buffers
-        Argument buffers by tensor name (inputs and outputs, canonical shapes).
-
-    Raises
-    ------
-    BuildError
-        Where the expression has no reduction, or stages the template cannot fuse.
-    """
+    """Return the loop nest of a ``tiled`` program that packs whatever it packs in every call."""
     return Tiled(program, buffers).function_body()

@@ -13,15 +13,6 @@ def held(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection
     A value is loaded where it is used first and held until it is used last. So an operand that does not change along
     a loop is held once for all values it takes inside of that loop.
 
-    Parameters
-    ----------
-    order
-        The loops of a register tile, outermost first.
-    sizes
-        Iterations of each loop.
-    uses
-        By operand the loops along which it changes.
-
     Examples
     --------
     Of 2 by 12 products, all 12 of the one operand are held through the loop over the other, or 2 of that:

@@ -375,19 +375,6 @@ class _Winograd:
 
 
 def winograd_nests(program: RProgram, buffers: dict[str, Buffer], cores: int) -> Nests:
-    """Return the loop nests of a program of a ``winograd`` structure.
-
-    Parameters
-    ----------
-    program
-        A CPU program; its register and task tiles are read as :class:`~roller.tile.winograd.WinogradPlan` says.
-    buffers
-        Argument buffers by tensor name (inputs and outputs, canonical shapes).
-
-    Raises
-    ------
-    BuildError
-        Where the expression is no window product.
-    """
+    """Return the loop nests of a program of a ``winograd`` structure."""
     del cores
     return _Winograd(program, buffers).nests()

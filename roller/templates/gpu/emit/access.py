@@ -24,17 +24,6 @@ def depends(load: Load, axis: str) -> bool:
 def padding_is_neutral(stage: Stage, axis: str, padded: Mapping[Load, float], neutral: float) -> bool:
     """Whether padding a reduction axis adds nothing without masking the body.
 
-    Parameters
-    ----------
-    stage
-        The reduction stage.
-    axis
-        The padded reduction axis.
-    padded
-        Value of every load that is certain to take a fixed value beyond the end of ``axis``.
-    neutral
-        Neutral value of the combiner.
-
     Notes
     -----
     A product is annihilated where *every* factor that moves with the axis is zero there: one zero alone

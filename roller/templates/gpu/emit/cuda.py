@@ -91,33 +91,7 @@ def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Ke
 def lower(
     program: RProgram, expression: TensorExpr, arch: str, device: str, *, async_copies: bool | None = None
 ) -> KernelArtifact:
-    """Generate the kernels of a program.
-
-    Parameters
-    ----------
-    program
-        A GPU program; its expression is the canonical form of ``expression``.
-    expression
-        The user's expression, kept in the artifact as reference.
-    arch
-        CUDA architecture, ``"sm_70"``.
-    device
-        Name of the device the program was constructed for.
-    async_copies
-        Whether scratchpad tiles are filled by asynchronous copies: what the program was priced with
-        (``execution.async_copy_bytes`` of its specification). ``None``: where the architecture has them.
-
-    Returns
-    -------
-    KernelArtifact
-        Language ``"cuda"``, not built, without estimate.
-
-    Raises
-    ------
-    BuildError
-        Where the program is not for a GPU, a tensor, a workspace or an axis padded to whole tiles is too large for
-        32-bit offsets, asynchronous copies are asked of an architecture that has none, or TVM refuses.
-    """
+    """Generate the kernels of a program."""
     available = has_async_copies(arch)
     code = unlowered(program, arch, async_copies=available if async_copies is None else async_copies)
     return lowered(code, program, expression, arch, device)

@@ -136,18 +136,7 @@ def _blocks(nodes: Sequence[Mapping[str, Any]]) -> set[int]:
 
 
 def generalised(several: Sequence[OwnCode]) -> tuple[Unlowered, Numbers]:
-    """Return the code of all sizes, and what is passed to it.
-
-    Parameters
-    ----------
-    several
-        For different sizes; equal but for their numbers.
-
-    Raises
-    ------
-    BuildError
-        Where they differ in more than numbers, or too many of these differ, or one is negative.
-    """
+    """Return the code of all sizes, and what is passed to it."""
     first = several[0]
     if any(c.digest != first.digest for c in several):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")

@@ -101,29 +101,7 @@ def lower_for(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> Ke
 
 
 def lower(program: RProgram, expression: TensorExpr, arch: str, device: str) -> KernelArtifact:
-    """Generate the kernels of a program.
-
-    Parameters
-    ----------
-    program
-        A GPU program; its expression is the canonical form of ``expression``.
-    expression
-        The user's expression, kept in the artifact as reference.
-    arch
-        AMD architecture, ``"gfx906"``.
-    device
-        Name of the device the program was constructed for.
-
-    Returns
-    -------
-    KernelArtifact
-        Language ``"hip"``, not built, without estimate.
-
-    Raises
-    ------
-    BuildError
-        As for :func:`roller.templates.gpu.emit.cuda.lower`, or where the text holds what HIP has no word for.
-    """
+    """Generate the kernels of a program."""
     try:
         artifact = cuda.lower(program, expression, _TEMPLATE_ARCH, device)
     except BuildError as err:
@@ -151,16 +129,6 @@ def _adapted(artifact: KernelArtifact, arch: str) -> KernelArtifact:
 
 def adapt(source: str) -> str:
     """Return CUDA C of this package's templates as HIP C++.
-
-    Parameters
-    ----------
-    source
-        Text with at least one kernel.
-
-    Raises
-    ------
-    BuildError
-        Where the text uses what only NVIDIA devices have, or shuffles over another width than 32 lanes.
 
     Examples
     --------

@@ -109,25 +109,6 @@ def pack(
 ) -> HorizontalKernel:
     """Put kernels together.
 
-    Parameters
-    ----------
-    artifacts
-        By key; of one language and target. Blocks of the first ones start first.
-    capacity
-        How many argument sets of each there is room for, by key.
-    name
-        Prefix of the entries.
-
-    Returns
-    -------
-    HorizontalKernel
-        Not built.
-
-    Raises
-    ------
-    BuildError
-        Where a kernel cannot be packed (:func:`why_not`), or they are not of one language and target.
-
     Notes
     -----
     A block has the most threads of any program; those a program has not leave before anything else. From sm_70 on a
@@ -200,13 +181,7 @@ def _kernel(stage: Stage, programs: Sequence[_Program], number: int) -> str:
 
 
 def _program(launch: Launch) -> _Program:
-    """Return a launch's kernel as a function.
-
-    Raises
-    ------
-    BuildError
-        Where its text is not what templates emit.
-    """
+    """Return a launch's kernel as a function."""
     head = next((m for m in _HEAD.finditer(launch.source) if m["name"] == launch.entry), None)
     if head is None:
         raise BuildError(f"its source has no kernel '{launch.entry}' of the usual form")

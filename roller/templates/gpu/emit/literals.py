@@ -30,13 +30,7 @@ def prints_exactly(value: float) -> bool:
 
 
 def exact_literals(module: Any) -> Any:
-    """Return a device module whose floating-point literals are printed without loss.
-
-    Parameters
-    ----------
-    module : tvm.IRModule
-        Lowered; nothing simplifies it any more. Its source goes through :func:`hexadecimal`.
-    """
+    """Return a device module whose floating-point literals are printed without loss."""
 
     def exact(literal: Any) -> Any:
         dtype, value = dtype_of(literal), float(literal.value)

@@ -75,19 +75,7 @@ def axis_map(program: RProgram, axis: Axis, *, interleaved: bool | None = None) 
 
 
 def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
-    """Return a block's place among the block tiles of every axis, from its number in the launch.
-
-    Parameters
-    ----------
-    flat
-        Number of the block, which the hardware counts up as blocks start.
-    steps
-        Block tiles per axis, the fastest axis of the output last.
-    raster
-        Tiles of the slower of the two fastest axes (of those with several tiles) that blocks run over before the
-        fastest one advances; the last group may be smaller. Blocks that run together then share more of what they
-        load from the shared cache.
-    """
+    """Return a block's place among the block tiles of every axis, from its number in the launch."""
     wide = [n for n, e in enumerate(steps) if not is_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel(flat, steps)

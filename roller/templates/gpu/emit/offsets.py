@@ -13,20 +13,7 @@ _DEFAULT_TILE = 256
 
 
 def check_tensors(kind: str, tensors: Iterable[Tensor]) -> None:
-    """Refuse tensors that 32-bit offsets do not reach.
-
-    Parameters
-    ----------
-    kind
-        What they are, in errors: ``"tensor"``, ``"workspace"``.
-    tensors
-        To check.
-
-    Raises
-    ------
-    BuildError
-        For the first that is too large.
-    """
+    """Refuse tensors that 32-bit offsets do not reach."""
     for t in tensors:
         if t.elements >= OFFSET_ELEMENTS:
             _refuse(f"{kind} '{t.name}'", "fewer than 2**31 elements", t.elements)
@@ -37,11 +24,6 @@ def check_offsets(program: RProgram) -> None:
 
     Threads beyond the end of an axis compare their position with its extent, so that extents count as padded to whole
     block tiles: a position that wraps is negative, and within the extent. So do the indices of the anchor's loads.
-
-    Raises
-    ------
-    BuildError
-        For the first tensor, axis or load that is too large.
     """
     check_tensors("tensor", program.expr.tensors.values())
     anchor = program.expr.anchor

@@ -19,13 +19,7 @@ from roller.tile import RProgram
 
 
 def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
-    """Return the kernels of a program, in launch order.
-
-    Raises
-    ------
-    BuildError
-        Where the structure does not fit the expression.
-    """
+    """Return the kernels of a program, in launch order."""
     expr = ctx.expr
     anchor, traits = expr.anchor, program.traits
     if traits.reduces == (anchor.combiner is None):
@@ -37,13 +31,7 @@ def kernels(ctx: Context, program: RProgram) -> list[Stmt]:
 
 
 def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list[Stmt]:
-    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings.
-
-    Raises
-    ------
-    BuildError
-        Where the anchor's template places all barriers itself, and another reduction counts on TVM's.
-    """
+    """One or two kernels per stage; the anchor runs by the program, the rest by default mappings."""
     expr, out = ctx.expr, list[Stmt]()
     # A pipeline places its own barriers; another reduction counts on TVM's.
     single = sum(s.combiner is not None for s in expr.stages) == 1

@@ -266,11 +266,6 @@ def matrix_unit(
     """Return the unit of a fragment's family for a group tile of ``m`` by ``n``.
 
     ``padding`` is the storage padding of A and of B (elements).
-
-    Raises
-    ------
-    BuildError
-        Where there are no device functions for the family.
     """
     if fragment.family == "mma":
         return Mma(fragment, *operands, m, n, lane)

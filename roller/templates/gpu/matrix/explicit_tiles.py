@@ -21,25 +21,7 @@ def matrix_batch(
     fragment: Fragment,
     along: tuple[str, ...] | None,
 ) -> TileBatch:
-    """Return the one program of a group's tile and a block's tile, one stage, its m, n and k axes found.
-
-    Parameters
-    ----------
-    geometry
-        Of the form of the expression that the tiles are named over.
-    rows
-        Extents (elements) per layer: of a group of threads, and of a block. An extent of 1 along k in the former
-        means the fragment's.
-    spec, fragment
-        The device, and one of its instructions.
-    along
-        Axes of m, n and k; found where ``None``.
-
-    Raises
-    ------
-    TileError
-        Where the fragment does not compute the expression, or tiles are no whole fragments.
-    """
+    """Return the one program of a group's tile and a block's tile, one stage, its m, n and k axes found."""
     known = matrix_forms(geometry, replace(spec, fragments=(fragment,)))
     forms = [f for f in known if along in (None, tuple(geometry.names[a] for a in f.axes))]
     if not forms:

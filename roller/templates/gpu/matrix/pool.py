@@ -98,17 +98,7 @@ class MatrixForm:
 def matrix_forms(
     geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
 ) -> tuple[MatrixForm, ...]:
-    """Return the ways in which a matrix unit of the device computes an expression, least padded first.
-
-    Parameters
-    ----------
-    geometry
-        Of the expression.
-    spec
-        Device; without fragments there is no way.
-    rounded
-        Dtype of tensors -> the operand of fragments to which it is rounded as it is multiplied.
-    """
+    """Return the ways in which a matrix unit of the device computes an expression, least padded first."""
     expr = geometry.expr
     loads = _product_loads(expr)
     if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
@@ -157,13 +147,6 @@ def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: Cons
 
     Blocks grow from tiles of every group of threads along the axes of best reuse score; the most promising get their
     stages and their raster by price, where their choice of axes is not clearly slower than another one.
-
-    Parameters
-    ----------
-    geometries
-        Of the forms of one expression.
-    spec, options
-        The device, and what construction may do.
     """
     tried: list[tuple[float, TileBatch]] = []
     policy = POLICIES[options.policy]

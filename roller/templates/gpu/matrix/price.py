@@ -46,13 +46,7 @@ SPREAD_INSTRUCTIONS, READ_INSTRUCTIONS = 0.5, 2.0
 
 
 def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return products and sums per cycle and unit of the batch's fragment.
-
-    Raises
-    ------
-    SpecError
-        Where the specification names the fragment but gives no rate for it.
-    """
+    """Return products and sums per cycle and unit of the batch's fragment."""
     f = batch.fragment
     assert f is not None
     rate = spec.compute.ops_per_cycle_per_unit.get(f"{f.rate}.{f.operand}")

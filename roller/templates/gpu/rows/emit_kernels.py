@@ -45,13 +45,7 @@ def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
 
 
 def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
-    """Return the two kernels of a row reduction that is split over blocks: its parts, and their sum in a fixed order.
-
-    Raises
-    ------
-    BuildError
-        Where a stage reads the row once more: it would have to wait for all blocks.
-    """
+    """Return the two kernels of a row reduction split over blocks: the parts, and their sum in fixed order."""
     first, *rest = row_stages(ctx.expr)
     if first.stage.combiner is None or any(s.columns for s in rest):
         raise BuildError(f"{ctx.expr.name}: a split reduction expected to be the only one, got {len(rest) + 1} stages.")

@@ -29,18 +29,7 @@ class Meeting(IntEnum):
 
 
 def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: bool) -> Ints:
-    """Return how lanes meet (:class:`Meeting`), ``(N,)``.
-
-    Parameters
-    ----------
-    lanes, rows
-        Threads of a block that share a row, and along rows.
-    itemsize_bytes
-        Of the accumulators.
-    along
-        Whether elements of a row are contiguous in memory: lanes are neighbours then, as they are where there is one
-        row.
-    """
+    """Return how lanes meet (:class:`Meeting`), ``(N,)``."""
     count, others = np.asarray(lanes), np.asarray(rows)
     shuffled = (along | (others == 1)) & (count * others % SHUFFLE_LANES == 0) & (itemsize_bytes >= _SHUFFLED_BYTES)
     within = shuffled & (count & (count - 1) == 0) & (count <= SHUFFLE_LANES)

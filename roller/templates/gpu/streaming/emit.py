@@ -39,20 +39,7 @@ _THREADS = 256
 def streaming_kernel(
     ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
 ) -> Stmt:
-    """Return the kernel of an element-wise stage.
-
-    Parameters
-    ----------
-    ctx
-        Tensors of the expression; element-wise producers are computed in place.
-    s
-        The stage; its output has a buffer.
-    maps
-        Maps of its axes, the one contiguous in the output last.
-    staged
-        Inputs that come through the scratchpad, because neighbouring threads would find their elements far apart
-        (transposes), with the storage padding of their tiles' rows (elements).
-    """
+    """Return the kernel of an element-wise stage."""
     return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
 
 

@@ -54,13 +54,7 @@ class Pipeline:
     multiply: Callable[[Expr, Expr], Stmt]
 
     def statement(self) -> Stmt:
-        """Return the whole reduction.
-
-        Raises
-        ------
-        BuildError
-            Where the target has no asynchronous copies and more than two stages are asked for.
-        """
+        """Return the whole reduction."""
         self.ctx.own_barriers = True  # TVM would put its own around every access of a slot
         if self.ctx.async_copies:
             return self._asynchronous()

@@ -25,13 +25,6 @@ def copy_group_tile(
 
     Asynchronous, 16 bytes at a time, where chunks are aligned in the tensor and never straddle a bound; element by
     element elsewhere.
-
-    Parameters
-    ----------
-    base
-        Start of the tile along every axis.
-    threads
-        Number of this thread, and of all.
     """
     thread, together = threads
     width = t.chunk if _whole_chunks(ctx, t, domain) else 1

@@ -56,11 +56,6 @@ def product(f: Fragment, transposed_a: bool, transposed_b: bool) -> str:
 
     Its arguments are the sums of one thread and the descriptors of A and B; ``transposed`` operands are contiguous
     along m (n) instead of k. The function is defined as a side effect.
-
-    Raises
-    ------
-    BuildError
-        Where the instruction is none of half precision with float32 sums.
     """
     if f.operand not in _KINDS or (f.m, f.k, f.accumulator) != (64, 16, "float32") or f.n % 8 or not 8 <= f.n <= 256:
         raise BuildError(f"{f.name}: expected 64 x n x 16 of {list(_KINDS)} with float32 sums. Correct the fragment.")

@@ -54,13 +54,7 @@ _DTYPE = "float32"
 
 
 def winograd_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
-    """Return the kernels of a program of a ``winograd`` structure, in launch order.
-
-    Raises
-    ------
-    BuildError
-        Where the expression is no window product, or a workspace is too large for 32-bit offsets.
-    """
+    """Return the kernels of a program of a ``winograd`` structure, in launch order."""
     expr = program.expr
     found = products(expr, program.structure)
     if found is None:
