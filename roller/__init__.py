@@ -15,6 +15,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from roller.core.renamed import install_module_finder
+
+install_module_finder()
+
 __version__ = "0.1.0"
 
 #: Public name -> module it is loaded from.

@@ -308,9 +308,13 @@ def compile(
     found = for_expression(entry, expression)
 
     def candidates() -> tuple[Candidate, ...]:  # when they are looked at
-        from roller.compiler.autotune.kept import candidates_of
+        from roller.construction.constructor import Candidate
+        from roller.perf.estimate import Estimate
 
-        return candidates_of(found.candidates)
+        return tuple(
+            Candidate(c.id, c.program, Estimate.from_dict(c.estimate), c.status, c.measured_s, c.reason, c.proved)
+            for c in found.candidates
+        )
 
     return CompiledKernel(found.artifact, candidates, here, cached_at=found.stored_at).holding(values)
 

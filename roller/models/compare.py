@@ -12,9 +12,9 @@ import numpy as np
 from roller.core.display import one_line
 from roller.models.compiled_model import CompiledModel
 from roller.models.expected import expected_of
-from roller.models.onnx.witnesses import Witnesses, asked, verdict
 from roller.models.session.bundle_run import relative_error
 from roller.models.session.gpu_bundle import TOLERANCE
+from roller.models.witnesses import Witnesses, asked, verdict
 
 if TYPE_CHECKING:
     import onnx
@@ -43,7 +43,7 @@ class Difference:
     tolerance
         What it may be.
     right, why
-        Who is right where it is more, as :class:`roller.models.onnx.witnesses.Verdict` has it.
+        Who is right where it is more, as :class:`roller.models.witnesses.Verdict` has it.
     """
 
     output: str

@@ -86,8 +86,8 @@ RULES = (
         "names of the release before", (r"insight\.renamed import MODULES",),
         r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
         (
-            "roller/insight/renamed.py::getattr_for_moved_names.find_moved_name",
-            "roller/insight/renamed.py::replacement_of_method",
+            "roller/core/renamed.py::getattr_for_moved_names.find_moved_name",
+            "roller/core/renamed.py::replacement_of_method",
         ),
     ),
     DynamicImport(

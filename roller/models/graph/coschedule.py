@@ -26,7 +26,7 @@ def coscheduled(
 ) -> Outcome:
     """Return a program whose independent small kernels run side by side where that is predicted to be faster.
 
-    Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.models.graph.chunks`) where others then run.
+    Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.models.graph.chunks`) so that others run.
     """
     predict = predict or predictor(spec)
     known = dict(whole or {})

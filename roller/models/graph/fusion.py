@@ -1,7 +1,7 @@
 """Which parts of a model become one kernel.
 
-Parts are the nodes of a graph after lowering. The rules of :mod:`roller.models.graph.rules` run in passes, each over all
-parts in order, until none applies:
+Parts are the nodes of a graph after lowering. The rules of :mod:`roller.models.graph.rules` run in passes, each over
+all parts in order, until none applies:
 
 1. Movement (transpose, slice, broadcast, padding) goes into the loads of its readers where they stay affine.
 2. Element-wise parts with one reader go into it; the anchors (whatever reduces, softmax and normalisation included)

@@ -79,7 +79,7 @@ class Evaluator:
 
 
 def _is_kept(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]) -> bool:
-    """Return whether a node gives integers a meaning: :mod:`roller.models.onnx.quantised` computes with the integers."""
+    """Return whether a node scales integers, with which :mod:`roller.models.onnx.quantised` computes."""
     stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
     return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
 

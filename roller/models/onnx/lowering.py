@@ -107,7 +107,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Called:
-    """A function of :mod:`roller.models.session.library`; ``inputs``: the names it takes, by default all of the node's."""
+    """A function of :mod:`roller.models.session.library`; ``inputs``: its names, by default all of the node's."""
 
     function: str
     attributes: Mapping[str, Any] = field(default_factory=dict)

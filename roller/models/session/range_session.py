@@ -43,8 +43,8 @@ class RangeSession(HeldHere):
     """A whole model on this machine's processor, for all sizes of a range.
 
     Calls are as those of a :class:`~roller.models.session.session.Session`; the shapes of the arrays are the sizes. New
-    sizes take some milliseconds more for each kernel, once, and tenths of a second where one must run to show that it is
-    right there; nothing is compiled.
+    sizes take some milliseconds more for each kernel, once, and tenths of a second where one must run to prove
+    itself there; nothing is compiled.
 
     Parameters
     ----------

@@ -18,8 +18,8 @@ from roller.models import expected
 from roller.models.batch.executors import Forks
 from roller.models.compile import partitioned, read
 from roller.models.graph.steps import Foreign
-from roller.models.onnx.witnesses import asked, verdict
 from roller.models.session.fallback import need_runtimes
+from roller.models.witnesses import asked, verdict
 from tests.models.onnx.networks import tower, unsupported
 
 
@@ -146,10 +146,10 @@ def test_a_model_that_the_reference_does_not_take_is_judged_by_what_is_left(monk
     program = partitioned(read(tower(), batch=1))
     feeds = {n: np.zeros(program.values[n].shape, np.float32) for n in program.inputs}
     assert asked(tower(), program, feeds).reference is not None
-    monkeypatch.setattr("roller.models.onnx.witnesses.MAX_ELEMENTS", 1)
+    monkeypatch.setattr("roller.models.witnesses.MAX_ELEMENTS", 1)
     found = asked(tower(), program, feeds)
     assert found.reference is None and found.unoptimised is not None
-    monkeypatch.setattr("roller.models.onnx.witnesses.MAX_ELEMENTS", 1 << 26)
+    monkeypatch.setattr("roller.models.witnesses.MAX_ELEMENTS", 1 << 26)
     found = asked(b"nonsense", program, feeds)
     assert found.reference is None and found.unoptimised is None
 

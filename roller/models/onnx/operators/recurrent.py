@@ -1,8 +1,8 @@
 """LSTM, GRU and simple recurrent layers, unrolled: one product for the inputs of all steps, then cells.
 
 The inputs' projections of a direction are one matrix product. Each step then is the product of the state with the
-recurrent weights, and one element-wise kernel with all new states (:mod:`roller.models.onnx.operators.cells`). Kernels of
-all steps are the same; steps read and write parts of the whole tensors in place.
+recurrent weights, and one element-wise kernel with all new states (:mod:`roller.models.onnx.operators.cells`). The
+kernels of all steps are the same; steps read and write parts of the whole tensors in place.
 """
 
 from __future__ import annotations

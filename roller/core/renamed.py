@@ -8,12 +8,36 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _ROOM = "roller.insight"
+#: Packages that had such modules and are no more.
+PACKAGES = {"roller.explaining", "roller.model", "roller.onnx", "roller.search", "roller.varying"}
 #: Old module -> new modules of its names.
 MODULES = {
+    f"roller.{old}": (f"roller.{new}",)
+    for old, new in {
+        "compiled": "compiler.compiled_kernel",
+        "explaining.explanation": "explanation.explanation",
+        "explaining.why_not": "explanation.why_not",
+        "model.bundle": "models.session.bundle",
+        "model.gpu_runner": "models.session.gpu_runner",
+        "model.range_session": "models.session.range_session",
+        "model.saved": "models.session.saved",
+        "model.session": "models.session.session",
+        "notebook": "cli.notebook",
+        "onnx.compile": "models.compile",
+        "onnx.compiled_model": "models.compiled_model",
+        "onnx.torch_backend": "models.torch.backend",
+        "pipeline": "compiler.pipeline",
+        "report.explain": "explanation.explain",
+        "report.sensitivity": "explanation.sensitivity",
+        "search.constructor": "construction.constructor",
+        "varying.kernel": "compiler.dynamic.kernel",
+        "varying.open_call": "compiler.dynamic.symbolic_call",
+    }.items()
+} | {
     f"{_ROOM}.{old}": tuple(f"{_ROOM}.{one}" for one in new.split())
     for old, new in {
         "records": "trace.trace",
@@ -97,13 +121,21 @@ class _Finder(MetaPathFinder, Loader):
     """Finds the old modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname in PACKAGES:
+            return ModuleSpec(fullname, self, is_package=True)
         return ModuleSpec(fullname, self) if fullname in MODULES else None
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__getattr__ = getattr_for_moved_names(module.__name__, MODULES[module.__name__])  # type: ignore[method-assign]
+        homes = MODULES.get(module.__name__, ())
+        module.__getattr__ = getattr_for_moved_names(module.__name__, homes)  # type: ignore[method-assign]
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return code that runs the new module for ``python -m`` of the old one, as earlier releases' folders ask for."""
+        (home,) = MODULES[fullname]
+        return compile(f"from runpy import run_module\nrun_module({home!r}, run_name='__main__')", fullname, "exec")
 
 
 def install_module_finder() -> None:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import roller.insight
-from roller.insight.renamed import MODULES, NAMES
+from roller.core.renamed import MODULES, NAMES
 from roller.insight.step.graph import StepGraph
 from roller.insight.trace.trace import AllocEvent
 from roller.insight.whatif.scenario import read_scenarios
