@@ -10,7 +10,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import REGISTER_EXTENT, aligned_extents
 from roller.templates.cpu import lane_count
 from roller.templates.cpu.common import tasks
-from roller.templates.cpu.dots.pool import dots_batch
+from roller.templates.cpu.dots.candidates import dots_batch
 from roller.templates.cpu.registry import pool as cpu_programs
 from roller.templates.cpu.tiled import pool as cpu_pool
 from roller.templates.gpu.registry import pool as gpu_programs

@@ -5,6 +5,6 @@ Packages, each above the ones before: ``trace`` (a step as plain data), ``memory
 Only ``trace.pytorch`` needs PyTorch, which is imported when a model is traced.
 """
 
-from roller.insight.renamed import install_module_finder
+from roller.core.renamed import install_module_finder
 
 install_module_finder()

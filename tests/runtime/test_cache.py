@@ -70,7 +70,7 @@ def test_second_compile_in_a_new_process_needs_no_tvm_and_no_constructor() -> No
     code = (
         "import sys, roller\n"
         "k = roller.compile(roller.ops.matmul(24, 20, 16), device='cpu', top_k=3)\n"
-        "heavy = ('tvm', 'tvm_ffi', 'roller.templates.emit', 'roller.search.constructor', 'roller.perf')\n"
+        "heavy = ('tvm', 'tvm_ffi', 'roller.templates.emit', 'roller.construction.constructor', 'roller.perf')\n"
         "print(k.measured_s > 0, [m for m in heavy if m in sys.modules])\n"
     )
     assert in_new_process(code).strip() == "True []"

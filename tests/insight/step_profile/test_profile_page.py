@@ -14,8 +14,8 @@ from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import to_data
 from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
-from roller.report import html_report
-from roller.report.html_report import MOST_BYTES
+from roller.page import html_page
+from roller.page.html_page import MOST_BYTES
 from tests.insight.step_profile.profiles import large_profile, small_profile
 from tests.report.pages import data_of
 
