@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "roller"
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "horizontal", "emulator")
+RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "emulator")
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.core.cache_location": {"platformdirs"}}
 
@@ -194,7 +194,7 @@ def test_tvm_is_imported_only_in_te_and_where_templates_emit():
 
 def test_candidates_and_prices_do_not_import_code_generation():
     offenders = {
-        name: {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact", "horizontal")}
+        name: {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact")}
         for name in modules()
         if floor_of(name) == "templates" and not emits(name)
     }

@@ -20,7 +20,7 @@ from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chose
 from benchmarks.gpu.ranking import winners, worst
 from benchmarks.gpu.schedule import Clock, Phase, Unit
 from roller.backends.devices import DeviceHandle
-from roller.models.session.bundle_run import line_of, phases_of
+from roller.models.session.bundle_run import PHASES, line_of
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.probe_bundle import ProbeBundle, check_device, run_plans
 from roller.runtime.probe_run import PlanRunner
@@ -214,7 +214,7 @@ class Models:
     def _waiting(self, name: str) -> list[str]:
         known = self._known(name)
         right = known.get("check", {"ok": True})["ok"]
-        return [p for p in phases_of(self._bundles[name]) if p not in known] if right else []
+        return [p for p in PHASES if p not in known] if right else []
 
     def _known(self, name: str) -> Mapping[str, Any]:
         return self._job.journal.data.models.get(name, {})

@@ -136,7 +136,7 @@ BUNDLE = Kind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.
               "Make one: `roller bundle create`.", _of_operators)  # fmt: skip
 PROBES = Kind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
               "Make one: `roller probe --bundle`.", _of_probes)  # fmt: skip
-#: A model for a GPU; bundles without packs are written in version 1, for earlier readers.
+#: A model for a GPU. Bundles are written in version 1; version 2 has packs, and its plans are refused.
 MODEL_BUNDLE = Kind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
                     "Pass the folder that save wrote.", _of_model_bundle)  # fmt: skip
 #: A model for a processor; the native runner in the folder speaks one version only.

@@ -59,8 +59,6 @@ class Target:
         Said to whoever compiles for it: why there is source and no binary; empty where kernels are built.
     emulator
         ``"module:class"`` of what runs its sources on this processor; empty where nothing does.
-    undefined
-        Text ahead of a packed kernel, for words of CUDA the language has not.
     probe_options
         Of the compiler for a probe: subnormals are flushed, so that a special function is the instruction and nothing
         else; no two operations are packed into one, so that what is counted is what is issued.
@@ -87,7 +85,6 @@ class Target:
     timed: bool = True
     source_only: str = ""
     emulator: str = ""
-    undefined: str = ""
     probe_options: tuple[str, ...] = ()
     matrix_probe: tuple[str, int] = ("", 0)
     innermost_channels: bool = False

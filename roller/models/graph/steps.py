@@ -161,12 +161,9 @@ class Together:
     ----------
     lanes
         The steps of each.
-    packed
-        Whether every lane is one kernel, and all of them are one launch (:mod:`roller.models.session.horizontal`).
     """
 
     lanes: tuple[tuple[Step, ...], ...]
-    packed: bool = False
 
 
 Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | Together"
