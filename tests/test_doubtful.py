@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import roller
 from roller.choosing import Selection, choose
-from roller.choosing.choose import Workshop
+from roller.choosing.workshop import Workshop
 from roller.cli.main import app
 from roller.runtime import cpu_profile
 from roller.runtime.cache import KernelCache

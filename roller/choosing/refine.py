@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.choosing.choose import DOUBTFUL, Workshop, finished, try_all, with_record
+from roller.choosing.workshop import DOUBTFUL, Workshop, finished, try_all, with_record
 from roller.compiled import CompiledKernel
 
 if TYPE_CHECKING:

@@ -20,7 +20,9 @@ from roller.cli.common import (
     tiles_of,
 )
 from roller.errors import TileError
-from roller.explaining.text import WIDTH, Section, lines_of, sections, why_sections
+from roller.explaining.explanation import sections
+from roller.explaining.text import WIDTH, Section, lines_of
+from roller.explaining.why_not import why_sections
 
 if TYPE_CHECKING:
     from roller.explaining.why_not import WhyNot

@@ -10,6 +10,7 @@ from roller import perf
 from roller.errors import TileError, bounded, shown
 from roller.explaining.capacity import exceeded
 from roller.explaining.compare import Difference, quantity, road_of_difference, sentence
+from roller.explaining.text import Section, html, rule_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
@@ -86,8 +87,6 @@ class WhyNot:
 
     def _repr_html_(self) -> str:
         """Return it for a notebook."""
-        from roller.explaining.text import html, why_sections
-
         return html(why_sections(self))
 
     def __str__(self) -> str:
@@ -96,6 +95,22 @@ class WhyNot:
             return f"illegal: {self.reason}"
         times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
         return f"{self.verdict}: predicted {times}\n{self.reason}"
+
+
+def why_sections(w: WhyNot) -> tuple[Section, ...]:
+    """Return what speaks against a program in the order it is told."""
+    sentences = [f"asked: {w.asked}", *([f"program: {w.program}"] if w.program not in (None, w.asked) else [])]
+    sentences += [f"chosen: {w.chosen}", *str(w).splitlines()]
+    if w.budget:
+        sentences.append(f"It runs, but exceeds a budget that construction keeps to: {w.budget}.")
+    sentences += [f"It relaxes {rule_text(r)}" for r in w.relaxed]
+    road = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.road)
+    terms = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.terms)
+    found = [Section("Why not", tuple(sentences))]
+    if road:
+        found.append(Section("Down to the cause", (), ("term", "asked", "chosen"), road))
+        found.append(Section("Terms that differ", (), ("term", "asked", "chosen"), terms))
+    return tuple(found)
 
 
 def why_not(

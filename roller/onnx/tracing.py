@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,18 +16,21 @@ import onnx
 from roller.errors import ModelError
 from roller.graph.nodes import Node
 from roller.graph.steps import Value
+from roller.onnx.control import control
+from roller.onnx.defined import defined
+from roller.onnx.dynamic_values import UNKNOWN_SHAPE, follow, leave
 from roller.onnx.evaluate import Evaluator
 from roller.onnx.inference import Inference
+from roller.onnx.legacy import modern
 from roller.onnx.loading import Loaded
 from roller.onnx.lowering import has_lowering, no_lowering
 from roller.onnx.ordering import in_order
 from roller.onnx.overrides import Rebatching
+from roller.onnx.refusals import behind
 from roller.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
 from roller.onnx.scope import Scope
+from roller.onnx.tracer_interface import DynamicNodes
 from roller.onnx.types import array_value, plain_attribute, too_large
-
-if TYPE_CHECKING:
-    from roller.onnx.dynamic_values import DynamicNodes
 
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
@@ -125,12 +128,6 @@ class Tracer:
 
     def node(self, node: onnx.NodeProto, scope: Scope) -> None:
         """Trace one node."""
-        from roller.onnx.control import control
-        from roller.onnx.defined import defined
-        from roller.onnx.dynamic_values import UNKNOWN_SHAPE, follow, leave
-        from roller.onnx.legacy import modern
-        from roller.onnx.refusals import behind
-
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         domain = "" if node.domain == "ai.onnx" else node.domain
         if any(map(self.is_loose, inputs)):

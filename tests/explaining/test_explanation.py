@@ -11,8 +11,9 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import TileError
+from roller.explaining.explanation import sections
 from roller.explaining.roads import road_to
-from roller.explaining.text import plain, sections
+from roller.explaining.text import plain
 from roller.templates.common.growth import Growth
 from roller.templates.common.score import reuse_score, tile_cost
 from roller.templates.gpu.tiled.pool import blocks, kernels
