@@ -267,6 +267,15 @@ def test_importing_roller_loads_nothing():
     assert run(code).splitlines()[1] == "[]"
 
 
+def test_names_of_specifications_load_no_yaml():
+    code = (
+        "import sys; from roller.hardware import DeviceSpec, MemoryLayer\n"
+        "print('yaml' in sys.modules)\n"
+        "from roller.hardware import load_spec; print(load_spec('v100').units, 'yaml' in sys.modules)"
+    )
+    assert run(code).splitlines() == ["False", "80 True"]
+
+
 def test_constructing_and_predicting_need_no_tvm():
     code = (
         "import sys, roller\n"
