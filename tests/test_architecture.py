@@ -185,6 +185,13 @@ def test_no_circle_even_for_types():
     expect_none(f"{m} needs {', '.join(sorted(others))}" for m, others in needs.items())
 
 
+def test_what_prices_programs_lies_above_perf():
+    """Templates use the frame of ``perf/``; it asks no kind for its templates, by name neither."""
+    expect_none(
+        f"{name} asks for templates" for name in modules() if floor_of(name) == "perf" and ".room(" in text_of(name)
+    )
+
+
 def emits(name: str) -> bool:
     """Whether a module of ``templates/`` writes code: it, or a package it is in, is called ``emit``."""
     return floor_of(name) == "templates" and any(part.split("_")[0] == "emit" for part in name.split("."))

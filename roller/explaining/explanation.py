@@ -22,6 +22,7 @@ from roller.perf import Estimate, Term
 from roller.perf.unit_notes import unit_notes
 from roller.search.constructor import construct_candidates, target_units
 from roller.search.program_names import estimate_named
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
@@ -167,7 +168,7 @@ def explain(
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
     rank = None if alike is None else alike + 1
     estimate_named(chosen, target)  # says which capacity it exceeds
-    estimate, time = perf.estimate_explained(chosen, target)
+    estimate, time = pricing.estimate_explained(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(

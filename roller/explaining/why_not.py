@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller import perf
 from roller.errors import TileError, bounded, shown
 from roller.explaining.capacity import exceeded
 from roller.explaining.compare import Difference, quantity, road_of_difference, sentence
@@ -17,6 +16,7 @@ from roller.perf import Estimate, Term
 from roller.search.capacities import replace_budget
 from roller.search.explicit_tiles import Mechanisms, Tile, priced_tiles
 from roller.search.program_names import estimate_named, program_from_name
+from roller.templates import pricing
 from roller.tile.program import RProgram
 
 #: What is said of a program that the model would have, and that construction did not come by.
@@ -131,7 +131,7 @@ def why_not(
         if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
             hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
         return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
-    own, of_chosen = perf.estimate_explained(chosen, spec)
+    own, of_chosen = pricing.estimate_explained(chosen, spec)
     name, relaxed = str(program), program.relaxed
     if program == chosen:
         reason = "it is the program that was chosen"
@@ -160,9 +160,9 @@ def _priced(
     else:
         found = priced_tiles(expr, spec, tiles, fragment, how)
         estimate, program, block = found.estimate, found.program, found.block
-    same, time = perf.estimate_explained(program, spec, block)
+    same, time = pricing.estimate_explained(program, spec, block)
     if same.seconds != estimate.seconds:  # within the hard limits, beyond the budgets of construction
-        _, time = perf.estimate_explained(program, replace_budget(spec), block)
+        _, time = pricing.estimate_explained(program, replace_budget(spec), block)
     return estimate, program, time
 
 

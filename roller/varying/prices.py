@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller import perf
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 from roller.varying.box import Sizes
 from roller.varying.open_programs import OpenProgram
 
@@ -22,5 +22,5 @@ def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -
     several = [programs[n].at(sizes) for n in rows]
     several = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in several]
     if several:
-        out[rows] = [e.seconds for e in perf.estimate_programs(several, spec)]
+        out[rows] = [e.seconds for e in pricing.estimate_programs(several, spec)]
     return out

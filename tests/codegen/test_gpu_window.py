@@ -12,7 +12,7 @@ from roller import ConstructOptions, ops
 from roller.backends.cuda import toolchain
 from roller.emulator import prove
 from roller.errors import BuildError
-from roller.perf.model import batch_of
+from roller.perf.batch import batch_of
 from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.search.constructor import program_of

@@ -14,8 +14,9 @@ from roller.errors import NoCandidateError, TileError
 from roller.explaining import lifts
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
-from roller.perf.sensitivity import elasticity, field_steps, log_prices
+from roller.perf.sensitivity import elasticity, field_steps
 from roller.report.sensitivity import COST
+from roller.templates.pricing import log_prices
 
 
 def elasticities(programs, spec):

@@ -13,8 +13,7 @@ import numpy as np
 
 from roller.expr import Load
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.model import batch_of
+from roller.perf.batch import TileBatch, batch_of
 from roller.te.compat import TensorLoad, tirx, tvm, tvm_ffi
 from roller.templates.gpu.common import vectors as gpu_vectors
 from roller.templates.gpu.common.laid_out import LaidOut
