@@ -44,12 +44,12 @@ def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> 
 TEMPLATES = (
     Template(
         "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
-        f"{_HERE}.emit.split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
+        f"{_HERE}.tiled.emit_split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
         extents_of_calls=True,
     ),
     Template(
         "dots", lambda p: p.traits.reuses and p.fragment is None and p.sums_along_vectors, dots.price,
-        f"{_HERE}.emit.split:dots", dots_pools, vary=splits, neighbours=neighbours, decide=decided,
+        f"{_HERE}.tiled.emit_split:dots", dots_pools, vary=splits, neighbours=neighbours, decide=decided,
         extents_of_calls=True,
     ),
     Template(

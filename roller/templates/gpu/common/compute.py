@@ -11,8 +11,8 @@ from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.row_work import row_arithmetic, row_exchange, row_instructions
 from roller.templates.gpu.common.vectors import store_width
-from roller.templates.gpu.rows.work import row_arithmetic, row_exchange, row_instructions
 from roller.tile.geometry import Floats, Ints
 
 #: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.

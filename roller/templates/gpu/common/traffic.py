@@ -13,12 +13,12 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.copied import copied
+from roller.templates.gpu.common.operand_copies import cached_bytes
 from roller.templates.gpu.common.page_reach import lost_to_pages
+from roller.templates.gpu.common.row_shape import RowShape, words_in_flight
+from roller.templates.gpu.common.row_work import row_traffic
 from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.matrix.copies import cached_bytes
-from roller.templates.gpu.rows.shape import RowShape, words_in_flight
-from roller.templates.gpu.rows.work import row_traffic
-from roller.templates.gpu.window.strips import reloaded_share, strip_words
+from roller.templates.gpu.common.window_strips import reloaded_share, strip_words
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 

@@ -21,9 +21,9 @@ from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
 from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
 from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.operand_copies import copy_guards
 from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
 from roller.templates.gpu.common.stores import Results
-from roller.templates.gpu.matrix.copies import copy_guards
 from roller.templates.gpu.matrix.stores import MatrixStore
 from roller.tile.geometry import Floats, Ints
 

@@ -7,7 +7,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Phases
-from roller.templates.gpu.rows.work import row_access_s, row_chain_s
+from roller.templates.gpu.common.row_work import row_access_s, row_chain_s
 from roller.tile.geometry import Floats
 
 

@@ -13,10 +13,15 @@ import numpy as np
 from roller.expr.conversions import rate_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.row_exchange import SHUFFLE_LANES, Meeting, moved_elements
+from roller.templates.gpu.common.row_shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
+from roller.templates.gpu.common.row_widths import (
+    LOAD_INSTRUCTIONS,
+    STORE_INSTRUCTIONS,
+    edge_instructions,
+    row_access_width,
+)
 from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.rows.exchange import SHUFFLE_LANES, Meeting, moved_elements
-from roller.templates.gpu.rows.shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
-from roller.templates.gpu.rows.widths import LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS, edge_instructions, row_access_width
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.row_values import Share, row_conversions, row_mix
 from roller.tile.transactions import tile_transaction_bytes, touched_bytes
