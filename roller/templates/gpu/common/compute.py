@@ -10,6 +10,7 @@ from roller.expr import Cast, Load, instruction_mix, walk
 from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, stored_conversion
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.bank_conflicts import banks_of
 from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.row_work import row_arithmetic, row_exchange, row_instructions
 from roller.templates.gpu.common.vectors import store_width
@@ -24,8 +25,8 @@ MULTIPLY_SHARE = 0.38
 
 def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:
     """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
-    shared = spec.layer("shared")
-    words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
+    banks, width = banks_of(spec)
+    words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
     step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
     wavefronts = instructions = np.zeros(len(batch))
