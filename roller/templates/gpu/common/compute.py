@@ -12,7 +12,6 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.bank_conflicts import banks_of
 from roller.templates.gpu.common.laid_out import LaidOut
-from roller.templates.gpu.common.row_work import row_arithmetic, row_exchange, row_instructions
 from roller.templates.gpu.common.vectors import store_width
 from roller.tile.geometry import Floats, Ints
 
@@ -144,8 +143,6 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
 
     ``copies`` are copy instructions per block and step, and those among them for addresses of elements.
     """
-    if batch.traits.spreads_reductions:
-        return _row_work(batch, spec)
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
@@ -182,32 +179,6 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
         steps=batch.steps.astype(np.float64),
         chain=latency,
         combine=combine,
-        side_by_side="integer" in per_unit,
-    )
-
-
-def _row_work(batch: TileBatch, spec: DeviceSpec) -> Work:
-    """Return the work of every block of row programs, all stages and steps as one."""
-    per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
-    rate = per_unit["issue"] / lanes / schedulers
-    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
-    cycles, instructions = row_arithmetic(batch, per_unit, float(lanes * schedulers))
-    loads, stores = row_instructions(batch)
-    meeting, exchanged = row_exchange(batch, spec)
-    one, zero = np.ones(len(batch)), np.zeros(len(batch))
-    return Work(
-        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
-        fma=cycles,
-        overhead=zero,
-        issue=(instructions + exchanged) / rate,
-        scratchpad=zero,
-        copies=loads * slot,
-        multiplies=zero,
-        finish=np.asarray((PLACE_INSTRUCTIONS + stores) * slot),
-        groups=one,
-        steps=one,
-        chain=spec.execution.step_latency_s * spec.clock_hz,
-        combine=meeting,
         side_by_side="integer" in per_unit,
     )
 

@@ -16,7 +16,7 @@ from roller.templates.gpu.common.copied import copied
 from roller.templates.gpu.common.operand_copies import cached_bytes
 from roller.templates.gpu.common.page_reach import lost_to_pages
 from roller.templates.gpu.common.row_shape import RowShape, words_in_flight
-from roller.templates.gpu.common.row_work import row_traffic
+from roller.templates.gpu.common.row_traffic import row_traffic
 from roller.templates.gpu.common.warm import is_warm
 from roller.templates.gpu.common.window_strips import reloaded_share, strip_words
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
@@ -326,3 +326,8 @@ def dram_time_s(
     if told is not None:
         told.update(rounds=rounds, waited=waited)
     return np.asarray(np.minimum(drawn, waited))
+
+
+def line_bytes(spec: DeviceSpec) -> int:
+    """Return the bytes of a line that one access of a load and store pipe takes."""
+    return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
