@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import roller
 from roller.cli.main import app
 from roller.compiler.autotune import Selection, choose
-from roller.compiler.autotune.choose import Workshop
+from roller.compiler.autotune.workshop import Workshop
 from roller.construction.constructor import construct_candidates
 from roller.runtime import cpu_profile
 from roller.runtime.cache import KernelCache

@@ -335,7 +335,8 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
     """Generate the kernel of one program; the target language of the spec picks the code generator."""
-    return target_for(spec).lower(program, expression, spec)
+    made: KernelArtifact = target_for(spec).generation().lower_for(program, expression, spec)
+    return made
 
 
 def _compile(

@@ -11,7 +11,7 @@ from roller.errors import RollerError
 from roller.explanation.sensitivity import Sensitivity, of_price
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.hardware.overrides import NOT_OF_KERNELS
+from roller.hardware.sections import NOT_OF_KERNELS
 from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer

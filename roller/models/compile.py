@@ -149,8 +149,12 @@ def compile_model(
             "progress": progress or None,
         }  # fmt: skip
         how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
-        asked = {name: value is not None for name, value in beside.items()}
-        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), asked)
+        asked, folder = {name: value is not None for name, value in beside.items()}, folder_of(base_dir)
+
+        def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:
+            return partitioned(read(model, shapes=fixed, base_dir=folder))
+
+        return compile_for_ranges(model, device, shapes or {}, how, folder, asked, program_at)
     batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
     base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
 

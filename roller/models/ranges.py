@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -42,6 +42,8 @@ from roller.templates.common.options import ConstructOptions
 if TYPE_CHECKING:
     import onnx
 
+#: The program of a model at fixed shapes of its inputs.
+ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
 #: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
 _LARGEST = 1 << 20
 _HOW = (
@@ -131,8 +133,11 @@ def compile_for_ranges(
     how: ModelOptions,
     base_dir: str | Path | None,
     beside: Mapping[str, bool],
+    program_at: ProgramAt,
 ) -> RangeSession:
     """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to."""
+    from roller.models.onnx.loading import load
+
     spec, handle = target_of(device)
     if handle is not None or not is_this_machine(spec):
         raise RollerError(
@@ -147,25 +152,18 @@ def compile_for_ranges(
     ranges = ranges_of(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
-    return compile_ranges(model, ranges, spec, how.settings().options, base_dir, timed=not how.deterministic)
+    return compile_ranges(
+        load(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
+    )
 
 
 def compile_ranges(
-    model: str | Path | bytes | onnx.ModelProto,
-    ranges: Ranges,
-    spec: DeviceSpec,
-    options: ConstructOptions,
-    base_dir: str | Path | None = None,
-    timed: bool = True,
+    name: str, program_at: ProgramAt, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool = True
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges, on this machine's processor."""
-    from roller.models.compile import partitioned, read
-    from roller.models.onnx.loading import load
-
-    name = load(model, base_dir).name
 
     def plain(sizes: Sizes) -> Program:
-        return partitioned(read(model, shapes=ranges.at(sizes), base_dir=base_dir))
+        return program_at(ranges.at(sizes))
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))

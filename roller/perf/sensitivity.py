@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,7 @@ from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
 from roller.hardware.spec import settable
-from roller.perf.model import estimate_programs
 from roller.tile.geometry import Floats
-from roller.tile.program import RProgram
 
 #: Relative step of a field that can have any value.
 STEP = 0.01
@@ -83,11 +81,6 @@ def _side(spec: DeviceSpec, field: str, value: float, other: float) -> tuple[flo
         return math.log(other / value), spec.with_overrides({field: other})
     except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
         return None
-
-
-def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite where one does not fit the device."""
-    return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:

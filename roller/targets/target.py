@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from roller.errors import BuildError, LaunchError
 from roller.targets.kinds import DeviceKind
 from roller.targets.lazy import loaded, module
 
-if TYPE_CHECKING:
-    from roller.artifact import KernelArtifact
-    from roller.expr import TensorExpr
-    from roller.hardware import DeviceSpec
-    from roller.tile import RProgram
+#: A kernel, which targets pass on to their toolchain and launcher: what is in it, those know.
+Kernel = TypeVar("Kernel")
+
+
+class Targeted(Protocol):
+    """What tells the target of a device: of a :class:`~roller.hardware.DeviceSpec`, its name and its ``target``."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def target(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -99,11 +106,6 @@ class Target:
         """Name of the first device of a machine; empty for the processor itself."""
         return f"{self.device}:0" if self.device else ""
 
-    def lower(self, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-        """Generate the kernel of a program; of a processor's it is built already."""
-        made: KernelArtifact = module(self.generator).lower_for(program, expression, spec)
-        return made
-
     def prepare(self) -> None:
         """Load the code generator and all templates, TVM with them: before processes are forked, which then have it."""
         self.generation()
@@ -124,12 +126,12 @@ class Target:
         """Whether there is a toolchain to ask, and it is installed here."""
         return bool(self.toolchain) and self.tools().available() is None
 
-    def build(self, artifact: KernelArtifact) -> KernelArtifact:
+    def build(self, artifact: Kernel) -> Kernel:
         """Build a kernel, unless lowering has."""
-        built: KernelArtifact = self.tools().build(artifact) if self.toolchain else artifact
+        built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
         return built
 
-    def load(self, artifact: KernelArtifact) -> Any:
+    def load(self, artifact: object) -> Any:
         """Return a built kernel, callable."""
         return loaded(self.launcher)(artifact)
 

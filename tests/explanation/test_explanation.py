@@ -12,7 +12,8 @@ import roller
 from roller import ops
 from roller.errors import TileError
 from roller.explanation.construction_steps import road_to
-from roller.explanation.text import plain, sections
+from roller.explanation.explanation import sections
+from roller.explanation.text import plain
 from roller.templates.common.growth import Growth
 from roller.templates.common.score import reuse_score, tile_cost
 from roller.templates.gpu.tiled.candidates import blocks, kernels

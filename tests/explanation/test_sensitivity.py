@@ -15,7 +15,8 @@ from roller.explanation import spec_changes
 from roller.explanation.sensitivity import COST
 from roller.hardware import load_spec
 from roller.hardware.checks import Quantity
-from roller.perf.sensitivity import elasticity, field_steps, log_prices
+from roller.perf.sensitivity import elasticity, field_steps
+from roller.templates.pricing import log_prices
 
 
 def elasticities(programs, spec):

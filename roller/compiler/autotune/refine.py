@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.choose import DOUBTFUL, Workshop, finished, try_all, with_record
+from roller.compiler.autotune.workshop import DOUBTFUL, Workshop, finished, try_all, with_record
 from roller.compiler.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:

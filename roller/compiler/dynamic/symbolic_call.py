@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.artifact import Constant, KernelArtifact
 from roller.compiler.compiled_kernel import CompiledKernel, loaded
 from roller.compiler.dynamic.box import Sizes
@@ -23,6 +22,7 @@ from roller.core.display import one_line
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 from roller.tile import RProgram
 
 #: Sizes that are kept ready; the first of them makes room for another.
@@ -199,7 +199,7 @@ class OpenRange(CompiledKernel):
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
         kernel = self.judged[self._best_at(sizes)].kernel
         artifact = kernel.at(sizes, self.expression.at(sizes))
-        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+        return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> Any:
         return self._prepared(self.varies.box.high)

@@ -10,11 +10,11 @@ from roller.templates.gpu.common.occupancy import (
     scratchpad_bytes,
     usable_registers,
 )
+from roller.templates.gpu.common.operand_copies import are_async
 from roller.templates.gpu.common.price import BOTTLENECKS, Parts
 from roller.templates.gpu.common.products import inner_batch, outer_batch, products_of
 from roller.templates.gpu.common.traffic import dram_bandwidth
 from roller.templates.gpu.explained import explained
-from roller.templates.gpu.matrix.copies import are_async
 from roller.templates.gpu.registry import (
     TEMPLATES,
     arithmetic_bound_s,

@@ -20,6 +20,7 @@ from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
 from roller.targets import target_for
+from roller.templates import pricing
 from roller.templates.gpu.emit import general
 from roller.templates.gpu.emit.general import Numbers, generalised
 from tests.backends import fake_cupy
@@ -114,7 +115,7 @@ def test_pieces_say_where_a_kernel_is_taken(rows):
     assert sum(len(p.sizes) for p in rows.pieces) == len(rows.judged[0].places)
     assert all(p.regret >= 0 and p.program.kind == "gpu" for p in rows.pieces)
     assert rows.at(i=200).estimate.seconds == pytest.approx(min(
-        roller.perf.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
+        pricing.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
     ))  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller import perf
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic import prices
 from roller.compiler.dynamic.box import Sizes
@@ -25,6 +24,7 @@ from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
+from roller.templates import pricing
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 
@@ -206,7 +206,7 @@ def build(
             f"{expression.name}: a kernel of a range: expected constants packed alike for all sizes, got packing that "
             f"takes {counted(len(packing), 'number')} of them."
         )
-    estimate = perf.estimate_program(made, spec).to_dict()
+    estimate = pricing.estimate_program(made, spec).to_dict()
     alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
     if _vectors(artifact) < _vectors(alone):
         raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")

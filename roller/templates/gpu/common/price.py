@@ -24,6 +24,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
+from roller.templates.gpu.common.bank_conflicts import worst_conflicts
 from roller.templates.gpu.common.compute import Work, block_work
 from roller.templates.gpu.common.copied import least_copies
 from roller.templates.gpu.common.copies import asynchronous
@@ -348,7 +349,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[P
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
     terms.update(blocks=batch.blocks.astype(float), threads=batch.threads_per_block.astype(float))
-    terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
+    terms["bank_conflicts"] = worst_conflicts(laid.conflicts, len(batch))
     terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
     if told is not None:
         wave.update(every=every, core_total=core, power=power, running=running)

@@ -15,7 +15,7 @@ from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.compute import Work, block_work, register_arithmetic
 from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
-from roller.templates.gpu.window.strips import slide, strip_hops, walk
+from roller.templates.gpu.common.window_strips import slide, strip_hops, walk
 from roller.tile.geometry import Floats
 
 #: Instructions beside a load in place, guarded or not, and beside one from scratchpad.
