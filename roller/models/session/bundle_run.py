@@ -40,18 +40,18 @@ def run_bundle(
     A model with packs is checked without them too, and both plans are timed in turn.
     """
     bundle, properties = ModelBundle(folder), device.properties()
-    bundle.check_device(properties)
+    bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
     kept = ResumedRun(out, RESULTS, header, lambda row: done.update({row["phase"]: row}),
                       lambda earlier: earlier["phases"].values())  # fmt: skip
-    try:
+
+    def work() -> None:
         for row in phases(bundle, device, samples, dict(done)):
             kept.keep(row)
             say(line_of(row))
-    finally:
-        results = kept.finish(_results(bundle, properties, done))
-    return results
+
+    return kept.run(work, lambda: _results(bundle, properties, done))
 
 
 def phases_of(bundle: ModelBundle) -> tuple[str, ...]:
@@ -63,7 +63,7 @@ def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per phase that is not known yet; a model that is wrong has no further ones."""
-    bundle.check_device(device.properties())
+    bundle.check(device.properties())
     left = [p for p in phases_of(bundle) if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
         return

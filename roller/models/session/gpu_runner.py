@@ -253,7 +253,7 @@ def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool
     if not (isinstance(device, str) or hasattr(device, "properties")):
         raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
     opened = open_device(device, bundle.arch) if isinstance(device, str) else device
-    bundle.check_device(opened.properties())
+    bundle.check(opened.properties())
     chosen = (bundle.plain() if plain else None) or bundle.plan()
     artifacts, packs = bundle.artifacts(), bundle.packs()
     if opened.needs_images:
