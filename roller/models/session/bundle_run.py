@@ -33,25 +33,25 @@ def run_bundle(
 ) -> dict[str, Any]:
     """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step."""
     bundle, properties = ModelBundle(folder), device.properties()
-    bundle.check_device(properties)
+    bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
     kept = ResumedRun(out, RESULTS, header, lambda row: done.update({row["phase"]: row}),
                       lambda earlier: earlier["phases"].values())  # fmt: skip
-    try:
+
+    def work() -> None:
         for row in phases(bundle, device, samples, dict(done)):
             kept.keep(row)
             say(line_of(row))
-    finally:
-        results = kept.finish(_results(bundle, properties, done))
-    return results
+
+    return kept.run(work, lambda: _results(bundle, properties, done))
 
 
 def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per phase that is not known yet; a model that is wrong has no further ones."""
-    bundle.check_device(device.properties())
+    bundle.check(device.properties())
     left = [p for p in PHASES if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
         return

@@ -16,16 +16,15 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.devices import same_arch
 from roller.core.dtypes import bits_of
-from roller.errors import ArtifactError, LaunchError
+from roller.errors import ArtifactError
 from roller.models.graph.plan import CONSTANT, Plan
 from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
 from roller.models.graph.steps import Run, reads
 from roller.models.session.arrays import ArrayReader, ArrayWriter
 from roller.models.session.constants import steps_of
 from roller.runtime.bundle_format import pack, unpack
-from roller.runtime.container import MODEL_BUNDLE, Container, filled
+from roller.runtime.container import MODEL_BUNDLE, DeviceContainer, filled
 
 #: The version that is written: version 2 has packs, whose plans :mod:`roller.models.graph.plan_data` refuses.
 _WRITTEN_VERSION = 1
@@ -94,36 +93,28 @@ def _plan_bytes(plan: Plan) -> bytes:
     return json.dumps(plan_to_dict(replace(plan, program=replace(plan.program, constants=constants)))).encode()
 
 
-class ModelBundle(Container):
-    """A bundle that was opened: everything but the arrays is verified, they are as they are read.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-
-    Raises
-    ------
-    ArtifactError
-        See :class:`~roller.runtime.container.Container`.
-    """
+class ModelBundle(DeviceContainer):
+    """A bundle that was opened: everything but the arrays is verified, they are as they are read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, MODEL_BUNDLE)
         with self.fields():
             self.model: str = self.manifest["model"]
-            self.device: str = self.manifest["device"]
-            self.arch: str = self.manifest["target"]["arch"]
+            self.device = self.manifest["device"]
+            self.arch = self.manifest["target"]["arch"]
             self.tolerance = float(self.manifest["tolerance"])
             self._arrays = ArrayReader(self.path(_ARRAYS), int(self.manifest["array_bytes"]), verify=True)
 
-    def check_device(self, properties: Mapping[str, Any]) -> None:
+    def check(self, properties: Mapping[str, Any]) -> None:
         """Refuse a device of another architecture than the kernels."""
-        if not same_arch(properties["arch"], self.arch):
-            raise LaunchError(
-                f"{self.folder}: built for {self.device} ({self.arch}), the device is {properties['name']} "
-                f"({properties['arch']}). Compile the model for its spec."
-            )
+        self.check_device("the device", properties["name"], properties["arch"], "", "Compile the model for its spec.")
+
+    def verify(self) -> str:
+        """Read every file; return what there is."""
+        plan, kernels, tests = self.plan(), self.artifacts(), self.expected()
+        built = sum(a.binary is not None for a in kernels.values())
+        return (f"{self.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
+                f"for {self.device}, {len(tests)} tests")  # fmt: skip
 
     def plan(self) -> Plan:
         """Return the plan with its constants, which are mapped from the file."""

@@ -239,7 +239,7 @@ def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
     if not (isinstance(device, str) or hasattr(device, "properties")):
         raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
     opened = open_device(device, bundle.arch) if isinstance(device, str) else device
-    bundle.check_device(opened.properties())
+    bundle.check(opened.properties())
     plan, artifacts = bundle.plan(), bundle.artifacts()
     if opened.needs_images:
         artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
