@@ -256,6 +256,18 @@ def test_running_a_kernel_needs_the_standard_library_and_numpy():
     )
 
 
+#: What a package of its own, without a compiler, could hold; and what it must then do without.
+RUNS_MODELS = ("roller.expr", "roller.tile", "roller.artifact", "roller.models.session", "roller.runtime.container")
+COMPILES = ("arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates")
+
+
+def test_running_kernels_and_saved_models_needs_no_compiler():
+    sources = [name for name in modules() if f"{name}.".startswith(tuple(f"{room}." for room in RUNS_MODELS))]
+    launchers = [name for name in modules() if floor_of(name) == "backends" and name.endswith(".launcher")]
+    assert len(sources) > 50 and launchers
+    expect_none({f"{name} reaches {m}" for name in sources + launchers for m in closure(name) if floor_of(m) in COMPILES})
+
+
 def test_files_stay_short():
     lengths = {name: len(text_of(name).splitlines()) for name in modules()}
     expect_none(f"{name}: {lines} lines, more than 400" for name, lines in lengths.items() if lines > 400)
