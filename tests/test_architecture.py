@@ -258,14 +258,16 @@ def test_running_a_kernel_needs_the_standard_library_and_numpy():
 
 #: What a package of its own, without a compiler, could hold; and what it must then do without.
 RUNS_MODELS = ("roller.expr", "roller.tile", "roller.artifact", "roller.models.session", "roller.runtime.container")
-COMPILES = ("arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates")
+COMPILES = (
+    "arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates",
+)  # fmt: skip
 
 
 def test_running_kernels_and_saved_models_needs_no_compiler():
     sources = [name for name in modules() if f"{name}.".startswith(tuple(f"{room}." for room in RUNS_MODELS))]
     launchers = [name for name in modules() if floor_of(name) == "backends" and name.endswith(".launcher")]
     assert len(sources) > 50 and launchers
-    expect_none({f"{name} reaches {m}" for name in sources + launchers for m in closure(name) if floor_of(m) in COMPILES})
+    expect_none(f"{n} reaches {m}" for n in sources + launchers for m in closure(n) if floor_of(m) in COMPILES)
 
 
 def test_files_stay_short():
