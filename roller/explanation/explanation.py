@@ -12,7 +12,7 @@ from roller.errors import NoCandidateError
 from roller.explanation import explanation_sections as part
 from roller.explanation import spec_changes
 from roller.explanation.compare import quantity, road_of_time
-from roller.explanation.construction_steps import Road, road_to
+from roller.explanation.construction_steps import ConstructionPath, construction_path
 from roller.explanation.facts import Fact, Layer, facts_of, layers_of
 from roller.explanation.larger import Stop, stops
 from roller.explanation.roofline import Roofline, roofline
@@ -75,7 +75,7 @@ class Explanation:
     estimate: Estimate
     rank: int | None
     candidates: int
-    road: Road
+    road: ConstructionPath
     stops: tuple[Stop, ...]
     time: Term
     layers: tuple[Layer, ...]
@@ -172,7 +172,7 @@ def explain(
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
-        expr, spec.name, spec.title, chosen, estimate, rank, len(found), road_to(chosen, target, options),
+        expr, spec.name, spec.title, chosen, estimate, rank, len(found), construction_path(chosen, target, options),
         stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
         facts_of(chosen, target, estimate), roof, road_of_time(time),
         _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.explanation.compare import quantity, told
-from roller.explanation.construction_steps import Road
+from roller.explanation.construction_steps import ConstructionPath
 from roller.explanation.facts import Fact, Layer
 from roller.explanation.larger import Stop
 from roller.explanation.roofline import Roofline
@@ -23,7 +23,7 @@ _GROWTH = (
 )
 
 
-def road_section(road: Road) -> Section:
+def road_section(road: ConstructionPath) -> Section:
     """Return how construction came to the program."""
     rows = tuple((s.layer, s.axis, f"{s.before} -> {s.after}", f"{s.score:.4g}", _scores(s.others)) for s in road.steps)
     header = ("layer", "axis", "step", "score", "scores of others") if rows else ()

@@ -211,9 +211,9 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 
     What ``fallback`` computes is said in one :class:`RollerWarning`.
     """
-    from roller.models.onnx.partition import explain
+    from roller.models.onnx.partition import partition_with_report
 
-    report = explain(graph, fallback=fallback)
+    report = partition_with_report(graph, fallback=fallback)
     if report.outside:
         nodes = ", ".join(f"'{node}' ({why})" for node, why in report.outside.items())
         warnings.warn(f"{graph.name}: nodes that {fallback} computes: {nodes}.", RollerWarning, stacklevel=2)

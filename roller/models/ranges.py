@@ -14,8 +14,8 @@ import numpy as np
 from roller.arguments import target_of
 from roller.compiler.dynamic.box import Box, Sizes
 from roller.compiler.dynamic.ranges import nothing_beside
-from roller.compiler.dynamic.symbolic_choice import OpenKernels, compile_open
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.fitting import Fitter
 from roller.core.validation import is_integer
@@ -195,7 +195,7 @@ def _session(
     fixed = [plan(p, within=whole) for p in found.programs]
     described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
-    kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
+    kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
     made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
                      _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes),
@@ -216,7 +216,7 @@ def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
     return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
 
 
-def _doubt(kernels: Mapping[str, OpenKernels]) -> str:
+def _doubt(kernels: Mapping[str, SymbolicKernels]) -> str:
     """Return why choices may be wrong: what disturbed the first that was disturbed, and how many were."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
@@ -232,14 +232,14 @@ def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLa
 
 def _sources(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
-) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
+) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
     """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
     for key in programs[0].kernels:
         several: list[KernelSource] = [p.kernels[key] for p in programs]
-        expr = OpenExpr.of([options.meant(s.expression) for s in several], points)
+        expr = SymbolicExpr.of([options.meant(s.expression) for s in several], points)
         shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
         constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
         found[key] = expr, constant
@@ -271,7 +271,7 @@ def _described(made: Plan) -> dict[str, Any]:
     return {**data, "predicted_s": {}}
 
 
-def _range_kernel(kernels: OpenKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
     """Return what a session takes of a kernel."""
     kernel = kernels.kernels[number]
     own = [kernels.own.at(p) for p in points]

@@ -19,9 +19,9 @@ from roller.templates.gpu.common import operand_copies as matrix_copies
 from roller.templates.gpu.common import row_shape, row_widths
 from roller.templates.gpu.common import vectors as gpu_vectors
 from roller.templates.gpu.common import window_strips as walk
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.occupancy import held_registers
 from roller.templates.gpu.common.products import products_of
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.staged_copies import StagedCopy
 from roller.templates.gpu.emit import plan
 from roller.templates.gpu.emit.context import Context
@@ -171,7 +171,7 @@ def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
     found = products_of(batch_of([program]))
     program = program if found is None else found.inner(program)
     batch, done = batch_of([program]), emit(program, spec)
-    laid = LaidOut.of(batch, [program], spec)
+    laid = SharedMemoryLayout.of(batch, [program], spec)
     yield "scratchpad bytes", int(laid.scratchpad[0]), done.scratchpad()
     if program.structure == "rows":
         yield from _rows(batch, done)

@@ -2,6 +2,6 @@
 
 from roller.compiler.autotune.choose import choose, first_lowered, wanted
 from roller.compiler.autotune.selection import Selection
-from roller.compiler.autotune.workshop import Workshop
+from roller.compiler.autotune.tuning_context import TuningContext
 
-__all__ = ["Selection", "Workshop", "choose", "first_lowered", "wanted"]
+__all__ = ["Selection", "TuningContext", "choose", "first_lowered", "wanted"]

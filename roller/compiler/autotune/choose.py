@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.workshop import DOUBTFUL, Workshop, finished, try_all, with_record
+from roller.compiler.autotune.tuning_context import DOUBTFUL, TuningContext, finished, try_all, with_record
 from roller.compiler.compiled_kernel import CompiledKernel
 from roller.errors import BuildError, NoCandidateError
 from roller.expr import TensorExpr
@@ -33,7 +33,7 @@ def wanted(
     return worth_timing(candidates, spec)
 
 
-def choose(shop: Workshop, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
+def choose(shop: TuningContext, candidates: Sequence[Candidate], how: Selection) -> CompiledKernel:
     """Return the kernel of the candidates as asked: by measurement, by prediction alone, or what a search finds."""
     if how.deterministic:
         return first_correct(shop, candidates)
@@ -45,7 +45,7 @@ def choose(shop: Workshop, candidates: Sequence[Candidate], how: Selection) -> C
     return kernel
 
 
-def fastest(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+def fastest(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Make all candidates in parallel, check and time what was built; return the fastest with the fate of each."""
     records, artifacts = try_all(shop, candidates)
     outcome = tuple(with_record(c, records[c.id]) for c in candidates)
@@ -72,7 +72,7 @@ def _best(timed: Sequence[Candidate]) -> tuple[Candidate, str]:
     return best, f"{number} doubtful, {how}: {(doubtful[0].reason or '').rstrip('.')}"
 
 
-def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel:
+def automatic(shop: TuningContext, candidates: Sequence[Candidate]) -> CompiledKernel:
     """Time the candidates the model cannot tell from its favourite; none where it is sure of that one.
 
     The others are tried only where none of those survives. A candidate that was not tried stays ``constructed``.
@@ -94,7 +94,7 @@ def automatic(shop: Workshop, candidates: Sequence[Candidate]) -> CompiledKernel
     return CompiledKernel(kernel.artifact, tuple(tried.get(c.id, c) for c in candidates))
 
 
-def first_correct(shop: Workshop, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
+def first_correct(shop: TuningContext, candidates: Sequence[Candidate], first: int = 0) -> CompiledKernel:
     """Return the best prediction that builds and is correct; nothing is timed, and no clock decides anything.
 
     ``first`` is the position of the one that is tried before the others.

@@ -8,13 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates import pricing
 
 
-def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return the predicted seconds of programs at some sizes; infinite where one does not take them."""
     out = np.full(len(programs), np.inf)
     rows = [n for n, p in enumerate(programs) if p.takes(sizes)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller.artifact import KernelArtifact
 from roller.hardware import DeviceSpec
-from roller.models.graph.steps import Copy, Run, Step, Together, runs_of
+from roller.models.graph.steps import Copy, ParallelGroup, Run, Step, runs_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LaunchForecast:
 
 def launch_forecast(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> LaunchForecast:
     """Return the forecast of a program's steps from the estimates of its compiled kernels."""
-    name = "streams" if any(isinstance(s, Together) for s in steps) else "one by one"
+    name = "streams" if any(isinstance(s, ParallelGroup) for s in steps) else "one by one"
     launches = sum(len(artifacts[run.kernel].launches) for run in runs_of(steps))
     return LaunchForecast(name, launches, _seconds(steps, artifacts, spec))
 
@@ -48,7 +48,7 @@ def _seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spe
             return float(kernel.estimate["seconds"]) - counted_s + len(kernel.launches) * launch_s
         if isinstance(step, Copy):
             return launch_s + step.rows * step.row_bytes / copied_bytes_per_s
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             return launch_s + max((sum(map(of, lane)) for lane in step.lanes), default=0.0)
         return 0.0
 

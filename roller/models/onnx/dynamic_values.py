@@ -15,7 +15,7 @@ import onnx
 from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import UnsupportedError
 from roller.models.graph.nodes import Graph, Node, Region
-from roller.models.graph.steps import Loose, Value
+from roller.models.graph.steps import DynamicOutput, Value
 from roller.models.onnx.bodies import outer_names, renamed
 from roller.models.onnx.fallback import group_root, node_proto, subgraph, typed
 from roller.models.onnx.scope import Scope
@@ -89,13 +89,13 @@ def with_regions(graph: Graph, tracer: GraphTracer) -> Graph:
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(_in_order(whole)), graph.values, graph.constants, loose)
 
 
-def _loose(name: str, found: onnx.TypeProto) -> Loose:
+def _loose(name: str, found: onnx.TypeProto) -> DynamicOutput:
     shape = declared_shape(found)
     dims = None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
-    return Loose(name, dims, dtype_name(found.tensor_type.elem_type) or "")
+    return DynamicOutput(name, dims, dtype_name(found.tensor_type.elem_type) or "")
 
 
-def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, Loose]) -> None:
+def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
     """Refuse values at the border of regions that are of no dtype of steps."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.errors import ModelError, did_you_mean
 from roller.models.arguments import arrays_of, batch_of, folder_of, shapes_of
 from roller.models.graph.nodes import Graph
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, Sequence[int]]
 
 
-@held_back()
+@gc_paused()
 def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,

@@ -27,7 +27,7 @@ from roller.models.onnx.lowering import has_lowering, no_lowering
 from roller.models.onnx.ordering import in_order
 from roller.models.onnx.overrides import Rebatching
 from roller.models.onnx.refusals import behind
-from roller.models.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
+from roller.models.onnx.runtime_operators.rewrites import WAY_OUT, is_runtimes, spelled
 from roller.models.onnx.scope import Scope
 from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.types import array_value, plain_attribute, too_large

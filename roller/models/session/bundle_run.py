@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.core.dtypes import storage_dtype, values_of
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import Device
 from roller.models.session.gpu_runner import load_bundle
@@ -146,7 +146,7 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 def step_label(step: Step) -> str:
     """Return what a step is, for people."""
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return " | ".join(" > ".join(step_label(s) for s in lane) for lane in step.lanes)
     if isinstance(step, Run):
         return step.label or step.kernel
@@ -159,7 +159,7 @@ def step_label(step: Step) -> str:
 
 def predicted_s(step: Step, plan: Plan) -> float | None:
     """Return the predicted seconds of a step, lanes as their longest one; ``None`` where nothing was predicted."""
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)
     return plan.predicted_s.get(step.kernel) if isinstance(step, Run) else None

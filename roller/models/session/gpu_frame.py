@@ -14,7 +14,7 @@ from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.fallback import run_foreign
 from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
 from roller.models.session.library import FUNCTIONS
@@ -80,7 +80,7 @@ class Frame:
     def __init__(self, loaded: Loaded, device: Device) -> None:
         self._loaded, self._device = loaded, device
         program = loaded.plan.program
-        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, Together)), default=1)
+        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, ParallelGroup)), default=1)
         self.stream, self._others = device.stream(), [device.stream() for _ in range(lanes - 1)]
         self._arena = device.allocate(loaded.plan.arena_bytes)
         self._ends = {
@@ -234,7 +234,7 @@ class Frame:
             return self._call(step)
         if isinstance(step, Foreign):
             return self._foreign(step)
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             return self._together(step)
         raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
 
@@ -313,7 +313,7 @@ class Frame:
 
         return work
 
-    def _together(self, step: Together) -> Work:
+    def _together(self, step: ParallelGroup) -> Work:
         """Run lanes on streams of their own, which start where the first one is and which it waits for."""
         device = self._device
         lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
@@ -339,7 +339,7 @@ def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact
     """Return the bytes of workspaces that each lane needs."""
     most = [0]
     for step in steps:
-        lanes = step.lanes if isinstance(step, Together) else ((step,),)
+        lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)
         most += [0] * (len(lanes) - len(most))
         for n, lane in enumerate(lanes):
             own = (workspace_bytes(artifacts[s.kernel]) for s in lane if isinstance(s, Run))
@@ -348,4 +348,4 @@ def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact
 
 
 def _flat(steps: Sequence[Step]) -> list[Step]:
-    return [s for step in steps for s in (_flat(sum(step.lanes, ())) if isinstance(step, Together) else [step])]
+    return [s for step in steps for s in (_flat(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])]

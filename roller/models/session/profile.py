@@ -15,7 +15,7 @@ from roller.core.display import html_table, one_line, seconds_text
 from roller.core.validation import whole_number
 from roller.errors import LaunchError, counted, shown
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together, Value, runs_of
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step, Value, runs_of
 from roller.models.session.binding import Bound, BoundTogether
 from roller.runtime.clock import Clock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance
@@ -203,7 +203,7 @@ def _measured(
     """Yield the seconds of every step by its ``id``, from those of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
-        if isinstance(step, Together) and isinstance(own, BoundTogether):
+        if isinstance(step, ParallelGroup) and isinstance(own, BoundTogether):
             for lane, bounds in zip(step.lanes, own.lanes, strict=True):
                 yield from _measured(lane, bounds, medians)
 
@@ -253,7 +253,7 @@ def _steps(
         yield StepTime(
             label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
         )
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             for number, inner in enumerate(step.lanes):
                 yield from _steps(inner, measured, said, labels, number)
 
@@ -263,7 +263,7 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
         return step.label, "kernel", step.kernel, step.nodes
     if isinstance(step, Copy):
         return f"copy {step.source} to {step.target}", "copy", "", ()
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return f"{len(step.lanes)} lanes together", "together", "", ()
     if isinstance(step, Foreign):
         return f"{step.runtime} ({counted(len(step.nodes), 'node')})", "foreign", "", step.nodes
@@ -274,7 +274,7 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
 def _predicted_of(step: Step, said: Said) -> float | None:
     if isinstance(step, Run):
         return said.get(step.kernel, (None, ""))[0]
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
     return None
 

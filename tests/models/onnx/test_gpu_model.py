@@ -18,7 +18,7 @@ from roller.backends.cuda.toolchain import available
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError
 from roller.models.expected import expected_of
-from roller.models.graph.steps import Together, runs_of
+from roller.models.graph.steps import ParallelGroup, runs_of
 from roller.models.session import gpu_device
 from roller.models.session.bundle_run import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
@@ -53,7 +53,7 @@ def test_a_bundle_of_a_model_computes_what_onnx_runtime_does(model, tmp_path):
 
 def test_branches_of_a_model_are_streams_of_a_gpu(tmp_path):
     made = bundled(branches(), tmp_path / "b", batch=2)
-    assert any(isinstance(s, Together) for s in ModelBundle(tmp_path / "b").plan().program.steps)
+    assert any(isinstance(s, ParallelGroup) for s in ModelBundle(tmp_path / "b").plan().program.steps)
     assert {s.units for s in made.plan.program.kernels.values()} - {None}
     assert made.launches.name == "streams"
     runs = runs_of(made.plan.program.steps)

@@ -19,7 +19,7 @@ import numpy as np
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic import prices
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
@@ -40,13 +40,13 @@ MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
-class GpuProgram(OpenProgram):
+class GpuProgram(SymbolicProgram):
     """A program of a GPU for all sizes.
 
     Parameters
     ----------
     program, form, sizes
-        As of :class:`OpenProgram`.
+        As of :class:`SymbolicProgram`.
     scalar
         Whether rows whose length differs are copied by single elements: one code for rows of any length, where others
         have one for those that are multiples of a vector.
@@ -164,7 +164,7 @@ class GpuKernel:
         )
 
 
-def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return the predicted seconds of programs at some sizes; infinite where one says nothing there.
 
     One that copies single elements is priced for the next odd sizes, where all do.

@@ -11,7 +11,7 @@ from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.bank_conflicts import banks_of
-from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.vectors import store_width
 from roller.tile.geometry import Floats, Ints
 
@@ -22,7 +22,7 @@ PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
 MULTIPLY_SHARE = 0.38
 
 
-def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
     """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
     banks, width = banks_of(spec)
     words_per_wavefront = banks * width // 4
@@ -138,7 +138,9 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
     return count * cycles + conversions, count * sum(mix.values())
 
 
-def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def block_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
 
     ``copies`` are copy instructions per block and step, and those among them for addresses of elements.

@@ -22,9 +22,9 @@ from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
 from roller.templates.gpu.common.bank_conflicts import banks_of
 from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.operand_copies import copy_guards
 from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.stores import Results
 from roller.templates.gpu.matrix.stores import MatrixStore
 from roller.tile.geometry import Floats, Ints
@@ -58,7 +58,9 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
     return rate
 
 
-def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def matrix_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of ``"matrix"`` programs; as for threads in ``common/compute.py``."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None

@@ -14,7 +14,6 @@ from roller.expr.conversions import rate_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, Work
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.row_exchange import SHUFFLE_LANES, Meeting, moved_elements
 from roller.templates.gpu.common.row_shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
 from roller.templates.gpu.common.row_widths import (
@@ -23,6 +22,7 @@ from roller.templates.gpu.common.row_widths import (
     edge_instructions,
     row_access_width,
 )
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import line_bytes
 from roller.tile.geometry import Floats
 from roller.tile.row_values import Share, row_conversions, row_mix
@@ -36,7 +36,9 @@ SPECIAL_INSTRUCTIONS = 7.0
 SHUFFLE_INSTRUCTIONS = 2.0
 
 
-def row_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def row_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of row programs, all stages and steps as one."""
     del copies, laid  # loads go to registers, and threads read what they left themselves, side by side
     per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes

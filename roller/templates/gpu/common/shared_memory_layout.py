@@ -19,7 +19,7 @@ from roller.tile.program import RProgram
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class SharedMemoryLayout:
     """Consequences of the layouts of a batch's programs, arrays of shape ``(N,)``.
 
     Parameters
@@ -43,7 +43,7 @@ class LaidOut:
     padding: Mapping[str, Ints] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> LaidOut:
+    def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
         """Return what the programs a batch was made of are laid out to."""
         found = products_of(batch)
         if found is not None:
@@ -60,7 +60,7 @@ class LaidOut:
         )
 
     @classmethod
-    def expected(cls, batch: TileBatch, spec: DeviceSpec) -> LaidOut:
+    def expected(cls, batch: TileBatch, spec: DeviceSpec) -> SharedMemoryLayout:
         """Return what no layout avoids: no storage padding, and the conflicts no padding removes."""
         return cls(scratchpad_bytes(batch), unavoidable_conflicts(batch, spec))
 

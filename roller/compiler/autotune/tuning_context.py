@@ -25,7 +25,7 @@ DOUBTFUL = "doubtful"
 
 
 @dataclass(frozen=True)
-class Workshop:
+class TuningContext:
     """Where the candidates of one expression are made and judged.
 
     Parameters
@@ -55,7 +55,7 @@ class Workshop:
 
 
 def try_all(
-    shop: Workshop,
+    shop: TuningContext,
     candidates: Sequence[Candidate],
     timed: bool = True,
     known: Mapping[str, KernelArtifact] | None = None,

@@ -32,7 +32,7 @@ WAY_OUT = (
 )
 
 
-class Spelling:
+class Rewrite:
     """One node that is written by others.
 
     Parameters
@@ -126,12 +126,12 @@ class Spelling:
 
 
 #: Writes a node; returns its results, empty names where they are not given.
-Spell: TypeAlias = Callable[[Spelling], Sequence[str]]
+Spell: TypeAlias = Callable[[Rewrite], Sequence[str]]
 #: By domain and operator.
 SPELLINGS: dict[tuple[str, str], Spell] = {}
 
 
-def spells(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
+def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
     """Register a function for operators of a domain."""
 
     def register(function: Spell) -> Spell:
@@ -147,7 +147,7 @@ def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scop
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
     try:
-        results = spell(Spelling(tracer, traced))
+        results = spell(Rewrite(tracer, traced))
     except Unsupported as why:
         _refused(tracer, node, traced, scope, str(why))
         return True
