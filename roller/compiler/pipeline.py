@@ -242,8 +242,8 @@ def compile(
     shapes
         Axes whose extents vary from call to call: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The kernel is then a
         :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, on a processor for some ranges of the first
-        dimension alone a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: few kernels cover the ranges. This processor or
-        GPUs; no cache.
+        dimension alone a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: few kernels cover the ranges. This
+        processor or GPUs; no cache.
 
     Returns
     -------

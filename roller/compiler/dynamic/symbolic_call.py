@@ -74,7 +74,7 @@ class SymbolicRange(CompiledKernel):
 
     def __init__(
         self, varies: Extents, expression: SymbolicExpr, judged: Sequence[PricedKernel], best: np.ndarray,
-        spec: DeviceSpec,        doubt: str = "", reachable: bool = True,
+        spec: DeviceSpec, doubt: str = "", reachable: bool = True,
     ) -> None:  # fmt: skip
         self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
         self._best, self._doubt = best, doubt
