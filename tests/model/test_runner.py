@@ -17,8 +17,8 @@ import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
-from roller.graph.task_counts import cut
 from roller.model import runner as module
+from roller.model.native import cut
 from roller.model.runner import build_runner, load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")
