@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from roller.core.package_folders import environment_with_package
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
@@ -187,13 +188,11 @@ class ProjectTracer:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-            root = str(Path(__file__).resolve().parents[2])
-            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             try:
                 self._process = subprocess.Popen(
                     [self._python, "-m", self.worker, str(self.entry)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
+                    env={**environment_with_package(), **self._environment()},
                     start_new_session=True, bufsize=0, cwd=self._folder,
                 )  # fmt: skip
             except OSError as error:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
+from roller.core.package_folders import environment_with_package
 from roller.errors import LaunchError
 from roller.runtime.channel import ChannelClosed, ChannelTimeout, pack, receive, send, unpack
 from roller.runtime.devices import DeviceHandle, DeviceProperties, match, parse, properties_of
@@ -114,15 +113,12 @@ class DeviceProcess:
         if self._process is None:
             self.generation += 1
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-            # The package may be a plain copy that only this process's sys.path knows.
-            root = str(Path(__file__).resolve().parents[2])
-            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             self._process = subprocess.Popen(
                 [*self._command, self.handle.text],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment_with_package(),
                 start_new_session=True,
                 bufsize=0,
             )
