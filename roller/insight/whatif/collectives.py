@@ -54,17 +54,16 @@ def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -
 
 
 def sparse_all_gather_us(
-    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int,
-    element_bytes: int = 4,
+    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
 ) -> float:  # fmt: skip
-    """Return the time of an all-gather of the kept values and indices: (n-1) d S/element (index + value) / B.
+    """Return the time of an all-gather of the kept values and indices: (n-1) d S/4 (index + value) / B.
 
     Examples
     --------
     >>> round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 2))
     (6000, 4500)
     """
-    kept = density * size_bytes / element_bytes
+    kept = density * size_bytes / 4  # gradients are float32
     return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
 
 

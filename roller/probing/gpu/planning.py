@@ -65,11 +65,11 @@ def full_warps(spec: DeviceSpec) -> int:
     return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
 
 
-def full_grid(spec: DeviceSpec, block: int, registers: int = 32) -> int:
-    """Return the blocks of ``block`` threads, of some registers each, that are resident on the whole device."""
+def full_grid(spec: DeviceSpec, block: int) -> int:
+    """Return the blocks of ``block`` threads, of 32 registers each, that are resident on the whole device."""
     lim = spec.limits
     assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
-    per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (registers * block), lim.blocks_per_unit)
+    per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (32 * block), lim.blocks_per_unit)
     return spec.units * max(1, per_unit)
 
 
