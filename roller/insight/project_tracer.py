@@ -23,6 +23,7 @@ from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.runtime.channel import ChannelClosed, receive, send
+from roller.runtime.child import end_process
 
 #: Between two looks at whether the caller has cancelled.
 _POLL_S = 0.1
@@ -90,14 +91,8 @@ class ProjectTracer:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_S)
-        for stream in (process.stdin, process.stdout, self._stderr):
-            if stream is not None:
-                stream.close()
+        if process is not None:
+            end_process(process, self._stderr)
 
     def __enter__(self) -> ProjectTracer:
         return self

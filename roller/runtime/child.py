@@ -94,14 +94,8 @@ class DeviceProcess:
     def close(self) -> None:
         """Stop the process, if any."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
-            process.wait(_LEAVE_S)
-        for stream in (process.stdin, process.stdout, self._stderr):
-            if stream is not None:
-                stream.close()
+        if process is not None:
+            end_process(process, self._stderr)
 
     def __enter__(self) -> DeviceProcess:
         return self
@@ -137,6 +131,16 @@ class DeviceProcess:
         self.close()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the device process ended by {how}" + (f": {lines[-1]}" if lines else "")
+
+
+def end_process(process: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> None:
+    """Kill a process, and close what it was written to and read from."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
+        process.wait(_LEAVE_S)
+    for stream in (process.stdin, process.stdout, stderr):
+        if stream is not None:
+            stream.close()
 
 
 def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
