@@ -67,7 +67,7 @@ class OpenKernels:
 
 def compile_open(
     expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
-    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
+    options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, OpenKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box, on this machine's processor."""
     known = passing_bytes or {}
@@ -76,9 +76,9 @@ def compile_open(
         for key, (e, names) in expressions.items()
     }
     searches = search_all(questions, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, seed, passing_bytes is not None)
+    built_all(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
-        judged, doubt = chosen(s, spec, EFFORT, seed, passing_bytes is not None)
+        judged, doubt = chosen(s, spec, EFFORT, 0, passing_bytes is not None)
         found[key] = OpenKernels(s.question.own, tuple(judged), spec, doubt)
     return found
