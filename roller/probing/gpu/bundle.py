@@ -51,16 +51,15 @@ def image_of(plan: ProbePlan, spec: DeviceSpec) -> bytes | str:
         return str(err)
 
 
-def create_bundle(spec: DeviceSpec, folder: Path, *, images: bool = True, driver: bool = True) -> dict[str, Any]:
+def create_bundle(spec: DeviceSpec, folder: Path) -> dict[str, Any]:
     """Write all probes of a GPU as a folder that runs where the device is, with what runs it."""
     if not spec.traits.discrete:
         raise ArtifactError(
             f"--device: expected the specification of a GPU, got '{spec.name}'. Probe a CPU where it is."
         )
     with filled(folder) as work:
-        if driver:
-            copy_package(work.folder, DRIVER)
-        rows = [_write(work, plan, image_of(plan, spec) if images else "left out") for plan in plans(spec)]
+        copy_package(work.folder, DRIVER)
+        rows = [_write(work, plan, image_of(plan, spec)) for plan in plans(spec)]
         body = {
             "device": spec.name, "language": spec.target["language"],
             "arch": spec.target["arch"], "units": spec.units, "options": list(target_for(spec).probe_options),
