@@ -21,14 +21,14 @@ import typer
 
 import roller
 from benchmarks.common import HERE, FilterOption, Row, check_outputs, markdown, operators, screen, table, write_json
+from roller.compiler.pipeline import lower
+from roller.construction.worth_timing import uncertain
 from roller.hardware import DeviceSpec, load_spec
 from roller.perf.accuracy import kernel_family, ranking_error
-from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
 from roller.runtime.cpu_profile import Bench
 from roller.runtime.records import Record
 from roller.runtime.timing import Contender
-from roller.search.auto import uncertain
 from roller.templates.cpu.emit import llvm  # noqa: F401 - before forking, so that the children inherit TVM
 
 

@@ -17,8 +17,8 @@ import typer
 import roller
 from benchmarks.common import FilterOption, JsonOption, Row, check_outputs, operators, screen, table, write_json
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import Candidate, lower
 from roller.hardware import DeviceSpec, load_spec
-from roller.pipeline import Candidate, lower
 from roller.runtime.build_pool import build_all
 from roller.templates.gpu.emit import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
 

@@ -16,8 +16,8 @@ from common import FilterOption, JsonOption, Row, check_outputs, operators, scre
 
 import roller
 from roller.backends.rocm import toolchain
+from roller.compiler.pipeline import lower
 from roller.hardware import DeviceSpec, load_spec
-from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
 from roller.templates.gpu.emit import hip  # noqa: F401 - imported before forking, so that the children inherit TVM
 

@@ -25,7 +25,7 @@ import typer
 import roller
 from benchmarks.common import JsonOption, Verdict, check_outputs, screen, table, write_json
 from benchmarks.disturbed import beside
-from roller.compiled import CompiledKernel
+from roller.compiler.compiled_kernel import CompiledKernel
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import TRUSTED, SystemClock
 from roller.runtime.disturbance import look

@@ -20,12 +20,12 @@ import typer
 
 from benchmarks.models.feeds import random_feeds
 from benchmarks.models.lstm import Lstm, build
-from roller.graph.plan import Plan
-from roller.graph.steps import Run, Step, Together
-from roller.model.session import Session
-from roller.onnx.compile import compile_partitioned, partitioned, read
-from roller.onnx.compiled_model import CompiledModel
-from roller.onnx.options import ModelOptions
+from roller.models.compile import compile_partitioned, partitioned, read
+from roller.models.compiled_model import CompiledModel
+from roller.models.graph.plan import Plan
+from roller.models.graph.steps import Run, Step, Together
+from roller.models.options import ModelOptions
+from roller.models.session.session import Session
 
 
 def predicted_s(made: CompiledModel) -> float:

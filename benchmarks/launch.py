@@ -19,9 +19,9 @@ from common import JsonOption, check_outputs, screen, table, write_json
 
 import roller
 from roller.backends.cpu.launcher import CpuKernel
+from roller.compiler.pipeline import lower
+from roller.construction.explicit_tiles import program_from_tiles
 from roller.hardware import load_spec
-from roller.pipeline import lower
-from roller.search.explicit_tiles import program_from_tiles
 
 #: Seconds from a Python call to its kernel, all checks included.
 LIMIT_S = 10e-6

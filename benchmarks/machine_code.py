@@ -21,8 +21,8 @@ from benchmarks import ptx
 from benchmarks.tables import read_table
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import lower
 from roller.hardware import DeviceSpec, load_spec
-from roller.pipeline import lower
 from roller.runtime.build_pool import build_all
 from roller.templates.gpu.emit import cuda  # noqa: F401 - imported before forking, so that the children inherit TVM
 

@@ -15,11 +15,11 @@ import onnx.numpy_helper
 from onnx.backend.base import Backend, BackendRep
 
 from roller.errors import ModelError, RollerError, shown
-from roller.graph.steps import Program
-from roller.onnx.lowered import lower_graph
-from roller.onnx.partition import partition, program_of
-from roller.onnx.reader import read
-from tests.model.reference import evaluate_program
+from roller.models.graph.steps import Program
+from roller.models.onnx.lowered import lower_graph
+from roller.models.onnx.partition import partition, program_of
+from roller.models.onnx.reader import read
+from tests.models.session.reference import evaluate_program
 
 #: Operators whose first input says what to make; of all others it is data.
 _MAKERS = frozenset({"ConstantOfShape", "Range", "BlackmanWindow", "HannWindow", "HammingWindow", "MelWeightMatrix"})
@@ -87,7 +87,7 @@ class Prepared(BackendRep):
             graph = read(self._model, values=values)
             low = lower_graph(graph)
             return partition(graph) if self._fused or low.refused else program_of(low)
-        from roller.onnx.compile import compile_model
+        from roller.models.compile import compile_model
 
         return compile_model(self._model, values=values, **self._options)
 

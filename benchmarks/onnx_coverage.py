@@ -151,9 +151,9 @@ def reason_of(message: str) -> str:
 def warm(some: Sequence[Any]) -> int:
     """Compile the kernels of all tests together into the cache; return how many have no candidate that works."""
     from roller.arguments import options_of
-    from roller.batch.compile import compile_kernels
-    from roller.batch.jobs import Settings
-    from roller.onnx.compile import hire
+    from roller.models.batch.compile import compile_kernels
+    from roller.models.batch.jobs import Settings
+    from roller.models.compile import hire
     from roller.runtime.cache import KernelCache
 
     sources: dict[str, Any] = {}

@@ -18,9 +18,9 @@ import roller
 from benchmarks.build_cuda import build_candidate
 from benchmarks.common import JsonOption, check_outputs, operators, screen, write_json
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import Candidate
 from roller.errors import BuildError
 from roller.hardware import DeviceSpec, load_spec
-from roller.pipeline import Candidate
 from roller.runtime.build_pool import build_all
 
 #: Seconds all candidates may take, and the processors that is stated for.

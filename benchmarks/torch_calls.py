@@ -18,9 +18,9 @@ import torch
 import typer
 
 from benchmarks.common import JsonOption, check_outputs, screen, table, write_json
-from roller.model.placed import Placed
-from roller.onnx.torch_backend import roller_backend
-from roller.onnx.torch_compare import FirstCall
+from roller.models.session.placed import Placed
+from roller.models.torch.backend import roller_backend
+from roller.models.torch.compare import FirstCall
 
 #: Seconds per call and 100 parameters, for weights that are arguments.
 LIMIT_S = 5e-6

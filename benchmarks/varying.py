@@ -17,9 +17,9 @@ import numpy as np
 import typer
 
 import roller
+from roller.compiler.dynamic.kernel import VaryingKernel
 from roller.expr import TensorExpr
 from roller.ops import parse
-from roller.varying.kernel import VaryingKernel
 
 #: Speed beside the kernel of a size: of each, and of all together. Kernels; compile time over that of one size.
 LEAST, MEAN, KERNELS, TIMES = 0.9, 0.97, 8, 5.0

@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import roller
-from roller.choosing.refine import untried_neighbours
+from roller.compiler.autotune.refine import untried_neighbours
+from roller.construction.worth_timing import worth_timing
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
 from roller.hardware.overrides import NOT_OF_KERNELS
@@ -25,7 +26,6 @@ from roller.hardware.sections import OPERATION_CLASSES, quantities
 from roller.hardware.spec import settable
 from roller.perf.accuracy import UNVALIDATED
 from roller.probing import microbench_folder, probes, statement_of
-from roller.search.auto import worth_timing
 
 PATH = Path(__file__).with_name("device-contract.md")
 #: Specifications that stand for their kind; both have every field the model may read.

@@ -1,6 +1,6 @@
 """Writes the examples of ``docs/explain.md``: what the command line prints, for devices that are nobody's own machine.
 
-``python docs/explain_example.py`` writes it; ``tests/explaining/test_docs.py`` holds it up to date.
+``python docs/explain_example.py`` writes it; ``tests/explanation/test_docs.py`` holds it up to date.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes ``docs/onnx-operators.md``: the ONNX operators roller takes, and ONNX's own tests it passes or refuses.
 
-``python docs/onnx_operators.py`` writes it; ``tests/onnx/test_backend.py`` holds it up to date. Operators come from the
+``python docs/onnx_operators.py`` writes it; ``tests/models/onnx/test_backend.py`` checks it. Operators come from the
 registry of lowerings, versions from the onnx package, verdicts from ``benchmarks/onnx_coverage.py``.
 """
 
@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import onnx
 
-import roller.onnx.operators
-import roller.onnx.runtime_operators  # noqa: F401 - both fill their registries
+import roller.models.onnx.operators
+import roller.models.onnx.runtime_operators  # noqa: F401 - both fill their registries
 from benchmarks.onnx_coverage import EXCEPTED, PASSED, REFUSED, WRONG, Verdict, verdicts
-from roller.onnx.legacy import OLDEST
-from roller.onnx.lowering import LOWERINGS
-from roller.onnx.runtime_operators.spelling import SPELLINGS
+from roller.models.onnx.legacy import OLDEST
+from roller.models.onnx.lowering import LOWERINGS
+from roller.models.onnx.runtime_operators.spelling import SPELLINGS
 
 PATH = Path(__file__).with_name("onnx-operators.md")
 

@@ -15,12 +15,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from roller.core.renamed import install_module_finder
+
+install_module_finder()
+
 __version__ = "0.1.0"
 
 #: Public name -> module it is loaded from.
 _HOME = {
-    "Candidate": "roller.search.constructor",
-    "CompiledKernel": "roller.compiled",
+    "Candidate": "roller.construction.constructor",
+    "CompiledKernel": "roller.compiler.compiled_kernel",
     "ConstructOptions": "roller.templates.common.options",
     "DeviceSpec": "roller.hardware",
     "Estimate": "roller.perf",
@@ -28,26 +32,26 @@ _HOME = {
     "RProgram": "roller.tile",
     "RollerError": "roller.errors",
     "TensorExpr": "roller.expr",
-    "compile": "roller.pipeline",
-    "compile_model": "roller.onnx.compile",
-    "construct": "roller.pipeline",
-    "explain": "roller.report.explain",
+    "compile": "roller.compiler.pipeline",
+    "compile_model": "roller.models.compile",
+    "construct": "roller.compiler.pipeline",
+    "explain": "roller.explanation.explain",
     "from_kineto": "roller.insight.step.replay",
     "lint": "roller.insight.lint",
     "list_specs": "roller.hardware",
-    "load": "roller.pipeline",
-    "load_ipython_extension": "roller.notebook",
-    "load_model": "roller.model.saved",
+    "load": "roller.compiler.pipeline",
+    "load_ipython_extension": "roller.cli.notebook",
+    "load_model": "roller.models.session.saved",
     "load_profile": "roller.insight.step_profile.profile_json",
     "load_spec": "roller.hardware",
-    "predict": "roller.pipeline",
+    "predict": "roller.compiler.pipeline",
     "profile": "roller.insight.step_profile.profiling",
     "record": "roller.insight.step.recording",
     "replay": "roller.insight.step.replay",
-    "sensitivity": "roller.report.sensitivity",
+    "sensitivity": "roller.explanation.sensitivity",
     "trace": "roller.insight.tracing",
     "what_if": "roller.insight.whatif.predict",
-    "why_not": "roller.report.explain",
+    "why_not": "roller.explanation.explain",
 }
 _MODULES = ("ops",)
 
@@ -61,7 +65,10 @@ __all__ = [
 if TYPE_CHECKING:
     from roller import ops
     from roller.artifact import KernelArtifact
+    from roller.compiler.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
     from roller.errors import RollerError
+    from roller.explanation.explain import explain, why_not
+    from roller.explanation.sensitivity import sensitivity
     from roller.expr import TensorExpr
     from roller.hardware import DeviceSpec, list_specs, load_spec
     from roller.insight.lint import lint
@@ -71,12 +78,9 @@ if TYPE_CHECKING:
     from roller.insight.step_profile.profiling import profile
     from roller.insight.tracing import trace
     from roller.insight.whatif.predict import what_if
-    from roller.model.saved import load_model
-    from roller.onnx.compile import compile_model
+    from roller.models.compile import compile_model
+    from roller.models.session.saved import load_model
     from roller.perf import Estimate
-    from roller.pipeline import Candidate, CompiledKernel, ConstructOptions, compile, construct, load, predict
-    from roller.report.explain import explain, why_not
-    from roller.report.sensitivity import sensitivity
     from roller.tile import RProgram
 
 

@@ -17,7 +17,7 @@ from roller.templates.common.options import ConstructOptions
 
 if TYPE_CHECKING:
     from roller.artifact import Constant
-    from roller.runtime.devices import DeviceHandle
+    from roller.backends.devices import DeviceHandle
 
 
 def expression_of(expr: Any) -> TensorExpr:
@@ -41,8 +41,8 @@ def _read(expr: Any) -> TensorExpr:
 
 def target_of(device: str | DeviceSpec, spec: str | DeviceSpec | None = None) -> tuple[DeviceSpec, DeviceHandle | None]:
     """Return the spec to construct for, and the device to run on where one of this machine was named."""
-    from roller.runtime.child import resolve
-    from roller.runtime.devices import is_reachable
+    from roller.backends.child import resolve
+    from roller.backends.devices import is_reachable
 
     if not (isinstance(device, str) and is_reachable(device)):
         if spec is not None:
@@ -117,7 +117,7 @@ def _bytes(value: Any, tensor: Tensor) -> bytes:
             raise RollerError(
                 f"{where}: expected a NumPy or DLPack array, got {type(value).__name__}. Convert it with numpy.asarray."
             )
-        from roller.backends.foreign import check_memory, host_remedy
+        from roller.backends.array_hints import check_memory, host_remedy
 
         try:
             check_memory(value)

@@ -105,9 +105,10 @@ def test_the_package_was_found():
     assert external("roller.hardware.reader") == {"yaml"}
     # A function of the facade imports a stage when it is called; the expression is imported when the facade is.
     assert (
-        not imports_of("roller.pipeline")["roller.search.constructor"] and imports_of("roller.pipeline")["roller.expr"]
+        not imports_of("roller.compiler.pipeline")["roller.construction.constructor"]
+        and imports_of("roller.compiler.pipeline")["roller.expr"]
     )
-    assert "roller.backends.cpu" in internal("roller.backends.cpu.rehearsal"), "the package of `from package import`"
+    assert "roller.backends.cpu" in internal("roller.backends.cpu.guarded_run"), "the package of `from package import`"
 
 
 def test_the_contracts_of_imports_are_kept():

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import roller
-from roller import ConstructOptions, ops, pipeline
+from roller import ConstructOptions, ops
 from roller.artifact import KernelArtifact
+from roller.compiler import pipeline
 from roller.errors import LaunchError, NoCandidateError, RollerError
 from roller.expr import Load, transform
 from roller.runtime.check import check

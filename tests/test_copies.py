@@ -11,10 +11,10 @@ import pytest
 import roller
 from roller.core.held_here import HeldHere
 from roller.errors import RollerError
-from roller.model.calls import ModelCalls
-from roller.model.range_session import RangeSession
-from roller.model.session import Session
-from roller.onnx.compiled_model import CompiledModel
+from roller.models.compiled_model import CompiledModel
+from roller.models.session.calls import ModelCalls
+from roller.models.session.range_session import RangeSession
+from roller.models.session.session import Session
 from tests.offenders import every
 
 _WAYS = {"copy": copy.copy, "deepcopy": copy.deepcopy, "pickle": pickle.dumps}

@@ -8,9 +8,9 @@ import roller
 from roller.core.display import MOST_CHARACTERS, html_table, structure
 from roller.expr.scalar import Call, Const, Load
 from roller.expr.text import scalar_text
-from roller.graph.plan import Plan
-from roller.graph.steps import KernelSource, Program
-from roller.onnx.options import ModelOptions
+from roller.models.graph.plan import Plan
+from roller.models.graph.steps import KernelSource, Program
+from roller.models.options import ModelOptions
 from roller.runtime.records import Record
 from tests.offenders import every
 

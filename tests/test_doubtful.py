@@ -9,14 +9,14 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
-from roller.choosing import Selection, choose
-from roller.choosing.choose import Workshop
 from roller.cli.main import app
+from roller.compiler.autotune import Selection, choose
+from roller.compiler.autotune.choose import Workshop
+from roller.construction.constructor import construct_candidates
 from roller.runtime import cpu_profile
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import Spell, SystemClock
 from roller.runtime.records import Record
-from roller.search.constructor import construct_candidates
 
 RELU = "elementwise('relu', (4096,))"
 WHY = "other programs kept 1.9 of 2 processors busy while it was timed: 0 of 9 windows were quiet"

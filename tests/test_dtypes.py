@@ -111,7 +111,7 @@ def test_processors_convert_bit_for_bit(dtype):
     pytest.importorskip("tvm")
     from roller import construct, load_spec
     from roller.backends.cpu import CpuKernel
-    from roller.pipeline import lower
+    from roller.compiler.pipeline import lower
 
     def run(values, to, *, back=False):
         expr, spec = of_numbers(values, to, back=back), load_spec("cpu")

@@ -13,7 +13,7 @@ from roller.core import kept_code
 from roller.core.kept_code import UntrustedError, check_folder, kept, own_folder, read_kept, write_kept
 from roller.emulator import library
 from roller.errors import ArtifactError, EmulationError, RollerWarning
-from roller.model.runner import build_runner, load_runner
+from roller.models.session.runner import build_runner, load_runner
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_notes import read_note, write_note
 from tests.offenders import every

@@ -14,9 +14,9 @@ import pytest
 import roller
 from roller import ops
 from roller.artifact import KernelArtifact
-from roller.choosing import Selection
+from roller.compiler.autotune import Selection
 from roller.errors import RollerError
-from roller.model.gpu_bundle import ModelBundle
+from roller.models.session.gpu_bundle import ModelBundle
 from roller.perf.estimate import Estimate
 from roller.runtime.bundle_format import Bundle
 from roller.runtime.inputs import random_inputs

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from roller.cli.notebook import WORDS_OF_CELL
 from roller.insight.capture import script_worker
-from roller.notebook import WORDS_OF_CELL
 
 pytest.importorskip("torch")
 
@@ -116,6 +116,9 @@ def test_what_a_cell_says_is_said_somewhere_of_a_script():
 
 
 def test_importing_roller_loads_no_ipython_and_no_notebook():
-    code = "import sys, roller, roller.cli.main; print([m for m in sys.modules if m in ('IPython', 'roller.notebook')])"
+    code = (
+        "import sys, roller, roller.cli.main; "
+        "print([m for m in sys.modules if m in ('IPython', 'roller.cli.notebook')])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

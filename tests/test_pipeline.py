@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import roller
-from roller import pipeline
+from roller.compiler import pipeline
 from roller.errors import BuildError, ExprError, LaunchError, NoCandidateError, RollerError, SpecError, TileError
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs

@@ -13,7 +13,7 @@ import onnx
 import pytest
 
 import roller
-from tests.onnx.networks import tower
+from tests.models.onnx.networks import tower
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Compiles and runs one kernel, somewhere else than in a checkout.

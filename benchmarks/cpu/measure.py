@@ -14,7 +14,7 @@ from benchmarks.cpu.cases import Case, largest_batch, weights
 from benchmarks.cpu.environment import foreign_s, load_average
 from benchmarks.cpu.peers import Peer, Prepared, Skipped
 from benchmarks.cpu.race import Pace, Race, race, settle, warm_s
-from roller import pipeline
+from roller.compiler import pipeline
 from roller.runtime.inputs import random_inputs
 
 ROLLER = "roller"

@@ -12,9 +12,9 @@ from typing import Any
 import roller
 from benchmarks.cpu.cases import suite
 from benchmarks.cpu_model.programs import Sample, random_programs
-from roller import pipeline
 from roller.artifact import KernelArtifact
 from roller.backends.cpu import CpuKernel
+from roller.compiler import pipeline
 from roller.errors import BuildError, LaunchError
 from roller.hardware import DeviceSpec
 from roller.runtime.build_pool import build_all

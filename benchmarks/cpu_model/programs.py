@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roller import perf
+from roller.construction.constructor import program_of
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
-from roller.search.constructor import program_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import lane_count
 from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.dots.pool import dot_axes
-from roller.templates.cpu.tiled.pool import staged_choices
+from roller.templates.cpu.dots.candidates import dot_axes
+from roller.templates.cpu.tiled.candidates import staged_choices
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of

@@ -14,17 +14,17 @@ from benchmarks.gpu.journal import FILE, Results, read, write_whole
 from benchmarks.gpu.plan import OPERATORS, PROBES, VARIANTS, Pack, read_pack
 from benchmarks.gpu.ranking import winners
 from benchmarks.gpu.report import render, table
+from roller.backends.devices import properties_of
 from roller.cli.probe_gpu import base_text
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec, parse_spec
 from roller.probing import probes, save, with_measured
+from roller.probing.doctor import Observation, diagnose
 from roller.probing.gpu.bundle import properties_of_results, session_of_results
 from roller.probing.gpu.stated import as_stated
 from roller.probing.run import Report, run_probes
-from roller.report.doctor import Observation, diagnose
 from roller.runtime.bundle_run import RESULTS as KERNEL_RESULTS
 from roller.runtime.bundle_run import results_of
-from roller.runtime.devices import properties_of
 from roller.runtime.probe_bundle import RESULTS as PROBE_RESULTS
 from roller.runtime.probe_bundle import ProbeBundle
 from roller.runtime.probe_bundle import results_of as probe_results_of

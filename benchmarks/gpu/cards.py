@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from roller.artifact import KernelArtifact
+from roller.backends.devices import DeviceProperties, same_arch
 from roller.errors import ArtifactError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
-from roller.runtime.devices import DeviceProperties, same_arch
 
 #: Candidates of a card by operator: its own id, the id in the bundle, the estimate.
 Order = Mapping[str, Sequence[tuple[str, str, Mapping[str, Any]]]]

@@ -12,11 +12,11 @@ from benchmarks.gpu import checker
 from benchmarks.gpu.plan import VARIANTS
 from benchmarks.gpu.schedule import Clock, Unit
 from roller.artifact import KernelArtifact
+from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.devices import DeviceHandle
 from roller.errors import LaunchError
 from roller.runtime.bundle_format import OperatorEntry
 from roller.runtime.bundle_run import OperatorRun, opened
-from roller.runtime.child import DeviceFault, DeviceProcess
-from roller.runtime.devices import DeviceHandle
 from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
 from roller.runtime.records import Record
 
@@ -45,7 +45,7 @@ class BudgetedProcess(DeviceProcess):
     Parameters
     ----------
     handle, command
-        See :class:`~roller.runtime.child.DeviceProcess`.
+        See :class:`~roller.backends.child.DeviceProcess`.
     deadline, clock
         Where the clock is at the end of the phase.
     """
@@ -61,7 +61,7 @@ class BudgetedProcess(DeviceProcess):
     def request(
         self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
     ) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Send one request and wait for its answer; see :class:`~roller.runtime.child.DeviceProcess`."""
+        """Send one request and wait for its answer; see :class:`~roller.backends.child.DeviceProcess`."""
         return super().request(header, arrays, timeout_s=self.limit_s(timeout_s))
 
 

@@ -10,9 +10,9 @@ if __name__ == "__main__":
 
 from benchmarks.gpu.child import answering
 from roller.errors import RollerError
-from roller.model.bundle_run import phases
-from roller.model.gpu_bundle import ModelBundle
-from roller.model.gpu_device import open_device
+from roller.models.session.bundle_run import phases
+from roller.models.session.gpu_bundle import ModelBundle
+from roller.models.session.gpu_device import open_device
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from benchmarks.gpu.contents import contents, more, schedule
 from benchmarks.gpu.pack_kernels import Made, Making, make_operators, make_variants, one_architecture
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, Planned, Schedule, chosen, write_pack
 from benchmarks.gpu.rows import chosen_for_compile, fitted, rows
-from roller.choosing.proving import PROVE_ALL_S
+from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import ArtifactError, RollerError
 from roller.hardware import DeviceSpec, load_spec
 from roller.probing.gpu.bundle import create_bundle as create_probes
@@ -201,8 +201,8 @@ class _Packing:
     def models(self) -> None:
         """Add whole models, with what ONNX Runtime makes of random inputs where it is installed."""
         from benchmarks.models import build as build_model
-        from roller.onnx.compile import compile_model
-        from roller.onnx.expected import expected_of
+        from roller.models.compile import compile_model
+        from roller.models.expected import expected_of
 
         prove_s = PROVE_ALL_S if self._options.prove_s else 0.0
         for name, sizes in self._options.networks:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import roller
 from benchmarks.gpu.cards import write_order
 from benchmarks.gpu.variants import variants
-from roller.choosing.proving import Share
 from roller.cli.bundle import build_operators, bundle_header, operator_of
+from roller.compiler.autotune.proving import Share
+from roller.compiler.pipeline import lower
 from roller.core.processor import usable_processors
 from roller.errors import ArtifactError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.pipeline import lower
 from roller.runtime.bundle_format import OperatorEntry, write_bundle
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram

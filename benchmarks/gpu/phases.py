@@ -19,9 +19,9 @@ from benchmarks.gpu.kernels import Kernels, Wanted
 from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chosen
 from benchmarks.gpu.ranking import winners, worst
 from benchmarks.gpu.schedule import Clock, Phase, Unit
-from roller.model.bundle_run import line_of, phases_of
-from roller.model.gpu_bundle import ModelBundle
-from roller.runtime.devices import DeviceHandle
+from roller.backends.devices import DeviceHandle
+from roller.models.session.bundle_run import line_of, phases_of
+from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime.probe_bundle import ProbeBundle, check_device, run_plans
 from roller.runtime.probe_run import PlanRunner
 

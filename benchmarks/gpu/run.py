@@ -23,9 +23,9 @@ from benchmarks.gpu.plan import Pack, read_pack
 from benchmarks.gpu.schedule import run_all
 from benchmarks.gpu.summary import FILE as SUMMARY
 from benchmarks.gpu.summary import summary
+from roller.backends.child import DeviceProcess
+from roller.backends.devices import DeviceHandle, DeviceProperties, parse
 from roller.errors import ArtifactError, LaunchError, RollerError
-from roller.runtime.child import DeviceProcess
-from roller.runtime.devices import DeviceHandle, DeviceProperties, parse
 
 #: Seconds of a call that are kept for its end.
 _CLOSE_S = 5.0

@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller import ops
+from roller.construction.constructor import construct_candidates, program_of
 from roller.core.fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec, list_specs, load_spec
 from roller.perf.estimate import Estimate
 from roller.perf.model import batch_of, estimate_programs
-from roller.search.constructor import construct_candidates, program_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.tile import RProgram

@@ -84,7 +84,7 @@ def traced(name: str, batch: int) -> Any:
 
 def measure(name: str, devices: list[str], batch: int) -> dict[str, float]:
     """Return the CPU seconds of tracing, and of prices on each device."""
-    from roller import pipeline  # noqa: F401 - its modules are no part of a device's prices
+    from roller.compiler import pipeline  # noqa: F401 - its modules are no part of a device's prices
     from roller.hardware import load_spec
     from roller.insight.cost.operator_price import Pricer
 

@@ -13,10 +13,10 @@ import typer
 import onnx
 from benchmarks.common import screen, table, write_json
 from onnx import TensorProto, helper
-from roller.graph import memory
-from roller.onnx import folding, reader
-from roller.onnx.compile import compile_model
-from roller.onnx.partition import partition
+from roller.models.compile import compile_model
+from roller.models.graph import memory
+from roller.models.onnx import folding, reader
+from roller.models.onnx.partition import partition
 
 #: A model of 10^5 nodes is read, folded, partitioned and planned within this, on two cores that do nothing else.
 LIMIT_S = 20.0

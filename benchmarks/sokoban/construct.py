@@ -18,12 +18,7 @@ from benchmarks.sokoban.cpu import cpu_batches, cpu_contains
 from benchmarks.sokoban.gpu import gpu_batches, gpu_contains
 from benchmarks.sokoban.space import Tally
 from roller import perf
-from roller.errors import NoCandidateError, RollerError
-from roller.expr import TensorExpr
-from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.estimate import Estimate
-from roller.search.constructor import (
+from roller.construction.constructor import (
     Candidate,
     candidates_of,
     construct_candidates,
@@ -31,6 +26,11 @@ from roller.search.constructor import (
     program_of,
     target_units,
 )
+from roller.errors import NoCandidateError, RollerError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.estimate import Estimate
 from roller.targets import CPU, GPU
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions

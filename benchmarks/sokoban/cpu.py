@@ -25,11 +25,11 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding import padding_allowed
 from roller.templates.cpu import decided, lane_count, price
 from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.dots.pool import dot_axes
-from roller.templates.cpu.streaming.pool import store_choices
-from roller.templates.cpu.tiled.pool import staged_choices
+from roller.templates.cpu.dots.candidates import dot_axes
+from roller.templates.cpu.streaming.candidates import store_choices
+from roller.templates.cpu.tiled.candidates import staged_choices
 from roller.templates.cpu.tiled.split import split_batches
-from roller.templates.cpu.winograd.pool import winograd_pool
+from roller.templates.cpu.winograd.candidates import winograd_pool
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of

@@ -27,8 +27,8 @@ from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding import padding_allowed
 from roller.templates.gpu import arithmetic_bound_s, lower_bound_s, pool, register_words, scratchpad_bytes
-from roller.templates.gpu.tiled.pool import split_variants, splits
-from roller.templates.gpu.winograd.pool import winograd_gpu_pool
+from roller.templates.gpu.tiled.candidates import split_variants, splits
+from roller.templates.gpu.winograd.candidates import winograd_gpu_pool
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of

@@ -10,11 +10,11 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.common.scale_up import REGISTER_EXTENT, aligned_extents
 from roller.templates.cpu import lane_count
 from roller.templates.cpu.common import tasks
-from roller.templates.cpu.dots.pool import dots_batch
+from roller.templates.cpu.dots.candidates import dots_batch
 from roller.templates.cpu.registry import pool as cpu_programs
-from roller.templates.cpu.tiled import pool as cpu_pool
+from roller.templates.cpu.tiled import candidates as cpu_candidates
 from roller.templates.gpu.registry import pool as gpu_programs
-from roller.templates.gpu.tiled import pool as gpu_pool
+from roller.templates.gpu.tiled import candidates as gpu_candidates
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.program import RProgram
 
@@ -50,21 +50,21 @@ def _gpu(
     offered = zip(register[g.spatial], g.extents[g.spatial], strict=True)
     if not all(int(r) in aligned_extents(int(e), REGISTER_EXTENT) for r, e in offered):
         return (*misaligned, f"register tile: sizes (powers of two, divisors, at most {REGISTER_EXTENT})")
-    registers = gpu_pool.kernels(g, spec)
+    registers = gpu_candidates.kernels(g, spec)
     if not _known(registers, register):
         return (*misaligned, "register tile: the best of each size by products per operand")
     threads = np.where(g.spatial, block // register, 1)
-    visited = gpu_pool.blocks(g, spec, registers, options)
+    visited = gpu_candidates.blocks(g, spec, registers, options)
     if misaligned:
         return misaligned
     if not _known(visited, register, threads):
         return ("block: seeds and growth order (reuse score, best branches)",)
-    steps = gpu_pool.step_tables(g, registers)
+    steps = gpu_candidates.step_tables(g, registers)
     table = steps[tuple(int(x) for x in np.where(g.spatial, 1, register))]
     if not _known(table, np.where(g.spatial, 1, block)):
         return ("reduction step: sizes",)
     count = -(-options.pool // max(len(t) for t in steps.values()))
-    kept = gpu_pool.most_promising(g, spec, visited, steps, count)
+    kept = gpu_candidates.most_promising(g, spec, visited, steps, count)
     return () if _known(kept, register, threads) else ("pool: most promising blocks",)
 
 
@@ -87,14 +87,14 @@ def _cpu(
     if not set(rows) <= set(others):
         return ("micro-kernel: rows along an axis that shares no operand",)
     usable = spec.limits.usable_vector_registers or 1
-    if vectors not in cpu_pool.VECTORS:
+    if vectors not in cpu_candidates.VECTORS:
         return ("micro-kernel: numbers of vectors",)
-    if tuple(register[others].tolist()) not in cpu_pool.row_choices(g, others, max(1, usable // vectors)):
+    if tuple(register[others].tolist()) not in cpu_candidates.row_choices(g, others, max(1, usable // vectors)):
         return ("micro-kernel: numbers of rows",)
-    found = cpu_pool.micro_kernels(g, spec, program.constants)
+    found = cpu_candidates.micro_kernels(g, spec, program.constants)
     if v not in found or not _known(found[v], register):
         return ("micro-kernel: the best few as one task",)
-    pieces = [np.where(g.spatial, 1, g.extents), *cpu_pool.reduction_chunks(g, spec)]
+    pieces = [np.where(g.spatial, 1, g.extents), *cpu_candidates.reduction_chunks(g, spec)]
     if not _known(np.stack(pieces), np.where(g.spatial, 1, block)):
         return ("reduction: sizes of pieces",)
     return ("tasks: sizes",)

@@ -21,9 +21,9 @@ from benchmarks.sokoban.compare import considered
 from benchmarks.suites.operator_sets import all_cases, asked_for
 from benchmarks.suites.suite import Request, Section, Suite
 from benchmarks.suites.values import COUNTED, MEASURED, PUBLISHED, Results, Value
+from roller.compiler.pipeline import Candidate
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.pipeline import Candidate
 from roller.targets import CPU, GPU
 
 #: Candidates of a compilation that times several, as published.

@@ -18,14 +18,14 @@ import numpy as np
 import torch
 
 from benchmarks.torch_audit.samples import Sample, graph_of, samples
-from roller.onnx.partition import partition
-from roller.onnx.reader import read
-from roller.onnx.torch_backend import REFUSALS, _reason, roller_backend
-from roller.onnx.torch_call import in_memory, maker
-from roller.onnx.torch_compare import FirstCall
-from roller.onnx.torch_export import Exported, export
-from roller.onnx.torch_judge import difference
-from tests.model.reference import evaluate_program
+from roller.models.onnx.partition import partition
+from roller.models.onnx.reader import read
+from roller.models.torch.backend import REFUSALS, _reason, roller_backend
+from roller.models.torch.call import in_memory, maker
+from roller.models.torch.compare import FirstCall
+from roller.models.torch.export import Exported, export
+from roller.models.torch.judge import difference
+from tests.models.session.reference import evaluate_program
 
 #: Samples in one graph, of an operator and dtype, and seconds for them all.
 _TOGETHER, _LIMIT_S = 24, 90

@@ -13,7 +13,6 @@ import typer
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.choosing.proving import PROVE_ALL_S, Share, proved_of
 from roller.cli.common import (
     DeviceOption,
     JsonOption,
@@ -26,11 +25,12 @@ from roller.cli.common import (
     print_json,
 )
 from roller.cli.progress import counted_steps
+from roller.compiler.autotune.proving import PROVE_ALL_S, Share, proved_of
+from roller.compiler.pipeline import lower
 from roller.core.processor import usable_processors
 from roller.errors import ArtifactError, BuildError, RollerError, counted
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.pipeline import lower
 from roller.runtime.build_pool import BuildResult, build_all
 from roller.runtime.bundle_format import OperatorEntry, pack, unpack, write_bundle
 from roller.runtime.bundle_import import import_results

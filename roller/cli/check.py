@@ -27,7 +27,7 @@ from roller.errors import LaunchError
 from roller.hardware.detect import is_this_machine
 
 if TYPE_CHECKING:
-    from roller.onnx.compare import Comparison
+    from roller.models.compare import Comparison
 
 SetsOption = Annotated[int, typer.Option("--sets", min=1, help="Sets of random inputs.")]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Where random inputs begin.")]
@@ -61,7 +61,7 @@ def check_command(
     spec, handle = target_of(device)
     if handle is None and not is_this_machine(spec):
         raise LaunchError(f"--device: expected one of this machine to run on, got '{device}'. Write cpu or cuda:0.")
-    from roller.onnx.compare import compare
+    from roller.models.compare import compare
 
     made = compiled_or_listed(model, device, batch, shapes, fallback, as_json, threads=threads, cache=cache)
     found = compare(made, model, sets=sets, seed=seed, tolerance=tolerance)

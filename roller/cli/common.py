@@ -12,6 +12,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from roller.backends.devices import is_reachable
 from roller.cli.first_use import tell_suspicious, tell_unprobed
 from roller.cli.screen import console as console
 from roller.cli.usage import UsageError as UsageError
@@ -21,7 +22,6 @@ from roller.errors import ArtifactError, ExprError, did_you_mean, shown
 from roller.expr import OFFSET_ELEMENTS, TensorExpr
 from roller.hardware import DeviceSpec, load_spec
 from roller.hardware.capacity import capacity_of
-from roller.runtime.devices import is_reachable
 from roller.runtime.id_filter import matching
 from roller.runtime.records import STATUSES
 from roller.tile.winograd import ACCURACY

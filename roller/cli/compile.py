@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import roller
+from roller.backends.devices import is_reachable
 from roller.cli.cache import date
 from roller.cli.common import (
     DeviceOption,
@@ -26,8 +27,7 @@ from roller.cli.common import (
     print_json,
     seconds,
 )
-from roller.compiled import CompiledKernel
-from roller.runtime.devices import is_reachable
+from roller.compiler.compiled_kernel import CompiledKernel
 from roller.targets import pretends, target_for
 
 #: What becomes of a doubtful time.

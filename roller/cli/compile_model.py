@@ -14,8 +14,7 @@ import typer
 from rich import box
 from rich.table import Table
 
-from roller.batch.progress import GOES_ON
-from roller.choosing.proving import PROVE_ALL_S
+from roller.backends.devices import is_reachable
 from roller.cli.common import (
     JsonOption,
     SetOption,
@@ -31,23 +30,24 @@ from roller.cli.common import (
 from roller.cli.compile import DOUBTFUL_RULE
 from roller.cli.first_use import tell_unprobed
 from roller.cli.verbosity import is_quiet
+from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.errors import LaunchError, ModelError, UnsupportedError, counted
-from roller.graph.steps import Foreign
 from roller.hardware import THIS_MACHINE, load_spec
-from roller.onnx.given import FALLBACKS
-from roller.runtime.devices import is_reachable
+from roller.models.arguments import FALLBACKS
+from roller.models.batch.progress import GOES_ON
+from roller.models.graph.steps import Foreign
 from roller.runtime.disturbance import grouped
 from roller.runtime.own_folder import check_replaceable, replaced
 from roller.targets import device_name
 
 if TYPE_CHECKING:
-    from roller.batch.horizontal import Way
-    from roller.graph.nodes import Graph
-    from roller.graph.parts import Refused
-    from roller.graph.steps import Program
     from roller.hardware import DeviceSpec
-    from roller.model.gpu_bundle import Expected
-    from roller.onnx.compiled_model import CompiledModel
+    from roller.models.batch.horizontal import Way
+    from roller.models.compiled_model import CompiledModel
+    from roller.models.graph.nodes import Graph
+    from roller.models.graph.parts import Refused
+    from roller.models.graph.steps import Program
+    from roller.models.session.gpu_bundle import Expected
 
 _LOG = logging.getLogger(__name__)
 
@@ -161,8 +161,8 @@ def compiled_or_listed(
     as_json: bool, **options: Any,
 ) -> CompiledModel:  # fmt: skip
     """Return the model compiled; what cannot be is listed, and left with exit code 2."""
-    from roller.onnx import compile as stages
-    from roller.onnx.options import ModelOptions
+    from roller.models import compile as stages
+    from roller.models.options import ModelOptions
 
     how = ModelOptions(**options, progress=False if is_quiet() else None)
     if model.is_file():
@@ -191,7 +191,7 @@ def _read(
     model: Path, batch: int | None, shapes: Sequence[str] | None, as_json: bool, fallback: str | None = None
 ) -> Graph:
     """Return the graph; where nodes have no known shape list all that cannot be compiled, with exit code 2."""
-    from roller.onnx.compile import read
+    from roller.models.compile import read
 
     try:
         return read(model, batch=batch, shapes=shapes_of(shapes), fallback=fallback)
@@ -204,7 +204,7 @@ def _read(
 
 def _expected(made: CompiledModel, model: Path) -> tuple[Expected, ...]:
     """Return what the GPU's bundle is checked against; where ONNX Runtime cannot tell, say so and go on without."""
-    from roller.onnx.expected import expected_of
+    from roller.models.expected import expected_of
 
     try:
         return (expected_of(model, made.plan.program),)
@@ -234,8 +234,8 @@ def shapes_of(settings: Sequence[str] | None) -> dict[str, tuple[int, ...]]:
 
 def _partitioned(graph: Graph, fallback: str | None, as_json: bool) -> Program:
     """Return the program; where nodes cannot be compiled list them all and leave with exit code 2."""
-    from roller.onnx.compile import partitioned
-    from roller.onnx.lowered import lower_graph
+    from roller.models.compile import partitioned
+    from roller.models.onnx.lowered import lower_graph
 
     try:
         return partitioned(graph, fallback=fallback)
@@ -261,7 +261,7 @@ def _row(refused: str) -> dict[str, str]:
 
 
 def _list(graph: Graph, as_json: bool) -> None:
-    from roller.onnx.lowered import lower_graph
+    from roller.models.onnx.lowered import lower_graph
 
     refused = lower_graph(graph).refused
     _print_refused(graph, refused, as_json)
@@ -351,7 +351,11 @@ def _print(made: CompiledModel, out: Path | None) -> None:
         screen.print(f"{known}: {counted(count, 'kernel')}", soft_wrap=True)
     if out is not None:
         elsewhere = made.spec.traits.discrete and not made.runs_here
-        run = f"python -m roller.model.bundle run {out} --json r.json" if elsewhere else f"roller run-model {out}"
+        run = (
+            f"python -m roller.models.session.bundle run {out} --json r.json"
+            if elsewhere
+            else f"roller run-model {out}"
+        )
         where = f" on a machine with device {made.spec.name}" if elsewhere else ""
         screen.print(f"{out}: written. Run it{where}: {run}", soft_wrap=True)
 

@@ -10,6 +10,7 @@ import typer
 from rich import box
 from rich.table import Table
 
+from roller.backends.devices import is_reachable
 from roller.cli.common import JsonOption, SetOption, UsageError, console, device_of, print_json
 from roller.cli.first_use import unprobed_note
 from roller.errors import counted
@@ -20,7 +21,6 @@ from roller.hardware.detect import files_of
 from roller.hardware.peaks import peak_flops_per_s, peak_lines
 from roller.hardware.reader import spec_path
 from roller.hardware.spec import settable
-from roller.runtime.devices import is_reachable
 from roller.targets import device_name
 
 ShowOption = Annotated[str | None, typer.Option("--show", metavar="DEVICE", help="Print every number of one device.")]

@@ -11,8 +11,8 @@ from rich.table import Table
 from roller.cli.common import DeviceOption, JsonOption, SetOption, console, device_of, print_json
 from roller.errors import counted
 from roller.hardware.detect import is_this_machine
-from roller.report.doctor import diagnose
-from roller.report.evidence import evidence_of
+from roller.probing.doctor import diagnose
+from roller.probing.evidence import evidence_of
 from roller.runtime.cache import KernelCache
 from roller.runtime.clock import SystemClock
 from roller.runtime.disturbance import look

@@ -6,7 +6,7 @@ import typer
 
 from roller import __version__
 from roller.cli.common import JsonOption, print_json
-from roller.report.environment import environment, text_of
+from roller.probing.environment import environment, text_of
 
 
 def env_command(as_json: JsonOption = False) -> None:

@@ -20,10 +20,10 @@ from roller.cli.common import (
     tiles_of,
 )
 from roller.errors import TileError
-from roller.explaining.text import WIDTH, Section, lines_of, sections, why_sections
+from roller.explanation.text import WIDTH, Section, lines_of, sections, why_sections
 
 if TYPE_CHECKING:
-    from roller.explaining.why_not import WhyNot
+    from roller.explanation.why_not import WhyNot
     from roller.hardware import DeviceSpec
 
 ProgramOption = Annotated[

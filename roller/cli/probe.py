@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from roller.backends.devices import is_reachable
 from roller.cli.common import JsonOption, SetOption, UsageError, console, print_json
 from roller.cli.probe_checks import QUICK_MARK, check_options, check_out, check_quick
 from roller.cli.progress import counted_steps
@@ -22,7 +23,6 @@ from roller.hardware.spec import settable
 from roller.probing import Probe, probes, revalidated, save, spec_text, with_measured
 from roller.probing.run import QUICK_ROUNDS, ROUNDS, Report, run_probes
 from roller.runtime.clock import SystemClock
-from roller.runtime.devices import is_reachable
 from roller.targets import device_name
 
 DeviceArgument = Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from roller.backends.devices import is_reachable, parse
 from roller.cli.common import UsageError, check_writable
 from roller.core.files import read_text
 from roller.errors import ArtifactError, SpecError, did_you_mean
 from roller.hardware import THIS_MACHINE, DeviceSpec, list_specs, load_spec, parse_spec
-from roller.runtime.devices import is_reachable, parse
 
 #: How the description of a specification that was measured in one round ends.
 QUICK_MARK = "in one round"

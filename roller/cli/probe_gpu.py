@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from roller.backends.devices import DeviceHandle, DeviceProperties, is_reachable, parse
 from roller.cli.common import console, device_of, overrides_of, print_json
 from roller.cli.probe_checks import check_out
 from roller.cli.progress import counted_steps
@@ -17,7 +18,6 @@ from roller.probing import probes, save, spec_text, with_measured
 from roller.probing.gpu.bundle import DeviceSession, create_bundle, properties_of_results, session_of_results
 from roller.probing.gpu.stated import as_stated, base_of
 from roller.probing.run import Report, run_probes
-from roller.runtime.devices import DeviceHandle, DeviceProperties, is_reachable, parse
 from roller.targets import pretends
 
 #: Rounds of a careful run on a device: each is some seconds, and each takes all windows anew.

@@ -79,8 +79,8 @@ def report_command(
     The file is at most 1.5 MB and opens in any browser, offline. Every number in it says whether it was measured,
     predicted or recorded. Of a training script, its own arguments follow `--`; it runs as in `roller profile`.
     """
-    from roller.insight.html_report import html_report, kind_of_report
     from roller.insight.trace.progress import listening
+    from roller.report.report_of_path import html_report, kind_of_report
 
     kind = kind_of_report(path)
     given = {

@@ -22,8 +22,8 @@ from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import ArtifactError
 
 if TYPE_CHECKING:
-    from roller.model.calls import ModelCalls
-    from roller.model.profile import Profile
+    from roller.models.session.calls import ModelCalls
+    from roller.models.session.profile import Profile
 
 #: Steps shown, those that take most first.
 _SHOWN = 20
@@ -104,14 +104,14 @@ class _Times:
 
 
 def _timed(session: ModelCalls, feeds: Mapping[str, np.ndarray], repeats: int) -> _Times:
-    from roller.model.profile import time_calls
+    from roller.models.session.profile import time_calls
 
     found = time_calls(session, feeds, repeats)
     return _Times(found.median_s, found.best_s, found.samples * found.calls, found.doubt)
 
 
 def _random(session: ModelCalls) -> Mapping[str, np.ndarray]:
-    from roller.model.profile import random_feeds
+    from roller.models.session.profile import random_feeds
 
     program = session.plan.program
     return random_feeds([program.values[n] for n in program.inputs])

@@ -29,10 +29,10 @@ from roller.cli.terminal import prints_aside
 from roller.cli.training import AmpOption, amps_of, step_of
 from roller.cli.usage import UsageError
 from roller.errors import counted
-from roller.explaining.lifts import Change, Effect, written
+from roller.explanation.sensitivity import Sensitivity
+from roller.explanation.spec_changes import Change, Effect, written
 from roller.hardware.sections import DTYPES
 from roller.perf.unit_notes import unit_notes
-from roller.report.sensitivity import Sensitivity
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec

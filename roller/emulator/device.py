@@ -87,7 +87,7 @@ class Graph:
 
 
 class EmulatedKernel:
-    """A kernel on emulated memory; see ``roller.model.gpu_device`` for the interface."""
+    """A kernel on emulated memory; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: EmulatedDevice, artifact: KernelArtifact) -> None:
         self._device, self._emulated = device, Emulated(artifact, check=device.check)
@@ -130,7 +130,7 @@ class EmulatedHorizontalKernel:
 
 
 class EmulatedDevice:
-    """The interface of ``roller.model.gpu_device`` on this machine.
+    """The interface of ``roller.models.session.gpu_device`` on this machine.
 
     Parameters
     ----------

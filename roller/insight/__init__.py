@@ -4,7 +4,3 @@ Packages, each above the ones before: ``trace`` (a step as plain data), ``memory
 ``step`` (the graph of a step), ``whatif``; then forecasts and comparisons. ``import roller`` imports none of it.
 Only ``trace.pytorch`` needs PyTorch, which is imported when a model is traced.
 """
-
-from roller.insight.renamed import install_module_finder
-
-install_module_finder()

@@ -31,7 +31,7 @@ from roller.insight.cost.padding import (
 )
 
 if TYPE_CHECKING:
-    from roller.graph.steps import Program, Run
+    from roller.models.graph.steps import Program, Run
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def lint(
     tensor other than a weight is not priced.
     """
     from roller.arguments import target_of
-    from roller.onnx.compile import partitioned, read
+    from roller.models.compile import partitioned, read
 
     if not (isinstance(least_gain, (int, float)) and 1 < least_gain < math.inf):
         raise RollerError(f"lint: least_gain: expected a factor above 1, got {least_gain!r}. Pass e.g. 1.05.")
@@ -218,13 +218,13 @@ def _model_source(model: Any, examples: tuple[Any, ...]) -> tuple[Any, str]:
     from roller.insight.tracing import require_torch
 
     require_torch("lint")
-    from roller.onnx.torch_export import exported_module
+    from roller.models.torch.export import exported_module
 
     return exported_module(model, examples), type(model).__name__
 
 
 def _lint_program(program: Program, name: str, spec: DeviceSpec, policy: str, least_gain: float) -> Lint:
-    from roller.graph.steps import runs_of
+    from roller.models.graph.steps import runs_of
 
     runs = list(runs_of(program.steps))
     uses, first = Counter(r.kernel for r in runs), {r.kernel: r for r in reversed(runs)}

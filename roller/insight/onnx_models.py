@@ -118,9 +118,9 @@ def forecast_onnx(
         The file is no model, or holds operators that cannot be lowered.
     """
     from roller.arguments import target_of
-    from roller.graph import memory
-    from roller.graph.steps import runs_of
-    from roller.onnx.compile import partitioned, read
+    from roller.models.compile import partitioned, read
+    from roller.models.graph import memory
+    from roller.models.graph.steps import runs_of
 
     spec = target_of(device)[0]
     program = partitioned(read(model, batch=batch, shapes=shapes))

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
+from roller.backends.channel import ChannelClosed, receive, send
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
@@ -21,7 +22,6 @@ from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
-from roller.runtime.channel import ChannelClosed, receive, send
 
 #: Between two looks at whether the caller has cancelled.
 _POLL_S = 0.1

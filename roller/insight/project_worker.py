@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roller.backends.channel import ChannelClosed, receive, send
 from roller.errors import RollerError
 from roller.insight.trace.options import DeviceRules, TraceOptions
 from roller.insight.trace.progress import listening
 from roller.insight.trace.providers import ProviderErrors
 from roller.insight.trace.retracer import Retracer
 from roller.insight.trace.trace import Trace
-from roller.runtime.channel import ChannelClosed, receive, send
 
 #: Progress is told no more often.
 _EVERY_S = 0.05

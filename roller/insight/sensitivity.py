@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from roller.errors import RollerError
+from roller.explanation.sensitivity import Sensitivity, of_price
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.overrides import NOT_OF_KERNELS
@@ -21,7 +22,6 @@ from roller.insight.trace.trace import Operator, Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
 from roller.perf.unit_notes import unit_notes
-from roller.report.sensitivity import Sensitivity, of_price
 from roller.templates.common.options import ConstructOptions
 
 #: Function that estimates one kernel on any device.
@@ -57,9 +57,9 @@ class _Fixed(Kernels):
 
 def _chosen_program(expr: TensorExpr, spec: DeviceSpec, policy: str, library: str) -> Program | None:
     """Return the estimator of the program chosen on a device; ``None`` if none fits it."""
-    from roller.search.constructor import construct_candidates
-    from roller.search.library import library_program
-    from roller.search.program_names import estimate_named
+    from roller.construction.constructor import construct_candidates
+    from roller.construction.library import library_program
+    from roller.construction.program_names import estimate_named
 
     try:
         if policy == "library" and spec.traits.blocks:
@@ -129,8 +129,8 @@ def sensitivity_of_model(
     """Return the sensitivity of the time of an ONNX model's kernels to the numbers of a device."""
     from collections import Counter
 
-    from roller.graph.steps import runs_of
-    from roller.onnx.compile import partitioned, read
+    from roller.models.compile import partitioned, read
+    from roller.models.graph.steps import runs_of
 
     check_policy(policy)
     program = partitioned(read(model, batch=batch, shapes=shapes))

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from roller.core.renamed import getattr_for_moved_names
 from roller.errors import ModelError, NoCandidateError, RollerError
 from roller.hardware import DeviceSpec
 from roller.insight.cost.compiled import trace_as_run
 from roller.insight.forecast import Forecast
 from roller.insight.memory.largest_batch import largest_batch_on_device
 from roller.insight.rate_card import RateCard
-from roller.insight.renamed import getattr_for_moved_names
 from roller.insight.trace.gradient_buckets import add_bucket_storages, buckets
 from roller.insight.trace.progress import report
 from roller.insight.trace.trace import Trace

@@ -9,8 +9,8 @@ from typing import Any
 
 from roller.core.files import read_file
 from roller.errors import ArtifactError
-from roller.report.anonymous import without_paths
-from roller.report.html_report import html_page
+from roller.page.anonymous import without_paths
+from roller.page.html_page import html_page
 
 #: Everything that a report can show, for messages.
 UNDERSTOOD = (

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller.artifact import KernelArtifact
+from roller.construction.constructor import construct_candidates
 from roller.errors import ArtifactError, RollerError
-from roller.explaining.kernels import explain_kernel
+from roller.explanation.kernels import explain_kernel
 from roller.hardware import load_spec
+from roller.page.anonymous import without_paths
+from roller.page.html_page import html_page
 from roller.perf import Estimate
-from roller.report.anonymous import without_paths
-from roller.report.html_report import html_page
-from roller.search.constructor import construct_candidates
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program

@@ -10,12 +10,12 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
-from roller.graph.plan_data import plan_from_dict
-from roller.graph.steps import Step, Together, runs_of
-from roller.model.gpu_bundle import ModelBundle
-from roller.model.saved import SavedArtifacts
-from roller.report.anonymous import without_paths
-from roller.report.html_report import html_page
+from roller.models.graph.plan_data import plan_from_dict
+from roller.models.graph.steps import Step, Together, runs_of
+from roller.models.session.gpu_bundle import ModelBundle
+from roller.models.session.saved import SavedArtifacts
+from roller.page.anonymous import without_paths
+from roller.page.html_page import html_page
 from roller.report.kernel_report import estimate_of, kernel_data
 from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
 

@@ -26,8 +26,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    from roller.backends.devices import KINDS, parse
     from roller.runtime.container import PROBES
-    from roller.runtime.devices import KINDS, parse
 
     if PROBES.is_in(arguments.bundle):
         return _probe(arguments)
@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _probe(arguments: argparse.Namespace) -> int:
     """Run a bundle of probes: the same command, another kind of folder."""
-    from roller.runtime.devices import parse
+    from roller.backends.devices import parse
     from roller.runtime.probe_bundle import run_probe_bundle
 
     results = run_probe_bundle(

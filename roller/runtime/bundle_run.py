@@ -14,11 +14,11 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
+from roller.backends.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
 from roller.runtime.cache_entry import CachedCandidate, candidates_text
 from roller.runtime.container import Kind
-from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.runtime.id_filter import matching
 from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
 from roller.runtime.records import Record

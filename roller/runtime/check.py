@@ -4,7 +4,7 @@ One sum over ``K`` terms: ``|y - ref| <= 4 eps(acc) sqrt(K) sum|a||b| + eps(out)
 section 7). Everything else by running error analysis (:mod:`roller.expr.enclosure`): every operation's own rounding in
 the dtype it is computed in, and what its operands may be off, carried through functions, comparisons and steps.
 Integers must be equal unless floats that are not exact decide on them. Small outputs are compared whole, large ones at
-the points of :mod:`roller.runtime.points`.
+the points of :mod:`roller.runtime.sample_points`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roller.expr import TensorExpr
 from roller.expr.enclosure import Enclosure
 from roller.expr.rounding import Enclosed, ratios
 from roller.runtime.inputs import checked_seed
-from roller.runtime.points import every_point, points_of, points_of_program, whole
+from roller.runtime.sample_points import every_point, points_of, points_of_program, whole
 from roller.tile.program import RProgram
 from roller.tile.winograd import only_reorders
 

@@ -25,8 +25,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from roller.backends.cpu.guarded_run import Place, rehearse
 from roller.backends.cpu.launcher import CpuKernel
-from roller.backends.cpu.rehearsal import Place, rehearse
 from roller.core.cyclic import held_back
 from roller.core.dtypes import DTYPE_BYTES
 from roller.runtime.interrupts import interrupts_deferred

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from roller.backends.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.container import PROBES, Container, Kind
-from roller.runtime.devices import DeviceHandle, DeviceProperties, same_arch
 from roller.runtime.id_filter import matching
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result

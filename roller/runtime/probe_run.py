@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from roller.runtime.child import DeviceFault, DeviceProcess
-from roller.runtime.devices import DeviceHandle, DeviceProperties
+from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
 
 #: Seconds a plan may take to be loaded (an image, gigabytes of buffers), and a case to be checked and timed.

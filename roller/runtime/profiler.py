@@ -15,14 +15,14 @@ from functools import cached_property
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.child import DeviceFault, DeviceProcess
+from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.backends.periodic import periodic_inputs
 from roller.core.dtypes import values_of
 from roller.core.validation import number, whole_number
 from roller.expr import TensorExpr
 from roller.expr.serialize import expr_to_dict
 from roller.runtime.check import Oracle
-from roller.runtime.child import DeviceFault, DeviceProcess
-from roller.runtime.devices import DeviceHandle, DeviceProperties
 from roller.runtime.inputs import checked_seed
 from roller.runtime.records import Record
 
@@ -232,8 +232,8 @@ def profile(
     Examples
     --------
     >>> import roller
-    >>> from roller.pipeline import lower
-    >>> from roller.runtime.devices import parse
+    >>> from roller.compiler.pipeline import lower
+    >>> from roller.backends.devices import parse
     >>> expr = roller.ops.matmul(64, 64, 64)
     >>> kernel = roller.compile(expr, device="v100", top_k=1)
     >>> record = profile(expr, {"only": kernel.artifact}, [parse("null:v100")])["only"]

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
+from roller.backends.channel import ChannelClosed, pack, receive, send, unpack
+from roller.backends.devices import parse
 from roller.errors import RollerError
 from roller.expr.serialize import expr_from_dict
-from roller.runtime.channel import ChannelClosed, pack, receive, send, unpack
-from roller.runtime.devices import parse
 
 _ORPHAN_POLL_S = 0.5
 

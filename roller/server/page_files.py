@@ -28,7 +28,7 @@ def page_files() -> Mapping[str, tuple[bytes, str]]:
 
 
 def _report_file(name: str) -> str:
-    return resources.files("roller.report").joinpath("page", name).read_text("utf-8")
+    return resources.files("roller.page").joinpath(name).read_text("utf-8")
 
 
 def _own_file(name: str) -> str:

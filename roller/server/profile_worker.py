@@ -1,6 +1,6 @@
 """What a forked process does: it loads an entry file, profiles its step, and answers what is asked of it.
 
-Requests and answers are messages of :mod:`roller.runtime.channel` without blobs; their keys are those of
+Requests and answers are messages of :mod:`roller.backends.channel` without blobs; their keys are those of
 :mod:`roller.server.profile_request`. A process serves one state of the project's files, and is killed where they
 change. A newer request ends an older one at its next operator.
 """
@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from roller.backends.channel import ChannelClosed, receive, send
 from roller.errors import RollerError, bounded, printable
 from roller.insight.trace.progress import Cancelled, listening
 from roller.insight.trace.providers import ProviderErrors
-from roller.runtime.channel import ChannelClosed, receive, send
 from roller.server.message_parts import Joiner, in_parts
 from roller.server.profile_request import ProfileRequest
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from roller.core.files import read_file, whole_file
 from roller.errors import RollerError, shown
-from roller.report.environment import environment
+from roller.probing.environment import environment
 
 FORMAT, VERSION = "roller suite run", 1
 #: Parts of an environment that decide times.

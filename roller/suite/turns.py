@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from roller.backends.channel import receive, send
 from roller.errors import ModelError
 from roller.insight.trace.step_clock import is_undisturbed
-from roller.runtime.channel import receive, send
 from roller.runtime.clock import Clock, system_clock
 from roller.runtime.windows import spell
 

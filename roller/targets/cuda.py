@@ -11,7 +11,7 @@ from roller.targets.target import Target
 
 def _open(index: int, arch: str) -> Any:
     del arch  # it says what it is
-    return loaded("roller.model.gpu_device:CupyDevice")(index)
+    return loaded("roller.models.session.gpu_device:CupyDevice")(index)
 
 
 TARGET = Target(

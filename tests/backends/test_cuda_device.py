@@ -14,8 +14,8 @@ from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.backends.cuda.device import CudaDevice, OutOfBoundsError
 from roller.backends.cuda.launcher import CudaKernel
 from roller.backends.cuda.module import Module
+from roller.compiler.pipeline import construct
 from roller.errors import LaunchError
-from roller.pipeline import construct
 from roller.runtime.profiler import Subject
 from tests.backends import fake_cupy
 

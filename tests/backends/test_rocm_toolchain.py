@@ -32,7 +32,7 @@ def handmade(source, arch="gfx906"):
 
 def best(expr, device):
     pytest.importorskip("tvm")
-    from roller.pipeline import lower
+    from roller.compiler.pipeline import lower
 
     spec = load_spec(device).emitted
     return toolchain.build(lower(roller.construct(expr, spec, top_k=1)[0].program, expr, spec))

@@ -44,7 +44,7 @@ def reached(starts: set[str]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("floors", "commands"), [
-    (FLOORS, {"roller.runtime.bundle", "roller.model.bundle", "roller.runtime.worker"}),
+    (FLOORS, {"roller.runtime.bundle", "roller.models.session.bundle", "roller.runtime.worker"}),
     (DRIVER, {"roller.runtime.bundle", "roller.runtime.worker"}),
 ], ids=["pack", "probes"])  # fmt: skip
 def test_a_copy_of_the_package_holds_what_it_imports(floors, commands):

@@ -18,9 +18,9 @@ from benchmarks.gpu.phases import Job
 from benchmarks.gpu.plan import VARIANTS, Pack
 from benchmarks.gpu.rehearsal import FakeClock
 from roller import ops
+from roller.backends.child import DeviceProcess
+from roller.backends.devices import DeviceProperties, parse
 from roller.errors import LaunchError
-from roller.runtime.child import DeviceProcess
-from roller.runtime.devices import DeviceProperties, parse
 from roller.runtime.profiler import ProfilerSession
 from roller.runtime.records import Record
 from tests.benchmarks.gpu_packs import CARDS, write_kernels

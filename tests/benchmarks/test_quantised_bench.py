@@ -13,8 +13,8 @@ from benchmarks.quantised import kernels, ties
 from benchmarks.quantised.__main__ import _listed, line
 from benchmarks.quantised.measure import Record, measure
 from benchmarks.quantised.variants import VARIANTS, variant
-from tests.model.reference import evaluate_program
-from tests.onnx.quantised_nets import program_of
+from tests.models.onnx.quantised_nets import program_of
+from tests.models.session.reference import evaluate_program
 
 TINY = {"blocks": (1,), "side": 16, "width": 8, "classes": 10}
 HOLDS = {

@@ -11,7 +11,7 @@ from benchmarks.sokoban.__main__ import main
 from benchmarks.sokoban.compare import Compared, compare
 from benchmarks.sokoban.rules import IN_POOL, excluding_rules
 from roller import ops
-from roller.search.explicit_tiles import program_from_tiles
+from roller.construction.explicit_tiles import program_from_tiles
 
 V100, CPU = roller.load_spec("v100"), roller.load_spec("cpu-avx512")
 OPTIONS = roller.ConstructOptions()

@@ -10,11 +10,11 @@ pytest.importorskip("tvm")
 import roller
 from benchmarks.sokoban.construct import Best, search, sokoban_candidates
 from roller import ops
+from roller.compiler.pipeline import lower
+from roller.construction.constructor import program_of
 from roller.emulator import prove
-from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
-from roller.search.constructor import program_of
 from roller.templates.common.options import ConstructOptions
 
 OPTIONS = ConstructOptions(top_k=4)

@@ -18,8 +18,8 @@ from benchmarks.sokoban.construct import Best, contains, search, sokoban_candida
 from benchmarks.sokoban.cpu import task_counts
 from benchmarks.sokoban.space import axis_sizes, bounded_products, tile_counts
 from roller import ops, perf
-from roller.search.explicit_tiles import program_from_tiles
-from roller.search.program_names import program_from_name
+from roller.construction.explicit_tiles import program_from_tiles
+from roller.construction.program_names import program_from_name
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import decided

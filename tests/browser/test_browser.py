@@ -16,7 +16,6 @@ import pytest
 
 import roller
 from roller.artifact import KernelArtifact
-from roller.graph.steps import Copy, Run
 from roller.insight.rate_card import HourlyRate
 from roller.insight.step_profile.difference import LineDifference, difference
 from roller.insight.step_profile.hints import Hint
@@ -26,8 +25,9 @@ from roller.insight.step_profile.profile_json import load_profile
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.step_profile import StepProfile
 from roller.insight.whatif.memory_effect import MemoryEffect
+from roller.models.graph.steps import Copy, Run
+from roller.page.html_page import html_page
 from roller.report.benchmark_report import page_of_benchmark
-from roller.report.html_report import html_page
 from roller.report.kernel_report import page_of_kernel
 from roller.report.model_report import model_data
 from tests.insight.step_profile.profiles import large_profile, small_profile

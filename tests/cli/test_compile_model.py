@@ -12,8 +12,8 @@ import pytest
 
 from roller.cli import run_model
 from roller.errors import ArtifactError, LaunchError, RollerWarning
-from roller.model import bundle
-from tests.onnx.networks import tower, unsupported
+from roller.models.session import bundle
+from tests.models.onnx.networks import tower, unsupported
 
 
 def documented(command, data):
@@ -105,14 +105,14 @@ def test_a_model_is_compiled_saved_and_run(cli, model, tmp_path):
 def test_a_model_for_a_gpu_that_is_not_here_becomes_a_bundle(cli, model, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "b"
     code, out, _ = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", folder)
-    assert code == 0 and f"python -m roller.model.bundle run {folder} --json r.json" in out.replace("\n", "")
+    assert code == 0 and f"python -m roller.models.session.bundle run {folder} --json r.json" in out.replace("\n", "")
     assert bundle.main(["verify", str(folder)]) == 0
     assert "for v100, 1 tests, all as listed" in capsys.readouterr().out
 
     def refuse(*_):
         raise LaunchError("no runtime")
 
-    monkeypatch.setattr("roller.onnx.expected.expected_of", refuse)
+    monkeypatch.setattr("roller.models.expected.expected_of", refuse)
     code, _, err = cli("compile-model", model, "--batch", "2", "-d", "v100", "-k", "1", "--out", tmp_path / "c")
     assert code == 0 and "nothing to check results against: no runtime" in err
 
@@ -235,7 +235,7 @@ def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch, stage):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(f"roller.onnx.compile.{stage}", interrupt)
+    monkeypatch.setattr(f"roller.models.compile.{stage}", interrupt)
     code, _, err = cli("compile-model", model, "--batch", "1")
     assert code == 130 and "the same command goes on from there" in err
 
@@ -243,7 +243,7 @@ def test_an_interrupt_says_what_is_kept(cli, model, monkeypatch, stage):
 def test_a_warm_compile_does_not_read_the_model_again(cli, model, monkeypatch):
     arguments = ["compile-model", model, "--shape", "x=1x8x8x8", "--device", "v100", "-k", "1", "--json"]
     first = json.loads(cli(*arguments)[1])
-    monkeypatch.setattr("roller.onnx.compile.read", lambda *a, **k: pytest.fail("read again"))
+    monkeypatch.setattr("roller.models.compile.read", lambda *a, **k: pytest.fail("read again"))
     code, out, _ = cli(*arguments)
     again = json.loads(out)
     assert code == 0 and again["origins"] == {"cached": first["kernels"]}

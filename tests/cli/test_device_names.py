@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 import roller
+from roller.backends.devices import is_reachable, parse
 from roller.cli.main import app
 from roller.errors import LaunchError
-from roller.runtime.devices import is_reachable, parse
 from roller.targets import DEVICES, device_name, pretends
 
 PREDICT = ("predict", "matmul(64, 64, 64)", "--tile", "register=4,32", "--device")
@@ -57,7 +57,7 @@ def test_the_python_call_takes_either_case():
 
 
 def test_a_model_is_not_compiled_for_cores_this_processor_does_not_have(monkeypatch):
-    from roller.onnx import compile as stages
+    from roller.models import compile as stages
 
     monkeypatch.setattr(stages, "crew_of", lambda *given: pytest.fail("work was begun"))
     other = roller.load_spec("cpu", {"units": roller.load_spec("cpu").units + 1})

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from roller.backends.devices import DeviceProperties
 from roller.cli import main as cli
 from roller.cli.probe_gpu import base_text
 from roller.errors import SpecError
@@ -17,7 +18,6 @@ from roller.hardware import load_spec, parse_spec
 from roller.probing.gpu import bundle as probe_bundle
 from roller.probing.gpu.stated import as_stated, base_of
 from roller.runtime.container import checksum
-from roller.runtime.devices import DeviceProperties
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = [load_spec(n) for n in ("a100", "cpu-avx2", "h100", "h200", "k80", "mi250x", "mi300x", "mi50", "v100")]

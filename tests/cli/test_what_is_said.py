@@ -13,7 +13,7 @@ from roller.cli.common import OPERATORS_EXAMPLE, candidates_table
 from roller.cli.profile_tables import _memory_text
 from roller.cli.screen import narrow
 from roller.cli.sensitivity import _table
-from roller.explaining.lifts import written
+from roller.explanation.spec_changes import written
 from roller.hardware import load_spec, parse_spec, spec_folder
 from tests.offenders import every
 

@@ -10,10 +10,10 @@ import ml_dtypes
 
 from roller import ConstructOptions, construct
 from roller.backends.cpu import CpuKernel
+from roller.compiler.pipeline import lower
 from roller.core.dtypes import stored
 from roller.expr import Cast, Const
 from roller.hardware import load_spec
-from roller.pipeline import lower
 from roller.runtime.check import Oracle
 from roller.te.compat import te
 from roller.te.emit import emit_scalar

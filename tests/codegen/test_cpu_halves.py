@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roller import ConstructOptions, construct, ops
+from roller.construction.program_checks import check_program
 from roller.core.dtypes import bits_of, numpy_dtype, storage_dtype, stored_of, values_of
 from roller.errors import TileError
 from roller.hardware import load_spec
-from roller.search.program_checks import check_program
 from roller.templates.cpu.decide import BOX, PANEL
 from roller.templates.cpu.emit.llvm import lower
 from roller.templates.cpu.emit.plan import decisions_of

@@ -10,10 +10,10 @@ import pytest
 
 import roller
 from roller.backends.cpu.launcher import CpuKernel
+from roller.compiler.pipeline import construct
 from roller.core.c_compiler import need_compiler
 from roller.errors import LaunchError
 from roller.hardware import load_spec
-from roller.pipeline import construct
 from roller.templates.cpu.emit.library import build_library, link
 from roller.templates.cpu.emit.llvm import lower_for, lower_module
 

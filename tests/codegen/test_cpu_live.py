@@ -12,8 +12,8 @@ from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.runtime.guard_pages import AVAILABLE, trespass
 from roller.templates.cpu.emit.plan import decisions_of
-from roller.templates.cpu.live import cuts, shortest, slides, tile_starts
-from roller.templates.cpu.tiled.pool import reduction_chunks
+from roller.templates.cpu.tiled.candidates import reduction_chunks
+from roller.templates.cpu.window_clipping import cuts, shortest, slides, tile_starts
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel, program
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import roller
-from roller.pipeline import lower
+from roller.compiler.pipeline import lower
 from roller.templates.cpu.tiled.order import held, least_held
 from tests.codegen.cpu_programs import assert_right
 

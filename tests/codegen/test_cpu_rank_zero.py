@@ -7,8 +7,8 @@ pytest.importorskip("tvm")
 
 from roller import ConstructOptions, construct
 from roller.backends.cpu import CpuKernel
+from roller.compiler.pipeline import lower
 from roller.hardware import load_spec
-from roller.pipeline import lower
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 

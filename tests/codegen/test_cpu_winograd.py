@@ -12,8 +12,8 @@ from roller.backends.cpu import CpuKernel
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.expr.joining import join_digits
-from roller.graph.blocking import Blocked, rewritten
-from roller.graph.steps import KernelSource
+from roller.models.graph.blocking import Blocked, rewritten
+from roller.models.graph.steps import KernelSource
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
 from roller.te.compat import tirx, tvm_ffi

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
+from roller.compiler.pipeline import lower
 from roller.emulator import emulate
 from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
-from roller.pipeline import lower
 from roller.te.compat import te, tirx
 from roller.te.reader import read
 from tests.codegen.cpu_programs import kernel, program

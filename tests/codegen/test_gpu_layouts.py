@@ -6,8 +6,8 @@ pytest.importorskip("tvm")
 
 import roller
 from roller import ConstructOptions, ops
+from roller.compiler.pipeline import lower
 from roller.emulator import prove
-from roller.pipeline import lower
 from roller.runtime.check import check
 
 SPEC = roller.load_spec("v100")

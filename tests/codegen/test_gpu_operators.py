@@ -13,8 +13,8 @@ pytest.importorskip("tvm")
 
 import roller
 from benchmarks.tables import read_table
+from roller.compiler.pipeline import lower
 from roller.emulator import prove
-from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions

@@ -12,6 +12,8 @@ from roller import ops
 from roller.artifact import KernelArtifact
 from roller.backends.cuda import toolchain
 from roller.backends.rocm import toolchain as rocm
+from roller.compiler.pipeline import lower
+from roller.construction.constructor import construct_candidates
 from roller.emulator.emulate import ORDERS
 from roller.emulator.horizontal import EmulatedPack
 from roller.errors import BuildError, EmulationError
@@ -19,8 +21,6 @@ from roller.expr import TensorExpr
 from roller.expr.evaluate import evaluate
 from roller.hardware import load_spec
 from roller.horizontal import HorizontalKernel, Member, Stage
-from roller.pipeline import lower
-from roller.search.constructor import construct_candidates
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.emit import horizontal as packed
 

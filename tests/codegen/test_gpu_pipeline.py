@@ -9,8 +9,9 @@ pytest.importorskip("tvm")
 
 import roller
 from benchmarks import ptx
-from roller import ops, pipeline
+from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler import pipeline
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes, group_axes

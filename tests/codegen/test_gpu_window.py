@@ -10,12 +10,12 @@ pytest.importorskip("tvm")
 import roller
 from roller import ConstructOptions, ops
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import lower
+from roller.construction.constructor import program_of
 from roller.emulator import prove
 from roller.errors import BuildError
 from roller.perf.model import batch_of
-from roller.pipeline import lower
 from roller.runtime.check import check
-from roller.search.constructor import program_of
 from roller.templates.common.forms import canonical_forms
 from roller.tile import RProgram
 

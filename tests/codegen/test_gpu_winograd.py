@@ -11,12 +11,12 @@ import roller
 from roller import ConstructOptions, ops
 from roller.artifact import Constant
 from roller.backends.cuda.toolchain import build
+from roller.construction.neighbours import neighbours
 from roller.emulator import emulate, prove
 from roller.errors import BuildError
 from roller.expr.canonical import fuse_axes
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
-from roller.search.neighbours import neighbours
 from roller.templates.gpu.emit.cuda import lower
 from roller.tile import RProgram
 from roller.tile.alignment import broken_rules

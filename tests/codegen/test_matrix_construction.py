@@ -11,8 +11,8 @@ pytest.importorskip("tvm")
 import roller
 from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import lower
 from roller.emulator import prove
-from roller.pipeline import lower
 from roller.runtime.check import check
 
 F16 = {"dtype": "float16"}

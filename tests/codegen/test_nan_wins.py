@@ -12,10 +12,10 @@ pytest.importorskip("tvm")
 import roller
 from roller import ConstructOptions, ops
 from roller.backends.cuda import toolchain
+from roller.compiler.pipeline import lower
 from roller.emulator import emulate
 from roller.expr import Axis, Call, Cast, Const, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.pipeline import lower
 from roller.templates.common.forms import canonical_forms, joined_forms
 from tests.codegen.cpu_programs import kernel, program
 from tests.offenders import every

@@ -8,9 +8,9 @@ import pytest
 
 import roller
 from roller import ops
+from roller.construction.worth_timing import GAIN, uncertain, worth_timing
 from roller.hardware import load_spec
 from roller.perf.accuracy import kernel_family
-from roller.search.auto import GAIN, uncertain, worth_timing
 
 SPEC = load_spec("v100").with_overrides({"accuracy.ranking_error": 0.2, "accuracy.same_kernel_error": 0.04})
 FOUND = roller.construct(ops.matmul(1024, 1024, 1024), SPEC, top_k=10)

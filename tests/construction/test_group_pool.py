@@ -14,7 +14,7 @@ from roller import ConstructOptions, ops
 from roller.emulator import prove
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.emit.cuda import lower
-from roller.templates.gpu.matrix.pool import matrix_pools
+from roller.templates.gpu.matrix.candidates import matrix_pools
 from roller.templates.gpu.matrix.price import matrix_work
 from roller.tile.geometry import Geometry
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from roller import load_spec, ops, perf
+from roller.construction import library
+from roller.construction.constructor import program_of
+from roller.construction.named_layouts import layouts
 from roller.perf.batch import TileBatch
-from roller.search import library
-from roller.search.constructor import program_of
-from roller.search.named_layouts import layouts
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.tiled.least import LeastLaidOut
 from roller.templates.registry import programs_of

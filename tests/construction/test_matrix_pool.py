@@ -10,7 +10,7 @@ import pytest
 import roller
 from roller import ConstructOptions, ops
 from roller.templates.common.forms import canonical_forms
-from roller.templates.gpu.matrix.pool import REGISTER_STAGES, matrix_forms, matrix_pools
+from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, matrix_forms, matrix_pools
 from roller.tile import RProgram
 from roller.tile.fragments import phases, pool_bytes, program_operands
 from roller.tile.geometry import Geometry

@@ -9,8 +9,8 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
+from roller.construction.neighbours import neighbours
 from roller.hardware import load_spec
-from roller.search.neighbours import neighbours
 from roller.templates.cpu import lane_count
 from tests.construction.rules import padded_waste
 

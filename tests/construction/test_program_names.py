@@ -12,10 +12,10 @@ import pytest
 import roller
 from benchmarks.tables import read_table
 from roller import ops
+from roller.construction.neighbours import neighbours
+from roller.construction.program_names import program_from_name
 from roller.errors import TileError
 from roller.hardware import load_spec
-from roller.search.neighbours import neighbours
-from roller.search.program_names import program_from_name
 from roller.tile.program_name import ProgramName, name_of, read_name
 from tests.cases import ODD_CASES
 from tests.offenders import every

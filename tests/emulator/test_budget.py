@@ -7,8 +7,9 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
-from roller import ops, pipeline
-from roller.choosing.proving import _compare
+from roller import ops
+from roller.compiler import pipeline
+from roller.compiler.autotune.proving import _compare
 from roller.emulator import budget, prove
 from roller.emulator.allowance import Allowance
 from roller.emulator.proof import BLOCKS, NOTHING, WHOLE

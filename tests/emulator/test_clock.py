@@ -12,8 +12,9 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
-from roller import ops, pipeline
-from roller.choosing.proving import _compare
+from roller import ops
+from roller.compiler import pipeline
+from roller.compiler.autotune.proving import _compare
 from roller.emulator import Emulated, budget, prove
 from roller.emulator.allowance import Allowance
 from roller.emulator.emulate import ORDERS

@@ -8,8 +8,9 @@ pytest.importorskip("tvm")
 from tvm import te, tirx
 
 import roller
-from roller import ops, pipeline
+from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler import pipeline
 from roller.emulator import emulate, prove
 from roller.runtime.check import check
 from roller.te.reader import read

@@ -8,8 +8,9 @@ pytest.importorskip("tvm")
 from tvm import te, tirx
 
 import roller
-from roller import ops, pipeline
+from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler import pipeline
 from roller.emulator import prove
 from roller.expr import REDUCTION, Axis, Call, Index, Load, Stage, Tensor, TensorExpr, Term, axis_index
 from roller.expr.canonical import fuse_axes

@@ -10,11 +10,12 @@ pytest.importorskip("tvm")
 import roller
 from benchmarks import ptx
 from benchmarks.tables import read_table
-from roller import ops, pipeline
+from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler import pipeline
+from roller.construction.constructor import program_of
 from roller.emulator import prove
 from roller.runtime.check import check
-from roller.search.constructor import program_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu import pool

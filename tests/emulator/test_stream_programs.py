@@ -6,8 +6,9 @@ pytest.importorskip("tvm")
 
 import roller
 from benchmarks import ptx
-from roller import ops, pipeline
+from roller import ops
 from roller.backends.cuda import toolchain
+from roller.compiler import pipeline
 from roller.emulator import prove
 from roller.expr import Axis, Call, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.expr.canonical import fuse_axes

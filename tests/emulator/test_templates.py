@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
-from roller import ops, pipeline
+from roller import ops
+from roller.compiler import pipeline
 from roller.emulator import Emulated, prove
 from roller.emulator.emulate import rounded
 from roller.expr.canonical import fuse_axes

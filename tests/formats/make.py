@@ -16,12 +16,12 @@ import onnx
 
 import roller
 from roller.cli.bundle import create_bundle
-from roller.model.session import Session
+from roller.models.session.session import Session
 from roller.probing.gpu import bundle as probe_bundle
 from roller.probing.gpu import compute, memory
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
-from tests.onnx.networks import branches
+from tests.models.onnx.networks import branches
 
 FILES = Path(__file__).parent / "files"
 EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))

@@ -15,7 +15,7 @@ from roller import artifact as artifact_module
 from roller.artifact import KernelArtifact
 from roller.core.processor import missing
 from roller.errors import ArtifactError
-from roller.model.gpu_bundle import ModelBundle
+from roller.models.session.gpu_bundle import ModelBundle
 from roller.runtime import cache_transfer, container
 from roller.runtime.bundle_format import Bundle
 from roller.runtime.cache import KernelCache

@@ -127,9 +127,9 @@ def on_cpu(case: Data, expr: Any, arrays: Mapping[str, np.ndarray], judge: Judge
 def each_candidate(case: Data, expr: Any, device: str, one: Callable[[Any, str], Verdict], report: Report) -> Verdict:
     """Construct and lower every candidate of a case, and have each judged; the first finding is the verdict."""
     import roller
+    from roller.compiler.pipeline import lower
+    from roller.construction.constructor import target_units
     from roller.hardware import load_spec
-    from roller.pipeline import lower
-    from roller.search.constructor import target_units
 
     report("constructing")
     try:

@@ -1,4 +1,4 @@
-"""Small models of ONNX: the random families of :mod:`tests.onnx`, compiled, held to ONNX Runtime."""
+"""Small models of ONNX: the random families of :mod:`tests.models.onnx`, compiled, held to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.verdict import FOREIGN, OK, REFUSED, SKIPPED, WRONG, Verdict
 @st.composite
 def model_cases(draw: Any, limits: Limits) -> Data:
     """Draw a model of a family; which one a number makes is the family's affair."""
-    from tests.onnx.random_families import FAMILIES
+    from tests.models.onnx.random_families import FAMILIES
 
     return {"family": draw(st.sampled_from(sorted(FAMILIES))), "seed": draw(st.integers(0, 10**6))}
 
@@ -25,7 +25,7 @@ def model_cases(draw: Any, limits: Limits) -> Data:
 @judges("onnx")
 def model(case: Data, report: Report) -> Verdict:
     """Judge a compiled model."""
-    from tests.onnx.random_families import compiled, family_case, outcome, smaller
+    from tests.models.onnx.random_families import compiled, family_case, outcome, smaller
 
     report("compiling")
     made = family_case(case["family"], case["seed"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.models import build
-from roller.graph import steps
-from roller.onnx.compile import compile_model
+from roller.models.compile import compile_model
+from roller.models.graph import steps
 from tests.goldens import assert_golden
 
 #: Models, what they are made with, and the devices they are planned for.

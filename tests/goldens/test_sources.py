@@ -7,7 +7,7 @@ import re
 import pytest
 
 import roller
-from roller.pipeline import lower
+from roller.compiler.pipeline import lower
 from roller.templates.cpu.emit.llvm import lower_module
 from tests.goldens import assert_golden
 

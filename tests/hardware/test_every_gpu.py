@@ -9,11 +9,11 @@ import pytest
 import roller
 from benchmarks.common import operators
 from roller import ops
+from roller.backends.devices import DeviceProperties, match
+from roller.compiler.pipeline import lower
 from roller.errors import BuildError, NoCandidateError, RollerWarning
 from roller.hardware import list_specs, load_spec
 from roller.ops import from_spec
-from roller.pipeline import lower
-from roller.runtime.devices import DeviceProperties, match
 from tests.offenders import every
 
 GPUS = [n for n in list_specs() if load_spec(n).kind == "gpu"]

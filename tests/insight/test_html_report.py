@@ -10,7 +10,6 @@ import pytest
 
 import roller
 from roller.errors import ArtifactError, RollerError
-from roller.insight.html_report import hints_beside, html_report, kind_of_report
 from roller.insight.rate_card import HourlyRate, RateCard
 from roller.insight.step_profile.difference import difference
 from roller.insight.step_profile.hints_difference_json import beside_profile
@@ -18,6 +17,7 @@ from roller.insight.step_profile.line_texts import line_texts
 from roller.insight.step_profile.profile_json import save_profile, to_data
 from roller.insight.step_profile.profile_page import page_of_profile
 from roller.insight.step_profile.saved_parts import load_with_parts
+from roller.report.report_of_path import hints_beside, html_report, kind_of_report
 from tests.insight.step_profile.profiles import small_profile
 from tests.insight.step_profile.test_hints import graph_with_lines
 from tests.report.pages import data_of

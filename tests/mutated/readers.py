@@ -47,7 +47,7 @@ def _import(folder: Path) -> None:
 
 def _model(folder: Path) -> None:
     import roller
-    from tests.onnx.networks import tower
+    from tests.models.onnx.networks import tower
 
     session = roller.compile_model(tower(), batch=1, top_k=1, progress=False, cache=False)
     session.save(folder / "model")
@@ -120,13 +120,13 @@ def _read_profile(folder: Path) -> None:
 
 
 def _onnx(folder: Path) -> None:
-    from tests.onnx.networks import tower
+    from tests.models.onnx.networks import tower
 
     (folder / "model.onnx").write_bytes(tower().SerializeToString())
 
 
 def _read_onnx(folder: Path) -> None:
-    from roller.onnx.compile import partitioned, read
+    from roller.models.compile import partitioned, read
 
     partitioned(read(folder / "model.onnx", batch=1))
 

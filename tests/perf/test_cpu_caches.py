@@ -9,7 +9,7 @@ import pytest
 
 import roller
 from roller import ops, perf
-from roller.search.explicit_tiles import program_from_tiles
+from roller.construction.explicit_tiles import program_from_tiles
 from roller.templates.cpu.common.caches import bandwidth_of, cached_share
 from roller.tile.program import RProgram
 

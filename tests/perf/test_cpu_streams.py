@@ -8,7 +8,7 @@ import pytest
 
 import roller
 from roller import ops, perf
-from roller.search.explicit_tiles import program_from_tiles
+from roller.construction.explicit_tiles import program_from_tiles
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
 

@@ -16,8 +16,8 @@ from roller.perf.batch import TileBatch
 from roller.templates import gpu
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, usable_registers
+from roller.templates.gpu.matrix.candidates import STAGES, matrix_pools
 from roller.templates.gpu.matrix.copies import are_async, fetched_words, gather_words, operand_copies
-from roller.templates.gpu.matrix.pool import STAGES, matrix_pools
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import roller
 from roller import ops
+from roller.construction.explicit_tiles import program_from_tiles
 from roller.errors import TileError
-from roller.search.explicit_tiles import program_from_tiles
 from tests.offenders import every
 from tests.tile.instructions import Load, Store, instructions
 

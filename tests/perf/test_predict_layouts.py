@@ -6,7 +6,7 @@ import pytest
 
 import roller
 from roller import ops
-from roller.search.explicit_tiles import priced_tiles, program_from_tiles
+from roller.construction.explicit_tiles import priced_tiles, program_from_tiles
 
 TILES = [((32, 128), (4, 4)), ((64, 128), (8, 8)), ((128, 128), (8, 8)), ((128, 32), (4, 4)), ((64, 64), (8, 8))]
 
@@ -72,7 +72,7 @@ def test_mechanisms_of_named_tiles_are_those_of_named_programs(fragment):
     tile = {"smem": (64, 64, 32), "reg": (32, 32) if fragment else (4, 4)}
     how = {"stages": 3, "raster": 2, "split_k": 4}
     found = roller.predict(expr, "a100", tile, **fragment, **how)
-    from roller.search.explicit_tiles import Mechanisms
+    from roller.construction.explicit_tiles import Mechanisms
 
     program = priced_tiles(expr, roller.load_spec("a100"), tile, fragment.get("fragment"), Mechanisms(3, 4, 2)).program
     assert (program.stages, program.raster, program.split_k) == (3, 2, 4)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from roller.errors import ArtifactError
-from roller.report.anonymous import without_paths
-from roller.report.html_report import MOST_BYTES, html_page, packed, script_json
+from roller.page.anonymous import without_paths
+from roller.page.html_page import MOST_BYTES, html_page, packed, script_json
 from tests.report.pages import Elements, data_of, unpacked
 
 HOSTILE = "</script><img src=x onerror=alert(1)>@script@\u2028\u2029\"'&\ud800"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import roller
-from roller import pipeline
+from roller.compiler import pipeline
 from roller.core.cache_location import cache_folder
 from roller.errors import ArtifactError, BuildError, NoCandidateError, RollerWarning
 from roller.runtime import cache_files, cache_key
@@ -70,7 +70,7 @@ def test_second_compile_in_a_new_process_needs_no_tvm_and_no_constructor() -> No
     code = (
         "import sys, roller\n"
         "k = roller.compile(roller.ops.matmul(24, 20, 16), device='cpu', top_k=3)\n"
-        "heavy = ('tvm', 'tvm_ffi', 'roller.templates.emit', 'roller.search.constructor', 'roller.perf')\n"
+        "heavy = ('tvm', 'tvm_ffi', 'roller.templates.emit', 'roller.construction.constructor', 'roller.perf')\n"
         "print(k.measured_s > 0, [m for m in heavy if m in sys.modules])\n"
     )
     assert in_new_process(code).strip() == "True []"
@@ -309,7 +309,7 @@ def test_unusable_folder_is_reported_once_and_compiling_works(tmp_path: Path, mo
 
 READ_ONLY = """
 import os, warnings, roller
-from roller import pipeline
+from roller.compiler import pipeline
 expr = roller.ops.matmul(24, 20, 16)
 roller.compile(expr, device='v100', top_k=1)
 for folder, _, files in os.walk(os.environ['ROLLER_CACHE_DIR']):

@@ -8,7 +8,7 @@ from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Load, Stage, Tensor, TensorExpr, axis_index
 from roller.runtime.check import Oracle, check
 from roller.runtime.inputs import random_inputs
-from roller.runtime.points import points_of
+from roller.runtime.sample_points import points_of
 
 
 def test_a_float32_product_passes_and_a_wrong_element_is_named():

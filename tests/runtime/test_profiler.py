@@ -16,11 +16,11 @@ import pytest
 import roller
 from roller import ops
 from roller.artifact import Argument, KernelArtifact
+from roller.backends.child import DeviceFault, DeviceProcess, resolve
+from roller.backends.devices import DeviceProperties, match, parse
 from roller.cli.main import main as cli
 from roller.errors import LaunchError, SpecError
 from roller.hardware import list_specs, load_spec
-from roller.runtime.child import DeviceFault, DeviceProcess, resolve
-from roller.runtime.devices import DeviceProperties, match, parse
 from roller.runtime.profiler import ProfileOptions, profile
 from tests.offenders import every
 
@@ -169,8 +169,8 @@ def test_the_device_process_ends_with_its_parent_even_while_it_hangs(artifacts, 
         "import sys, threading, time\n"
         "from roller.artifact import KernelArtifact\n"
         "from roller.runtime.profiler import profile\n"
-        "from roller.runtime.devices import parse\n"
-        "from roller.runtime.child import DeviceProcess\n"
+        "from roller.backends.devices import parse\n"
+        "from roller.backends.child import DeviceProcess\n"
         "first = DeviceProcess._started\n"
         "def started(self):\n"
         "    process = first(self)\n"

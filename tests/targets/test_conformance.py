@@ -13,12 +13,12 @@ import pytest
 import roller
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
+from roller.backends.devices import is_reachable, parse
+from roller.compiler.pipeline import lower
 from roller.emulator import prove
 from roller.errors import BuildError, EmulationError, LaunchError
 from roller.hardware import list_specs
-from roller.model.gpu_device import open_device
-from roller.pipeline import lower
-from roller.runtime.devices import is_reachable, parse
+from roller.models.session.gpu_device import open_device
 from roller.runtime.inputs import random_inputs
 from roller.targets import DEVICES, KINDS, LANGUAGES, TARGETS, pretends, target_for, target_of_language
 from roller.targets.lazy import loaded

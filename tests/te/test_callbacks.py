@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import roller
+from roller.compiler.pipeline import lower
 from roller.emulator import emulate
-from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
 from roller.te.compat import structural_map, structural_walk, tirx

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("tvm")
 
 import roller
+from roller.compiler.pipeline import lower
 from roller.errors import ExprError
 from roller.expr import Axis, Call, Cast, Const, Load, Scalar, Stage, Tensor, TensorExpr, axis_index
 from roller.hardware import load_spec
-from roller.pipeline import lower
 from roller.runtime.check import check
 from roller.te.compat import te, tirx
 from roller.te.emit import emit_scalar

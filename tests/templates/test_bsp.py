@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import roller
 from benchmarks.common import operators
 from roller.artifact import KernelArtifact
+from roller.compiler.pipeline import lower
+from roller.construction.neighbours import neighbours
 from roller.emulator import prove
 from roller.emulator.bsp import EmulatedSteps
 from roller.errors import BuildError, EmulationError, NoCandidateError, TileError
@@ -22,8 +24,6 @@ from roller.expr import Index, Tensor
 from roller.expr.scalar import Term
 from roller.ops import from_spec
 from roller.perf.model import batch_of, estimate_explained
-from roller.pipeline import lower
-from roller.search.neighbours import neighbours
 from roller.templates.bsp.common.decide import piece_elements, pieces_of
 from roller.templates.bsp.emit.schedule import schedule_of
 from roller.tile.boxes import Box, boxes_of, whole_axes

@@ -24,12 +24,12 @@ def selected(*changed: str) -> dict[str, Selected]:
 
 @whole_graph
 def test_nearest_tests_come_first_and_say_why():
-    found = select(["roller/report/explain.py"], graph(), repository())
+    found = select(["roller/explanation/explain.py"], graph(), repository())
     assert [s.distance for s in found] == sorted(s.distance for s in found)
-    assert found[0] == Selected("roller/report/explain.py", 0, ())
+    assert found[0] == Selected("roller/explanation/explain.py", 0, ())
     by_path = {s.path: s for s in found}
-    assert by_path["tests/explaining/test_why_not.py"].distance == 1
-    assert by_path["tests/cli/test_cli.py"].why == ("roller/cli/explain.py", "roller/report/explain.py")
+    assert by_path["tests/explanation/test_why_not.py"].distance == 1
+    assert by_path["tests/cli/test_cli.py"].why == ("roller/cli/explain.py", "roller/explanation/explain.py")
     assert "tests/te/test_reader.py" not in by_path
 
 
@@ -40,22 +40,22 @@ def test_nearest_tests_come_first_and_say_why():
         # Public names, verbs, facades.
         ("roller/insight/lint.py", "tests/insight/test_lint.py"),
         ("roller/cli/doctor.py", "tests/cli/test_manners.py"),
-        ("roller/pipeline.py", "tests/test_pipeline.py"),
+        ("roller/compiler/pipeline.py", "tests/test_pipeline.py"),
         # By the kind of a device, and by its target.
         ("roller/templates/gpu/checks.py", "tests/construction/test_program_names.py"),
-        ("roller/varying/cpu.py", "tests/varying/test_open_proof.py"),
+        ("roller/compiler/dynamic/cpu.py", "tests/compiler/dynamic/test_symbolic_proof.py"),
         ("roller/probing/gpu/fits.py", "tests/targets/test_conformance.py"),
         ("roller/templates/cpu/rows/emit.py", "tests/goldens/test_sources.py"),
         ("roller/backends/rocm/toolchain.py", "tests/targets/test_conformance.py"),
         ("roller/emulator/bsp.py", "tests/templates/test_bsp.py"),
         # Folders and names made of parts.
-        ("roller/onnx/operators/reductions.py", "tests/onnx/operators/test_reductions.py"),
+        ("roller/models/onnx/operators/reductions.py", "tests/models/onnx/operators/test_reductions.py"),
         ("examples/new_device.py", "tests/test_examples.py"),
-        ("tests/onnx/families/making.py", "tests/onnx/test_random_families.py"),
+        ("tests/models/onnx/families/making.py", "tests/models/onnx/test_random_families.py"),
         ("benchmarks/common.py", "tests/benchmarks/test_machine_code.py"),
         # Data files.
         ("hardware_specs/v100.yaml", "tests/hardware/test_specs.py"),
-        ("roller/model/runner.c", "tests/model/test_runner.py"),
+        ("roller/models/session/runner.c", "tests/models/session/test_runner.py"),
         ("microbench/gpu/l2.cu", "tests/probing/gpu/test_sources.py"),
         ("tests/goldens/candidates/v100.txt", "tests/goldens/test_candidates.py"),
         ("docs/explain.md", "tests/docs/test_blocks.py"),
@@ -70,7 +70,7 @@ def test_what_imports_do_not_show_is_reached(changed, reached):
 @whole_graph
 def test_leaves_select_little():
     everything = len(test_files(repository()))
-    for path in ("roller/report/sensitivity.py", "roller/insight/sweep.py", "roller/cli/doctor.py"):
+    for path in ("roller/explanation/sensitivity.py", "roller/insight/sweep.py", "roller/cli/doctor.py"):
         assert len(selected(path)) < everything / 5, path
 
 
@@ -82,7 +82,7 @@ def test_a_file_that_no_rule_knows_selects_everything(path):
 
 @whole_graph
 def test_what_a_change_reaches_comes_before_what_it_selects_without_an_edge():
-    found = selected("pyproject.toml", "tests/te/test_reader.py", "roller/report/explain.py")
+    found = selected("pyproject.toml", "tests/te/test_reader.py", "roller/explanation/explain.py")
     assert found.keys() == test_files(repository())
     assert found["tests/te/test_reader.py"].distance == 0 and found["tests/cli/test_cli.py"].distance == 2
     assert found["tests/tile/test_geometry.py"].distance == max(s.distance for s in found.values()) > 2
@@ -102,9 +102,9 @@ def test_a_name_for_type_checking_alone_is_no_edge():
 
 @whole_graph
 def test_functions_of_a_facade_are_nodes_of_their_own():
-    lines = graph()["roller/pipeline.py::construct"]
-    assert "roller/search/constructor.py" in lines and "roller/choosing/choose.py" not in lines
-    assert "roller/pipeline.py::construct" in graph()["tests/backends/test_cuda_device.py"]
+    lines = graph()["roller/compiler/pipeline.py::construct"]
+    assert "roller/construction/constructor.py" in lines and "roller/compiler/autotune/choose.py" not in lines
+    assert "roller/compiler/pipeline.py::construct" in graph()["tests/backends/test_cuda_device.py"]
 
 
 @pytest.fixture
@@ -154,11 +154,14 @@ def test_a_file_that_is_no_python_is_named(tmp_path, monkeypatch):
 
 def test_the_command_prints_distances_and_reasons(capsys, monkeypatch):
     command = "tools.affected.__main__"
-    found = [Selected("roller/report/explain.py", 0, ()), Selected("tests/a.py", 2, ("roller/b.py", "roller/c.py"))]
+    found = [
+        Selected("roller/explanation/explain.py", 0, ()),
+        Selected("tests/a.py", 2, ("roller/b.py", "roller/c.py")),
+    ]
     monkeypatch.setattr(f"{command}.affected", lambda changed, root: found if changed == [found[0].path] else [])
     monkeypatch.chdir(ROOT / "roller")
     assert main(["report/explain.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines == ["  0 roller/report/explain.py", "  2 tests/a.py  <- roller/b.py <- roller/c.py"]
+    assert lines == ["  0 roller/explanation/explain.py", "  2 tests/a.py  <- roller/b.py <- roller/c.py"]
     assert main(["--since", "nonsense"]) == 2
     assert "knows no commit" in capsys.readouterr().err

@@ -50,9 +50,9 @@ class DataFiles:
 
     Examples
     --------
-    >>> files = DataFiles(["roller/model/pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
-    >>> sorted(files.read_by("roller/model/runner.py", '_HERE / "pool.h"'))
-    ['roller/model/pool.h']
+    >>> files = DataFiles(["roller/models/session/pool.h", "tests/goldens/a.json", "microbench/cpu/add.c"])
+    >>> sorted(files.read_by("roller/models/session/runner.py", '_HERE / "pool.h"'))
+    ['roller/models/session/pool.h']
     >>> sorted(files.read_by("tests/goldens/test_a.py", "Path(__file__).parent.rglob('*')"))
     ['tests/goldens/a.json']
     """

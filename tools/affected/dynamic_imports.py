@@ -48,7 +48,7 @@ class DynamicImport:
 TABLES = re.compile(rf"roller/(__init__|cli/verbs|targets/\w+|templates/{KIND}/registry)\.py")
 #: Modules whose functions import what they need: each function is a node of its own, so that a
 #: caller depends only on the functions it uses.
-FACADES = ("roller/pipeline.py",)
+FACADES = ("roller/compiler/pipeline.py",)
 
 #: Folders whose files import each other without the folder's name, as they are run as scripts, or as a test puts the
 #: folder on ``sys.path``.
@@ -86,8 +86,8 @@ RULES = (
         "names of the release before", (r"insight\.renamed import MODULES",),
         r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
         (
-            "roller/insight/renamed.py::getattr_for_moved_names.find_moved_name",
-            "roller/insight/renamed.py::replacement_of_method",
+            "roller/core/renamed.py::getattr_for_moved_names.find_moved_name",
+            "roller/core/renamed.py::replacement_of_method",
         ),
     ),
     DynamicImport(
@@ -132,7 +132,7 @@ RULES = (
     # Folders and names made of parts.
     DynamicImport(
         "operators of ONNX", (r"iter_modules\(__path__\)",), r"roller\.onnx\.operators\.\w+",
-        ("roller/onnx/operators/__init__.py",),
+        ("roller/models/onnx/operators/__init__.py",),
     ),
     DynamicImport(
         "PyTorch's entry point", (r"backend=\"roller\"", r"torch_dynamo_backends"), r"roller\.onnx\.torch_backend",

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.foreign import check_memory, host_remedy
+from roller.backends.array_hints import check_memory, host_remedy
 from roller.core.dtypes import DTYPES, numpy_dtype
 from roller.errors import LaunchError
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from roller.artifact import Argument, KernelArtifact
+from roller.backends.array_hints import check_memory
 from roller.backends.call_options import refuse_unknown
 from roller.backends.constants import constant_arrays, with_constants
 from roller.backends.cuda.module import Module
 from roller.backends.cuda.runtime import cupy
-from roller.backends.foreign import check_memory
 from roller.core.dtypes import DTYPES, bits_of, storage_dtype
 from roller.errors import LaunchError, counted
 from roller.expr import Tensor

@@ -119,7 +119,7 @@ def is_hip(cp: Any) -> bool:
 
 
 def properties(cp: Any, index: int) -> dict[str, Any]:
-    """Return what a device says of itself; see :class:`roller.runtime.devices.DeviceProperties`."""
+    """Return what a device says of itself; see :class:`roller.backends.devices.DeviceProperties`."""
     runtime = cp.cuda.runtime
     raw, hip = runtime.getDeviceProperties(index), is_hip(cp)
     arch = _text(raw["gcnArchName"]).partition(":")[0] if hip else f"sm_{raw['major']}{raw['minor']}"

@@ -17,7 +17,7 @@ from roller.emulator.device import EmulatedDevice, Event, Stream
 
 
 class NullGpuKernel:
-    """A kernel on the memory of a null device; see ``roller.model.gpu_device`` for the interface."""
+    """A kernel on the memory of a null device; see ``roller.models.session.gpu_device`` for the interface."""
 
     def __init__(self, device: NullGpu, artifact: KernelArtifact) -> None:
         self._device, self._artifact = device, artifact
@@ -60,7 +60,7 @@ class NullGpuKernel:
 
 
 class NullGpu(EmulatedDevice):
-    """The interface of ``roller.model.gpu_device`` without a device: the reference computes, estimates are the times.
+    """``roller.models.session.gpu_device`` without a device: the reference computes, estimates are the times.
 
     Parameters
     ----------

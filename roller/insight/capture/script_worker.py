@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from roller.backends.channel import receive, send
 from roller.errors import RollerError
 from roller.insight.capture.fence import leave_network, limit_writes
 from roller.insight.capture.guard import BlockedOperationError, Guard
@@ -24,7 +25,6 @@ from roller.insight.trace.options import TraceOptions
 from roller.insight.trace.progress import listening
 from roller.insight.trace.trace import Trace
 from roller.insight.tracing import require_torch
-from roller.runtime.channel import receive, send
 
 if TYPE_CHECKING:
     from roller.insight.trace.pytorch.script_run import ScriptTracer

@@ -111,7 +111,7 @@ class Kernels:
         chunks = {str(at): todo[at : at + share] for at in range(0, len(todo), share)}
         if len(chunks) < 2 or usable_processors() < 2:
             return
-        from roller import pipeline  # noqa: F401 - before the processes start, so that they have it
+        from roller.compiler import pipeline  # noqa: F401 - before the processes start, so that they have it
         from roller.runtime.build_pool import build_all
 
         results = build_all(chunks, lambda chunk: [self._price_by_model(e, ANY_UNITS) for e in chunk])
@@ -143,7 +143,7 @@ class Kernels:
 
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
         """Return the price of the policy's program, or by its bytes if none fits the device."""
-        from roller import pipeline
+        from roller.compiler import pipeline
 
         try:
             if self.policy == "library" and self.spec.traits.blocks:

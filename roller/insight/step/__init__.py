@@ -7,6 +7,6 @@ from typing import Any
 
 def __getattr__(name: str) -> Any:
     """Return what was in ``roller.insight.step`` before it was a package."""
-    from roller.insight.renamed import getattr_for_moved_names
+    from roller.core.renamed import getattr_for_moved_names
 
     return getattr_for_moved_names(__name__, ("roller.insight.traced_step",))(name)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from roller.core.renamed import replacement_of_method
 from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettings
-from roller.insight.renamed import replacement_of_method
 from roller.insight.trace.gradient_buckets import Gradient
 from roller.insight.trace.trace import Operator, Phase, Stack
 

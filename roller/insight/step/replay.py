@@ -10,9 +10,9 @@ from statistics import median
 from typing import Any
 
 from roller.core.cyclic import held_back
+from roller.core.renamed import warn_renamed
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
-from roller.insight.renamed import warn_renamed
 from roller.insight.step.breakdown import BreakdownRow, LanePart, breakdown, lanes
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.join_ranks import join_ranks

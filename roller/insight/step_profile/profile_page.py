@@ -1,4 +1,4 @@
-"""The HTML report of a profile: its tree and tables as columns, for the page of ``roller.report.html_report``."""
+"""The HTML report of a profile: its tree and tables as columns, for the page of ``roller.page.html_page``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from roller.insight.step_profile.lines import Line
 from roller.insight.step_profile.node import Node, sum_phases
 from roller.insight.step_profile.page_intervals import StepTimes, interval_columns, phase_ends, throughput_interval
 from roller.insight.step_profile.page_memory import memory_columns
-from roller.report.anonymous import without_paths
-from roller.report.html_report import html_page
+from roller.page.anonymous import without_paths
+from roller.page.html_page import html_page
 
 #: Nodes and rows of a table that are tried first; halved until the page is small enough.
 _MOST_NODES, _LEAST_NODES = 200_000, 64

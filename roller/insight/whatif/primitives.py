@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from roller.core.renamed import getattr_for_moved_names
 from roller.errors import RollerError, shown
-from roller.insight.renamed import getattr_for_moved_names
 from roller.insight.step.graph import Dependency, Provenance, StepGraph, Task
 
 __getattr__ = getattr_for_moved_names(__name__, (__name__,))

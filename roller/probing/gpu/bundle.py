@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from roller.backends.devices import DeviceHandle, DeviceProperties, properties_of
 from roller.errors import ArtifactError, BuildError, RollerError
 from roller.hardware import DeviceSpec, parse_spec
 from roller.probing.document import spec_text
 from roller.probing.gpu import compute, memory
 from roller.probing.gpu.session import GpuSession, Results
 from roller.runtime.container import PROBES, Filling, copy_package, filled
-from roller.runtime.devices import DeviceHandle, DeviceProperties, properties_of
 from roller.runtime.probe_bundle import RESULTS, built
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner

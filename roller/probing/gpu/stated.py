@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
+from roller.backends.devices import DeviceProperties, match, same_arch
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.spec import settable
-from roller.runtime.devices import DeviceProperties, match, same_arch
 
 #: Bytes that differ less are the same: memory of the driver's own, decimal against binary units. Counts are exact.
 SAME = 0.08

@@ -12,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.model import batch_of
 from roller.templates.bsp.common.decide import decided
-from roller.templates.bsp.matrix.pool import matrix_passes
+from roller.templates.bsp.matrix.candidates import matrix_passes
 from roller.tile.boxes import whole_axes
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram

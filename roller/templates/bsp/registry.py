@@ -10,9 +10,9 @@ from roller.perf.batch import TileBatch
 from roller.templates.bsp.common.decide import decided
 from roller.templates.bsp.common.price import Parts, Terms
 from roller.templates.bsp.matrix import price as matrix
-from roller.templates.bsp.matrix.pool import matrix_limits, matrix_pools
+from roller.templates.bsp.matrix.candidates import matrix_limits, matrix_pools
 from roller.templates.bsp.vector import price as vector
-from roller.templates.bsp.vector.pool import vector_limits, vector_pools
+from roller.templates.bsp.vector.candidates import vector_limits, vector_pools
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.template import Template, template_of

@@ -32,7 +32,7 @@ class ConstructOptions:
     ----------
     top_k
         Programs to keep, best estimate first; ``"auto"`` for those of the best :data:`AUTO_MOST` that the model cannot
-        tell from its favourite (:mod:`roller.search.auto`).
+        tell from its favourite (:mod:`roller.construction.worth_timing`).
     shrink
         Shrink block tiles when there are too few blocks to fill the device.
     axis_fusion

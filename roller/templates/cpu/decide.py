@@ -19,13 +19,13 @@ from roller.expr import Index, Run, lane_stride, run_along
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.boxes import copies_box, lies_in_words, read_once
-from roller.templates.cpu.halves import (
+from roller.templates.cpu.narrow_floats import (
     computed_itemsize_bytes,
     panel_stays_stored,
     rows_are_converted,
     rows_are_copied,
 )
-from roller.templates.cpu.live import cuts, end_at, live_shares, shortest
+from roller.templates.cpu.window_clipping import cuts, end_at, live_shares, shortest
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.program import ALIGNED_TILES
 
@@ -87,7 +87,7 @@ class Decisions:
     chunk
         Elements of a reduction axis that the tiles of a task take before they take turns; spatial axes whole.
     segments
-        Where tiles of an axis end besides its end (:func:`~roller.templates.cpu.live.cuts`).
+        Where tiles of an axis end besides its end (:func:`~roller.templates.cpu.window_clipping.cuts`).
     """
 
     batch: TileBatch

@@ -15,20 +15,20 @@ from roller.templates.common.template import Template, template_of
 from roller.templates.cpu.common.cores import Parts, Terms
 from roller.templates.cpu.decide import decided
 from roller.templates.cpu.dots import price as dots
-from roller.templates.cpu.dots.pool import dots_pools
+from roller.templates.cpu.dots.candidates import dots_pools
 from roller.templates.cpu.matrix import price as matrix
-from roller.templates.cpu.matrix.pool import matrix_pools
+from roller.templates.cpu.matrix.candidates import matrix_pools
 from roller.templates.cpu.rows import price as rows
-from roller.templates.cpu.rows.pool import row_pools
+from roller.templates.cpu.rows.candidates import row_pools
 from roller.templates.cpu.streaming import price as streaming
-from roller.templates.cpu.streaming.pool import neighbours as stores
-from roller.templates.cpu.streaming.pool import stream_pools
+from roller.templates.cpu.streaming.candidates import neighbours as stores
+from roller.templates.cpu.streaming.candidates import stream_pools
 from roller.templates.cpu.tiled import price as tiled
+from roller.templates.cpu.tiled.candidates import tiled_pools
 from roller.templates.cpu.tiled.neighbours import neighbours
-from roller.templates.cpu.tiled.pool import tiled_pools
 from roller.templates.cpu.tiled.split import splits
 from roller.templates.cpu.winograd import price as winograd
-from roller.templates.cpu.winograd.pool import winograd_pool
+from roller.templates.cpu.winograd.candidates import winograd_pool
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 

@@ -17,23 +17,23 @@ from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.library import library_options, product_tiles, restricted
+from roller.templates.gpu.matrix.candidates import matrix_pools
 from roller.templates.gpu.matrix.copies import OperandCopy, operand_copies
 from roller.templates.gpu.matrix.neighbours import neighbours as rings
-from roller.templates.gpu.matrix.pool import matrix_pools
 from roller.templates.gpu.matrix.price import PHASES as MATRIX
-from roller.templates.gpu.rows.pool import row_pools
+from roller.templates.gpu.rows.candidates import row_pools
 from roller.templates.gpu.rows.price import PHASES as ROWS
-from roller.templates.gpu.streaming.pool import stream_pools
+from roller.templates.gpu.streaming.candidates import stream_pools
 from roller.templates.gpu.streaming.price import PHASES as STREAMING
+from roller.templates.gpu.tiled.candidates import plain
 from roller.templates.gpu.tiled.neighbours import neighbours
-from roller.templates.gpu.tiled.pool import plain
 from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.templates.gpu.tiled.variants import variants
-from roller.templates.gpu.window.pool import window_limits, window_pools
+from roller.templates.gpu.window.candidates import window_limits, window_pools
 from roller.templates.gpu.window.price import PHASES as WINDOW
 from roller.templates.gpu.window.strips import walk
 from roller.templates.gpu.winograd import price as winograd
-from roller.templates.gpu.winograd.pool import winograd_gpu_pool
+from roller.templates.gpu.winograd.candidates import winograd_gpu_pool
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 

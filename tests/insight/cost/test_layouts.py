@@ -75,7 +75,7 @@ def test_tf32_is_that_of_convolutions_unless_products_are_allowed_too():
 
 
 def test_float32_uses_the_matrix_unit_of_cdna_in_libraries_alone():
-    from roller import pipeline
+    from roller.compiler import pipeline
 
     expr = ops.matmul(4096, 4096, 4096)
     for device in ("mi100", "mi210", "mi250x"):

@@ -14,8 +14,8 @@ from roller.insight.step_profile.node import Node, Seconds
 from roller.insight.step_profile.profile_json import to_data
 from roller.insight.step_profile.profile_page import data_of_profile, joined, page_of_profile
 from roller.insight.step_profile.step_profile import MemoryPoint, StepProfile
-from roller.report import html_report
-from roller.report.html_report import MOST_BYTES
+from roller.page import html_page
+from roller.page.html_page import MOST_BYTES
 from tests.insight.step_profile.profiles import large_profile, small_profile
 from tests.report.pages import data_of
 
@@ -101,7 +101,7 @@ def test_small_parts_are_joined_and_sums_stay():
 def test_a_profile_that_is_too_large_is_joined_and_says_so(monkeypatch):
     profile = large_profile(1000)
     count, size = sum(1 for _ in profile.root.walk()), len(page_of_profile(profile).encode())
-    monkeypatch.setattr(html_report, "MOST_BYTES", size - 1000)
+    monkeypatch.setattr(html_page, "MOST_BYTES", size - 1000)
     page = page_of_profile(profile)
     data = data_of(page)
     assert len(page.encode()) <= size - 1000

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 import roller
+from roller.backends.devices import parse
 from roller.errors import ArtifactError, LaunchError, RollerError
 from roller.probing import probes, split_by_spread
 from roller.probing.gpu.bundle import DeviceSession, create_bundle, plans, session_of_results
 from roller.runtime import bundle as runner
-from roller.runtime.devices import parse
 from roller.runtime.probe_bundle import ProbeBundle, run_probe_bundle
 from roller.runtime.probe_format import Contents, ProbePlan
 from roller.runtime.probe_run import PlanRunner

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from roller.backends.devices import DeviceProperties
 from roller.hardware import list_specs, load_spec
 from roller.probing.gpu.stated import as_stated, base_of
-from roller.runtime.devices import DeviceProperties
 from tests.offenders import every
 
 SPECS = [s for s in map(load_spec, list_specs()) if s.kind == "gpu"]

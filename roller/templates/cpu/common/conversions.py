@@ -12,7 +12,7 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.lanes import rate_of
 from roller.templates.cpu.decide import IN_PLACE, decided
-from roller.templates.cpu.halves import is_converted
+from roller.templates.cpu.narrow_floats import is_converted
 from roller.tile.geometry import Access
 
 #: Conversions of a vector that one of a broadcast element takes: it goes to a vector register on its own, is converted

@@ -35,7 +35,7 @@ from roller.templates.cpu.emit.nest import (
 from roller.templates.cpu.emit.plan import HaloPlan, PanelPlan, SpatialPlan
 from roller.templates.cpu.emit.segments import address, along, by_segments, copy_segment, flat
 from roller.templates.cpu.emit.transpose import transposable, transpose_block
-from roller.templates.cpu.live import tiles_of
+from roller.templates.cpu.window_clipping import tiles_of
 
 #: Elements of a reduction axis transposed at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16

@@ -11,7 +11,7 @@ from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.tasks import batch_of
-from roller.templates.cpu.matrix.pool import staged_operands
+from roller.templates.cpu.matrix.candidates import staged_operands
 from roller.templates.cpu.matrix.price import price
 from roller.templates.cpu.matrix.products import matrix_axes
 from roller.tile.geometry import Geometry

@@ -19,7 +19,6 @@ from roller.expr import COMBINERS, Load, Scalar, Stage, lane_stride, transform, 
 from roller.te.compat import tirx
 from roller.te.emit import Expr, combine, constant, emit_index, emit_scalar
 from roller.templates.cpu.decide import BOX, IN_PLACE
-from roller.templates.cpu.emit.live import live_span, skipped_taps
 from roller.templates.cpu.emit.nest import (
     Buffer,
     Nest,
@@ -60,6 +59,7 @@ from roller.templates.cpu.emit.plan import (
     tile_of,
 )  # fmt: skip
 from roller.templates.cpu.emit.prefetch import Hint, prefetch_panel
+from roller.templates.cpu.emit.window_clipping import live_span, skipped_taps
 from roller.templates.cpu.tiled.emit_segment_store import write_runs
 from roller.templates.cpu.tiled.order import least_held
 from roller.tile import RProgram

@@ -11,7 +11,7 @@ from roller.perf.batch import TileBatch
 from roller.templates.common.moves import Place
 from roller.templates.cpu.common.lanes import lane_count
 from roller.templates.cpu.common.tasks import vector_axes
-from roller.templates.cpu.tiled.pool import staged_choices
+from roller.templates.cpu.tiled.candidates import staged_choices
 from roller.templates.cpu.tiled.split import split_batches
 
 

@@ -22,7 +22,7 @@ from roller.templates.cpu.common.lanes import arithmetic_cycles, lane_distance, 
 from roller.templates.cpu.common.packing import packing_s, task_dram_bytes
 from roller.templates.cpu.common.traffic import cache_traffic
 from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vector_elements
-from roller.templates.cpu.halves import computed_itemsize_bytes, rows_are_converted
+from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
 #: Cycles a micro-kernel needs around its loop: instructions of our templates.

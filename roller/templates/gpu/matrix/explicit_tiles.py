@@ -10,7 +10,7 @@ from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.matrix.pool import MatrixForm, matrix_forms
+from roller.templates.gpu.matrix.candidates import MatrixForm, matrix_forms
 from roller.tile.geometry import Geometry
 
 

@@ -14,8 +14,8 @@ from roller.core.ordering import cheapest
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.common.options import ConstructOptions
-from roller.templates.gpu.tiled.pool import is_split_useful
-from roller.templates.gpu.tiled.pool import splits as splits_of
+from roller.templates.gpu.tiled.candidates import is_split_useful
+from roller.templates.gpu.tiled.candidates import splits as splits_of
 from roller.templates.gpu.tiled.price import PHASES
 from roller.tile.geometry import Ints
 from roller.tile.program import RProgram

@@ -1,0 +1,156 @@
+"""The profiler's end of a device process: start, ask with a time limit, replace after a fault."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.backends.channel import ChannelClosed, ChannelTimeout, pack, receive, send, unpack
+from roller.backends.devices import DeviceHandle, DeviceProperties, match, parse, properties_of
+from roller.errors import LaunchError
+
+if TYPE_CHECKING:
+    from roller.hardware import DeviceSpec
+
+#: Seconds a device may take to be opened (a CUDA context, a cold driver).
+START_TIMEOUT_S = 120.0
+#: Seconds a killed process may take to be gone.
+_LEAVE_S = 10.0
+
+
+class DeviceFault(Exception):
+    """A request failed; ``status`` and ``reason`` belong into the candidate's record."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class DeviceProcess:
+    """A process that holds one device; started on first use, and again after a fault.
+
+    Parameters
+    ----------
+    handle
+        The device.
+    command
+        What is started in place of this package's worker, for instance under a checker; the device's name follows.
+    """
+
+    def __init__(self, handle: DeviceHandle, command: Sequence[str] = ()) -> None:
+        self.handle = handle
+        self._command = tuple(command) or (sys.executable, "-m", "roller.runtime.worker")
+        #: Counts starts: what a process was told is gone when this changes.
+        self.generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process started last still runs."""
+        return self._process is not None
+
+    def properties(self) -> DeviceProperties:
+        """Return what the device says of itself."""
+        try:
+            reply, _ = self.request({"op": "properties"}, timeout_s=START_TIMEOUT_S)
+        except DeviceFault as err:
+            # A missing package is reported by the device itself; anything else gets its name here.
+            known = err.status == "failed"
+            text = err.reason if known else f"device '{self.handle.text}': cannot be opened: {err.reason}"
+            raise LaunchError(text) from err
+        return properties_of({k: v for k, v in reply.items() if k != "arrays"})
+
+    def request(
+        self, header: dict[str, Any], arrays: Sequence[np.ndarray] = (), *, timeout_s: float
+    ) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Send one request and wait for its answer."""
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        descriptions, blobs = pack(arrays)
+        try:
+            send(process.stdin.fileno(), {**header, "arrays": descriptions}, blobs)
+            reply, data = receive(process.stdout.fileno(), timeout_s)
+        except ChannelTimeout:
+            self.close()
+            raise DeviceFault("timeout", f"no answer within {timeout_s:g} s; its process was stopped") from None
+        except (ChannelClosed, ValueError) as err:
+            raise DeviceFault("crashed", self._last_words()) from err
+        if "error" in reply:
+            if reply["status"] == "crashed":
+                self.close()
+            raise DeviceFault(reply["status"], reply["error"])
+        return reply, unpack(reply["arrays"], data)
+
+    def close(self) -> None:
+        """Stop the process, if any."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
+            process.wait(_LEAVE_S)
+        for stream in (process.stdin, process.stdout, self._stderr):
+            if stream is not None:
+                stream.close()
+
+    def __enter__(self) -> DeviceProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, err: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self.generation += 1
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+            # The package may be a plain copy that only this process's sys.path knows.
+            root = str(Path(__file__).resolve().parents[2])
+            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+            self._process = subprocess.Popen(
+                [*self._command, self.handle.text],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                start_new_session=True,
+                bufsize=0,
+            )
+        return self._process
+
+    def _last_words(self) -> str:
+        """Say how the process ended, with the last line it wrote."""
+        process, stderr = self._process, self._stderr
+        assert process is not None and stderr is not None
+        try:
+            code = process.wait(5.0)
+        except subprocess.TimeoutExpired:
+            code = 0
+        stderr.seek(0)
+        lines = stderr.read().decode(errors="replace").strip().splitlines()
+        self.close()
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        return f"the device process ended by {how}" + (f": {lines[-1]}" if lines else "")
+
+
+def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:
+    """Return the specification and the handle of a reachable device."""
+    handle = parse(device)
+    if handle.spec:
+        spec = load(handle.spec)
+        if spec.traits != handle.target.kind:
+            raise LaunchError(f"device '{device}': expected the specification of a GPU, got a {spec.kind}.")
+        return spec, handle
+    with DeviceProcess(handle) as process:
+        properties = process.properties()
+    return match(properties, (load(n) for n in names)), handle

@@ -1,0 +1,106 @@
+"""Local search around the fastest program: its neighbours are built, checked, and timed against it in turn."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from roller.artifact import KernelArtifact
+from roller.compiler.autotune.choose import DOUBTFUL, Workshop, finished, try_all, with_record
+from roller.compiler.compiled_kernel import CompiledKernel
+
+if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+    from roller.runtime.records import Record
+
+#: Neighbours built and timed at a time.
+BATCH = 4
+#: A neighbour must be faster by this share to take the place of the fastest: less is noise.
+MARGIN = 0.01
+#: Neighbours predicted slower than the fastest by more than so many expected errors of ratios are left out.
+REACH = 3.0
+
+
+def refine(
+    shop: Workshop, kernel: CompiledKernel, seconds: float, clock: Callable[[], float] = time.monotonic
+) -> CompiledKernel:
+    """Search for ``seconds`` around a kernel, and return the fastest program found.
+
+    Neighbours (:func:`roller.construction.neighbours.neighbours`) are tried best prediction first, a few at a time,
+    each time beside the fastest so far. One that wins is timed against it again, in the other order, and only then
+    takes its place, and the search goes on around it. It ends where no neighbour is left; what it found is then timed
+    against what it started from. What is tried depends on the
+    times measured and on nothing else; how much of it, on ``seconds``.
+    """
+    end = clock() + seconds
+    start = best = next(c for c in kernel.candidates if c.program == kernel.program)
+    artifacts = {best.id: kernel.artifact}
+    tried = {c.id: c for c in kernel.candidates}
+    known = {str(c.program) for c in kernel.candidates if c.status != "constructed"}
+    waiting = untried_neighbours(shop, best, known)
+    last_s = 0.0
+    while waiting and clock() + last_s < end:
+        began = clock()
+        batch, waiting = waiting[:BATCH], waiting[BATCH:]
+        known |= {str(c.program) for c in batch}
+        winner, artifacts = _duel(shop, best, artifacts, batch, tried)
+        if winner.id != best.id:
+            waiting = untried_neighbours(shop, winner, known)
+        best, last_s = winner, clock() - began
+    if best.id != start.id:  # many small steps, each beside the one before: the last is held against the first
+        records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
+        if DOUBTFUL in (records[best.id].status, records[start.id].status):
+            return CompiledKernel(kernel.artifact, tuple(tried.values()))  # nobody can tell now: nothing is changed
+        if (_sure_s(records[start.id]) or math.inf) < (_sure_s(records[best.id]) or math.inf):
+            best, artifacts = start, {start.id: kernel.artifact}
+        best = tried[best.id] = with_record(best, records[best.id])
+    return CompiledKernel(finished(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values()))
+
+
+def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
+    """Return the neighbours that were not tried and may be faster, best prediction first."""
+    from roller.construction.neighbours import neighbours
+    from roller.perf.accuracy import kernel_family, ranking_error
+
+    own = kernel_family(best.program)
+    found = neighbours(best.program, shop.expression, shop.spec, shop.options)
+    return [
+        c
+        for c in found
+        if str(c.program) not in known
+        and math.log(c.estimate.seconds / best.estimate.seconds)
+        <= REACH * ranking_error(shop.spec, kernel_family(c.program) == own)
+    ]
+
+
+def _duel(
+    shop: Workshop,
+    best: Candidate,
+    artifacts: dict[str, KernelArtifact],
+    batch: list[Candidate],
+    tried: dict[str, Candidate],
+) -> tuple[Candidate, dict[str, KernelArtifact]]:
+    """Return the fastest of ``best`` and the batch, as measured now, and its artifact by its id; note every fate."""
+    records, made = try_all(shop, batch, known=artifacts)
+    for c in (best, *batch):
+        tried[c.id] = with_record(c, records[c.id])
+    best_s = _sure_s(records[best.id])
+    if best_s is None:  # it ran before: whatever ails it now is not its own
+        tried[best.id] = best
+        return best, artifacts
+    faster = [tried[c.id] for c in batch if (_sure_s(records[c.id]) or math.inf) < best_s * (1 - MARGIN)]
+    if not faster:
+        return tried[best.id], artifacts
+    winner = min(faster, key=lambda c: (c.measured_s, c.id))
+    again = shop.judge({i: made[i] for i in (winner.id, best.id)}, True)
+    if (_sure_s(again[winner.id]) or math.inf) >= (_sure_s(again[best.id]) or 0.0):
+        return tried[best.id], artifacts
+    tried[winner.id] = with_record(winner, again[winner.id])
+    return tried[winner.id], {winner.id: made[winner.id]}
+
+
+def _sure_s(record: Record) -> float | None:
+    """Return the seconds a duel may be decided by: those nobody disturbed."""
+    return None if record.status == DOUBTFUL else record.measured_s

@@ -1,0 +1,61 @@
+"""Processors, for :mod:`roller.compiler.dynamic`: times of kernels at some sizes, and whether they are right there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from roller import perf
+from roller.compiler.dynamic import prices, symbolic_proof
+from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.symbolic_programs import OpenKernel, OpenProgram
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.templates.cpu.decide import PANEL, decided, run_of_lanes
+from roller.tile import RProgram
+
+__all__ = ["UNUSED", "fault", "predicted"]
+
+#: How loud it is said that a kernel is not used at some sizes: its code is for others, and the next best is asked.
+UNUSED = logging.INFO
+#: Divisions of an index by a size, its quotient and its rest: no compiler makes products of them, as it does where it
+#: knows the number, nor vectors. Each is priced as the instruction class of divisions with all other lanes idle.
+_DIVISIONS = 2
+
+
+def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
+    """Return why a kernel cannot be used at some sizes; as :func:`roller.compiler.dynamic.symbolic_proof.fault`."""
+    return symbolic_proof.fault(kernel, expression, sizes, spec.units)
+
+
+def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+    """Return the predicted seconds of programs at some sizes; infinite where one does not take them.
+
+    To what the model says comes what only code for all sizes has: elements that are found by dividing by a size.
+    """
+    out = prices.predicted(programs, sizes, spec)
+    per_s = spec.compute.ops_per_cycle_per_unit["special"] / spec.teu.lanes * spec.clock_hz * spec.units
+    for n in np.flatnonzero(np.isfinite(out)).tolist():
+        if programs[n].divided:
+            elements = _found_by_division(programs[n].at(sizes), programs[n].divided, spec)
+            out[n] += elements * _DIVISIONS / per_s
+    return out
+
+
+def _found_by_division(program: RProgram, names: frozenset[str], spec: DeviceSpec) -> float:
+    """Return the elements a call gathers into panels one by one, each through an index that is divided by a size."""
+    batch = perf.batch_of([program])
+    if not batch.traits.reuses:
+        return 0.0
+    d, total = decided(batch, spec), 0.0
+    for a in d.staged(PANEL):
+        if a.tensor.name not in names or a.tensor.name in program.constants:
+            continue
+        v = batch.vector_axis
+        along = () if v is None else (a.index, a.tensor.shape, a.axis_names[v], int(a.axis_extents[v]))
+        if along and not a.bounds and run_of_lanes(*along, int(d.lanes.max())) is not None:
+            continue  # whole runs are copied: one division each
+        total += float((d.panel_bytes(a) * d.packings(a))[0]) / d.held_itemsize_bytes(a)
+    return total

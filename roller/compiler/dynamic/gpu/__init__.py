@@ -1,0 +1,6 @@
+"""GPU kernels for sizes that vary from call to call, for :mod:`roller.compiler.dynamic`."""
+
+from roller.compiler.dynamic.gpu.programs import UNUSED, fault, predicted
+from roller.compiler.dynamic.gpu.search import compile_range
+
+__all__ = ["UNUSED", "compile_range", "fault", "predicted"]

@@ -1,0 +1,282 @@
+"""An operator for all extents of several axes on a GPU: few kernels, chosen by what is predicted of them.
+
+Programs are constructed for sizes all over the ranges, as for processors. Of those that together are nearest to the
+best the code is written at all of these sizes and more, and what differs in numbers only becomes one kernel. The fewest
+kernels that have code for every size that was looked at, and are near the best, are kept.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.extents import Extents
+from roller.compiler.dynamic.families import fewest, shortlist
+from roller.compiler.dynamic.gpu.programs import MOST_KEPT, GpuKernel, GpuProgram, build, predicted
+from roller.compiler.dynamic.kernel_choice import Judged
+from roller.compiler.dynamic.search_request import question_of
+from roller.compiler.dynamic.symbolic_call import OpenRange
+from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.symbolic_search import MOST, Question, Search, constructed
+from roller.construction.constructor import target_units
+from roller.errors import NoCandidateError, RollerError, counted
+from roller.hardware import DeviceSpec
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
+from roller.tile import RProgram
+
+_LOG = logging.getLogger("roller")
+#: Programs that are chosen among where some have code of several kinds.
+_WRITTEN = 12
+#: Programs of every size that is constructed for.
+_EACH = 4
+#: Sizes that programs are constructed for: of one axis, of two, of each of more; and those they are priced at beside.
+_PLACES, _PRICED = (20, 4, 2), 36
+#: Sizes at which the code of a program is written; where it differs there, it is at up to this many more of each axis.
+_FEW, _MORE = 8, 16
+#: What is left of sizes by 8, in turn: elements that vectors of 2, 4 and 8 leave over, for which code differs.
+_RESTS = (0, 1, 2, 4)
+#: How often sizes are looked for that no kernel has code for, and how many at a time.
+_ROUNDS, _TRIED = 4, 16
+#: Sizes that are all looked at, where a range has so few.
+_ALL = 48
+
+
+@dataclass
+class _Codes:
+    """Kinds of code of programs, by the sizes that they were written for.
+
+    Parameters
+    ----------
+    s
+        The programs and their prices.
+    spec
+        The device.
+    few
+        Sizes at which all codes are written.
+    built, single, known
+        By kind its kernel; by program its one kind of code, or none; what was written, by program and sizes.
+    """
+
+    s: Search
+    spec: DeviceSpec
+    few: Sequence[Sizes]
+    built: dict[tuple[int, str], GpuKernel | None] = field(default_factory=dict)
+    single: dict[int, str] = field(default_factory=dict)
+    known: dict[int, dict[tuple[int, ...], tuple[Sizes, str]]] = field(default_factory=dict)
+
+    def forget(self, rows: Sequence[int], places: Sequence[Sizes]) -> None:
+        """Make kernels anew that other numbers than theirs were found for, or other kinds of their programs' code."""
+        for row in rows:
+            found = {self.written(row, p) for p in places}
+            if found - {self.single.get(row, "")}:
+                self.single[row] = ""
+            for code in found:
+                self.built.pop((row, code), None)
+
+    def is_single(self, row: int) -> bool:
+        """Whether a program has one kind of code, as far as it was written."""
+        if row not in self.single:
+            first, *others = {self.written(row, p) for p in self.few}
+            self.single[row] = "" if others else first
+        return bool(self.single[row])
+
+    def kinds(self, rows: Sequence[int]) -> list[tuple[int, str]]:
+        """Return programs and digests of their code at all places."""
+        found = dict.fromkeys((row, code) for row in rows for p in self.s.places if (code := self.digest(row, p)))
+        return [k for k in found if self.built.get(k, True) is not None]
+
+    def costs(self, kinds: Sequence[tuple[int, str]]) -> np.ndarray:
+        """Return predicted seconds ``(kinds, places)``; infinite where the program's code is of another kind."""
+        places = self.s.places
+        return np.array([
+            [self.s.costs[row, n] if self.digest(row, p) == code else np.inf for n, p in enumerate(places)]
+            for row, code in kinds
+        ]).reshape(len(kinds), len(places))  # fmt: skip
+
+    def digest(self, row: int, sizes: Sizes) -> str:
+        """Return the kind of a program's code at some sizes, the one it has elsewhere where it has one; as written."""
+        return self.single[row] if self.is_single(row) else self.written(row, sizes)
+
+    def written(self, row: int, sizes: Sizes) -> str:
+        """Return the kind of a program's code at some sizes; empty where there is none."""
+        mine, key = self.known.setdefault(row, {}), tuple(sizes.values())
+        if key not in mine:
+            own = _program(self.s, row).own(sizes, self.spec)
+            mine[key] = sizes, "" if isinstance(own, str) else own.digest
+        return mine[key][1]
+
+    def build(self, kind: tuple[int, str]) -> GpuKernel | None:
+        """Return the kernel of a kind; ``None`` where it cannot be had."""
+        if kind not in self.built:
+            row, code = kind
+            program = _program(self.s, row)
+            mine = _some([p for p, digest in self.known[row].values() if digest == code], MOST_KEPT)
+            several = [own for own in program.owns(mine, self.spec) if not isinstance(own, str)]
+            try:
+                self.built[kind] = build(
+                    program, several, mine[0], self.s.question.own.expression.at(mine[0]), self.spec
+                )
+            except RollerError as err:
+                self.built[kind] = None
+                self.s.reasons.append(str(err))
+                _LOG.info("%s: a kernel of the range is left out: %s", self.s.question.name, err)
+        return self.built[kind]
+
+
+def _program(s: Search, row: int) -> GpuProgram:
+    program = s.families[row]
+    assert isinstance(program, GpuProgram)
+    return program
+
+
+def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[GpuProgram]:
+    return GpuProgram(program, form, sizes).with_scalar
+
+
+def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions) -> Search:
+    """Construct programs for sizes all over the ranges, and price each at all of them."""
+    places = q.own.box.compared(_PLACES)
+    several, found = constructed(q, places, spec, options, _EACH, _offered)
+    costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
+    best = np.minimum([found[tuple(p.values())] for p in places], costs.min(axis=0, initial=np.inf))
+    return Search(q, list(several), places, costs, best)
+
+
+def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
+    """Compile an expression for all extents of some axes on a GPU, which need not be here."""
+    share = target_units(spec, options)
+    s = _constructed(question_of(varies, options), share, replace(options, units=None))
+    if not s.families:
+        raise NoCandidateError(
+            f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
+            "Compile for each extent."
+        )
+    target_for(spec).prepare()
+    codes = _Codes(s, share, _some(s.places, _FEW))
+    judged: list[Judged] = []
+    if all(codes.is_single(row) for row in fewest(s.costs, s.best, MOST)):
+        made_for = list(s.places)
+        _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
+        judged = _nearest(codes)
+        if not judged:
+            _only(s, made_for)
+    if not judged:
+        _look_at(s, _further(varies.box), share)
+        judged = _covering(codes)
+    return OpenRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
+
+
+def _nearest(codes: _Codes) -> list[Judged]:
+    """Return the kernels that are nearest to the best, where each program has one kind of code; else none."""
+    s = codes.s
+    rows = fewest(s.costs, s.best, MOST)
+    _LOG.info("%s: writing %s for a range", s.question.name, counted(len(rows), "program"))
+    if not all(codes.is_single(row) for row in rows):
+        return []
+    several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
+    found = [Judged(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
+    return [] if len(found) < len(several) or _lacking(s.question.own.box, 0, found) else found
+
+
+def _covering(codes: _Codes) -> list[Judged]:
+    """Return the kernels that are nearest to the best among those that have code for all places, and some others.
+
+    Sizes that were found to have none are places from then on, so that the last choice has code for them, too.
+    """
+    s = codes.s
+    rows = shortlist(s.costs, s.best, MOST, _WRITTEN)
+    for n in range(_ROUNDS + 1):
+        found = _chosen(codes, rows)
+        lacking = _lacking(s.question.own.box, n, found)
+        if not lacking:
+            break
+        if n == _ROUNDS:
+            _LOG.warning(
+                "%s: the range has sizes that no kernel has code for, e.g. %s: calls of these are refused. Compile for "
+                "each of them.", s.question.name, lacking[0],
+            )  # fmt: skip
+            break
+        _look_at(s, lacking, codes.spec)
+        codes.forget(rows, lacking)
+    return found
+
+
+def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
+    """Return the fewest kernels that are near the best, and have code for all places."""
+    s = codes.s
+    while True:
+        kinds = codes.kinds(rows)
+        costs = codes.costs(kinds)
+        taken = fewest(costs, costs.min(axis=0, initial=np.inf), MOST) if kinds else []
+        least = costs[taken].min(axis=0, initial=np.inf)
+        if np.isinf(least).any():
+            lacking = [dict(p) for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
+            why = "; ".join(dict.fromkeys(s.reasons))
+            raise NoCandidateError(
+                f"{s.question.name}: shapes: expected at most {MOST} kernels for all extents, got none of them for "
+                f"{lacking[:3]}{f': {why}' if why else ''}. Leave extents out, or compile for each extent."
+            )
+        several = [(codes.build(kinds[n]), costs[n]) for n in taken]
+        found = [Judged(k, tuple(s.places), c, {}) for k, c in several if k is not None]
+        if len(found) == len(several):  # else the others are chosen among once more
+            return found
+
+
+def _some(places: Sequence[Sizes], count: int) -> list[Sizes]:
+    """Return some of many sizes, small and large ones."""
+    ordered = sorted(places, key=lambda p: math.prod(p.values()))
+    if len(ordered) <= count:
+        return ordered
+    return [ordered[n] for n in sorted({round(k * (len(ordered) - 1) / (count - 1)) for k in range(count)})]
+
+
+def _look_at(s: Search, places: Sequence[Sizes], spec: DeviceSpec) -> None:
+    """Price programs at more sizes, each once: small boxes give the same ones again."""
+    known = {tuple(p.values()) for p in s.places}
+    more = [p for key, p in {tuple(p.values()): p for p in places}.items() if key not in known]
+    if not more:
+        return
+    costs = np.stack([predicted(s.families, p, spec) for p in more], axis=1)
+    s.places = [*s.places, *more]
+    s.costs = np.concatenate([s.costs, costs], axis=1)
+    s.best = np.concatenate([s.best, costs.min(axis=0, initial=np.inf)])
+
+
+def _only(s: Search, places: Sequence[Sizes]) -> None:
+    """Look at some of the sizes alone."""
+    wanted = {tuple(p.values()) for p in places}
+    columns = [n for n, p in enumerate(s.places) if tuple(p.values()) in wanted]
+    s.places, s.costs, s.best = [s.places[n] for n in columns], s.costs[:, columns], s.best[columns]
+
+
+def _further(box: Box) -> list[dict[str, int]]:
+    """Return sizes at which code is written beside those that programs are constructed for, by what vectors leave."""
+    found: dict[tuple[int, ...], dict[str, int]] = {}
+    for sizes, rest in zip(box.points(5), itertools.islice(itertools.cycle(_RESTS), _MORE), strict=False):
+        for n in range(len(sizes)):  # along each axis, and along all of them
+            more = {name: rest if k >= n else 0 for k, name in enumerate(sizes)}
+            p = {n: min(box.ends[n][1], max(box.ends[n][0], x // 8 * 8 + more[n])) for n, x in sizes.items()}
+            found.setdefault(tuple(p.values()), p)
+    return list(found.values())
+
+
+def _lacking(box: Box, seed: int, found: Sequence[Judged]) -> list[dict[str, int]]:
+    """Return sizes, of some at random and the least ones, that no kernel has code for."""
+    tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
+    tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]
+    if math.prod(high - low + 1 for low, high in box.ends.values()) <= _ALL:
+        several = itertools.product(*(range(low, high + 1) for low, high in box.ends.values()))
+        tried = [dict(zip(box.ends, c, strict=True)) for c in several]
+    return [p for p in tried if all(_is_refused(j.kernel, p) for j in found)]
+
+
+def _is_refused(kernel: object, sizes: Sizes) -> bool:
+    assert isinstance(kernel, GpuKernel)
+    return isinstance(kernel.passed(sizes), str)

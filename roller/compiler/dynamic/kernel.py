@@ -1,0 +1,235 @@
+"""What a varying size is compiled to: few kernels, and a table that says which one takes an extent."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.artifact import Argument, Constant, KernelArtifact
+from roller.backends.cpu.launcher import CpuKernel
+from roller.compiler.compiled_kernel import CompiledKernel
+from roller.compiler.dynamic.families import Family
+from roller.compiler.dynamic.ranges import Range
+from roller.core.display import one_line
+from roller.core.validation import sizes_of_call
+from roller.errors import ArtifactError, LaunchError, counted
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+
+#: Extents whose shapes are kept ready; the first of them makes room for another.
+_MOST_READY = 1024
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A built kernel that takes any extent from :attr:`Family.rows` on.
+
+    Parameters
+    ----------
+    family
+        Its program, the extent open.
+    artifact
+        Built, for the largest extent.
+    """
+
+    family: Family
+    artifact: KernelArtifact
+
+    def at(self, varies: Range, extent: int) -> KernelArtifact:
+        """Return the artifact with the shapes of an extent: the same library."""
+        program = self.family.at(extent)
+        shapes = {t.name: t.shape for t in program.expr.tensors.values()}
+
+        def argument(a: Argument) -> Argument:
+            return replace(a, shape=shapes[a.name]) if a.name in shapes and a.role != "panel" else a
+
+        arguments = tuple(map(argument, self.artifact.arguments))
+        return replace(self.artifact, expression=varies.at(extent), program=program, arguments=arguments)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of extents that one kernel takes.
+
+    Parameters
+    ----------
+    low, high
+        Its extents (elements).
+    program
+        Of the kernel, at ``high``.
+    regret
+        Predicted time over that of the best program of an extent, less one: the largest of the extents it was priced
+        for; 0 where the run has none of them.
+    """
+
+    low: int
+    high: int
+    program: RProgram
+    regret: float
+
+
+class VaryingKernel(CompiledKernel):
+    """Kernels of one expression for all extents of one of its sizes; what it says of itself is of the largest.
+
+    Parameters
+    ----------
+    varies
+        The size and its range.
+    variants
+        The kernels.
+    table
+        For every extent from the least on the position of its kernel.
+    regrets
+        Predicted time over that of the best program, less one, of the extents that were priced.
+    spec
+        The device.
+    doubt
+        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+    """
+
+    def __init__(
+        self, varies: Range, variants: Sequence[Variant], table: np.ndarray, regrets: dict[int, float],
+        spec: DeviceSpec, doubt: str = "",
+    ) -> None:  # fmt: skip
+        self.varies, self.variants, self.spec = varies, tuple(variants), spec
+        self._table, self._regrets, self._doubt = table, regrets, doubt
+        self._loaded: dict[int, CpuKernel] = {}
+        self._ready: dict[int, CpuKernel] = {}
+        self._loading = threading.Lock()
+        position, self._dim = varies.place
+        held = {c.position for c in self.variants[0].artifact.constants}
+        self._input = position - sum(n < position for n in held)
+        super().__init__(self._artifact(varies.high))
+
+    @property
+    def doubt(self) -> str:
+        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
+        return self._doubt
+
+    def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
+        """Return the kernels with the values of their constant inputs."""
+        if not constants:
+            return self
+        variants = [Variant(v.family, replace(v.artifact, constants=constants)) for v in self.variants]
+        return VaryingKernel(self.varies, variants, self._table, self._regrets, self.spec, self._doubt)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Refuse: only the kernel of one extent can be saved, ``at(i=7).save(path)``.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        raise ArtifactError(
+            f"{path}: expected the kernel of one extent, got those of a range, which have no format yet. "
+            f"Save kernel.at({self.varies.size.name}={self.varies.high})."
+        )
+
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
+        """Run the kernel of the arrays' extent.
+
+        Parameters
+        ----------
+        *arrays
+            One array per input that is not constant, in call order; all with one extent of the size that varies.
+        out, **options
+            As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
+
+        Raises
+        ------
+        LaunchError
+            The extent is outside the range, or an array does not fit the others.
+        """
+        try:
+            kernel = self._ready[arrays[self._input].shape[self._dim]]
+        except (KeyError, IndexError, AttributeError):
+            kernel = self._prepared(self._extent(arrays))
+        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+            return kernel(*arrays)
+        return kernel(*arrays, out=out, **options)
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extent of the one axis that varies, by its name."""
+        return {self.varies.size.name: (self.varies.low, self.varies.high)}
+
+    @property
+    def kernels(self) -> tuple[Variant, ...]:
+        """The kernels."""
+        return self.variants
+
+    def at(self, *extents: int, **sizes: int) -> CompiledKernel:
+        """Return the kernel of one extent, alone or by the name of its axis; nothing is compiled.
+
+        Raises
+        ------
+        LaunchError
+            The extent is missing, said twice, has another name, is no whole number or outside the range.
+        """
+        (size,) = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes).values()
+        return CompiledKernel(self._artifact(size), launcher=lambda _: self._prepared(size))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Runs of extents and their kernels, with the regret that is predicted of each."""
+        ends = [0, *(int(n) + 1 for n in np.flatnonzero(np.diff(self._table))), len(self._table)]
+        found = []
+        for first, end in itertools.pairwise(ends):
+            low, high = self.varies.low + first, self.varies.low + end - 1
+            regret = max((r for x, r in self._regrets.items() if low <= x <= high), default=0.0)
+            found.append(Piece(low, high, self.variants[self._table[first]].family.at(high), regret))
+        return tuple(found)
+
+    def _artifact(self, extent: int) -> KernelArtifact:
+        artifact = self._variant(extent).at(self.varies, extent)
+        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+
+    def _load(self) -> CpuKernel:
+        return self._prepared(self.varies.high)
+
+    def _extent(self, arrays: Sequence[Any]) -> int:
+        """Return the extent that the arrays of a call say; the least where they say none, for the kernel to refuse."""
+        if len(arrays) <= self._input:
+            return self.varies.low
+        array = arrays[self._input]
+        if not hasattr(array, "shape") and hasattr(array, "__dlpack__"):
+            array = np.from_dlpack(array)
+        shape = np.shape(array) if not hasattr(array, "shape") else array.shape
+        return int(shape[self._dim]) if len(shape) > self._dim else self.varies.low
+
+    def _variant(self, extent: int) -> Variant:
+        if not self.varies.low <= extent <= self.varies.high:
+            raise LaunchError(
+                f"{self.varies.expr.name}: expected an extent of '{self.varies.size.name}' from {self.varies.low} to "
+                f"{self.varies.high}, got {extent}. Compile for a range that has it."
+            )
+        return self.variants[int(self._table[extent - self.varies.low])]
+
+    def _prepared(self, extent: int) -> CpuKernel:
+        """Return what runs an extent, made when it is first met."""
+        variant = self._variant(extent)
+        with self._loading:
+            found = self._ready.get(extent)
+            if found is None:
+                number = self.variants.index(variant)
+                if number not in self._loaded:
+                    self._loaded[number] = CpuKernel(variant.artifact)
+                if len(self._ready) >= _MOST_READY:
+                    del self._ready[next(iter(self._ready))]
+                found = self._ready[extent] = self._loaded[number].reshaped(variant.at(self.varies, extent))
+        return found
+
+    def __repr__(self) -> str:
+        """Operator, range and kernels on one line."""
+        v = self.varies
+        what = f"{v.expr.name} with {v.size.name} from {v.low} to {v.high} on {self.spec.name}"
+        return one_line("VaryingKernel", f"{what}: {counted(len(self.variants), 'kernel')}")

@@ -1,0 +1,26 @@
+"""What programs of all sizes are predicted to take at some of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from roller import perf
+from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+
+
+def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+    """Return the predicted seconds of programs at some sizes; infinite where one does not take them."""
+    out = np.full(len(programs), np.inf)
+    rows = [n for n, p in enumerate(programs) if p.takes(sizes)]
+    shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together
+    several = [programs[n].at(sizes) for n in rows]
+    several = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in several]
+    if several:
+        out[rows] = [e.seconds for e in perf.estimate_programs(several, spec)]
+    return out

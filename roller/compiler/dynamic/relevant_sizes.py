@@ -1,0 +1,135 @@
+"""The sizes an expression depends on: fewer than those of its model, where only their product shows in it.
+
+Rows of a product in a transformer number ``batch * sequence``: its kernels vary in one size, not in two. They are
+found, compared and proven for that one, and every pair with the same product shares what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.symbolic_programs import OpenExpr, open_forms
+from roller.core.formulas import Atom, Formula
+from roller.templates.common.options import ConstructOptions
+
+
+@dataclass(frozen=True)
+class OwnSizes:
+    """An expression by the sizes that it depends on.
+
+    Parameters
+    ----------
+    expression
+        By these sizes: the user's, or its first canonical form where products of the model's sizes show in it.
+    forms
+        Its canonical forms.
+    box
+        The sizes.
+    points
+        Those at which the model was read.
+    formulas
+        Every size of :attr:`box` that is not derived, by the sizes of the model.
+    """
+
+    expression: OpenExpr
+    forms: tuple[OpenExpr, ...]
+    box: Box
+    points: tuple[Sizes, ...]
+    formulas: Mapping[str, Formula]
+
+    def at(self, sizes: Sizes) -> dict[str, int]:
+        """Return the expression's sizes at those of the model."""
+        return self.box.whole({n: f.at(sizes) for n, f in self.formulas.items()})
+
+
+def own_sizes(expr: OpenExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> OwnSizes:
+    """Return an expression by the sizes that it depends on."""
+    forms = tuple(open_forms(expr, points, options))
+    used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
+    products = [f.product for form in forms for f in form.general.formulas]
+    if forms and None not in products and _same_inputs(expr, forms[0], points[0]):
+        groups = _groups([p for p in products if p is not None], box)
+        if groups and sum(map(len, groups)) > len(groups):
+            return _grouped(forms, points, box, groups)
+    ends, derived = _rooted(used, box)
+    mine = Box(ends or dict(box.ends), derived)
+    own = tuple(mine.whole(p) for p in points)
+    kept = tuple(OpenExpr(e.general) for e in (expr, *forms))
+    return OwnSizes(kept[0], kept[1:], mine, own, {n: _product((n,)) for n in mine.ends})
+
+
+def _grouped(
+    forms: Sequence[OpenExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
+) -> OwnSizes:
+    """Return an expression by products of sizes."""
+    formulas: dict[str, Formula] = {}
+    for g in groups:
+        name = "_".join(g)
+        while name in formulas or (len(g) > 1 and name in (*box.ends, *box.derived)):
+            name += "_"
+        formulas[name] = _product(g)
+    ends, derived = _rooted({g[0] for g in groups if len(g) == 1}, box)
+    ends |= {n: (f.at(box.low), f.at(box.high)) for n, f in formulas.items() if n not in (*ends, *derived)}
+    mine = Box({n: e for n, e in ends.items() if e[0] < e[1]}, derived)
+    formulas |= {n: _product((n,)) for n in mine.ends if n not in formulas}
+    own = tuple(mine.whole({n: formulas[n].at(p) for n in mine.ends}) for p in points)
+    few = tuple(OpenExpr.of([form.at(p) for p in points], own) for form in forms)
+    return OwnSizes(few[0], few, mine, own, {n: formulas[n] for n in mine.ends})
+
+
+def _product(names: tuple[str, ...]) -> Formula:
+    return Formula(0, ((1, (Atom(names),)),))
+
+
+def _groups(products: Sequence[tuple[str, ...]], box: Box) -> list[tuple[str, ...]]:
+    """Return the sizes that products have, those in one group that never stand without each other."""
+    names = sorted({n for p in products for n in p})
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name in names:
+        found.setdefault(tuple(p.count(name) for p in products), []).append(name)
+    groups = [tuple(g) for g in found.values()]
+    roots = [{_chain(n, box)[0] for n in g} for g in groups]
+    for n, g in enumerate(groups):  # a size that another one follows from stands for itself
+        others = set().union(*(r for m, r in enumerate(roots) if m != n))
+        if len(g) > 1 and (roots[n] & others or len(roots[n]) < len(g)):
+            return []
+    return groups
+
+
+def _chain(name: str, box: Box) -> list[str]:
+    """Return the size a length follows from, what lies between, and the length."""
+    chain = [name]
+    while chain[0] in box.derived:
+        (before,) = box.derived[chain[0]].sizes
+        chain.insert(0, before)
+    return chain
+
+
+def _rooted(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[str, Formula]]:
+    """Return the sizes that an expression's lengths follow from, with their ends, and the lengths.
+
+    Where it has one length alone of those that follow from a size, that length is the size.
+    """
+    chains: dict[str, list[list[str]]] = {}
+    for name in (*box.ends, *box.derived):
+        if name in used:
+            chain = _chain(name, box)
+            chains.setdefault(chain[0], []).append(chain)
+    ends, derived = {}, set[str]()
+    low, high = box.low, box.high
+    for several in chains.values():
+        common = 0
+        while all(len(c) > common + 1 and c[common + 1] == several[0][common + 1] for c in several):
+            common += 1
+        first = several[0][common]
+        ends[first] = low[first], high[first]
+        derived |= {n for c in several for n in c[common + 1 :]}
+    kept = {n: e for n, e in ends.items() if e[0] < e[1]} or ends
+    return kept, {n: f for n, f in box.derived.items() if n in derived}
+
+
+def _same_inputs(expr: OpenExpr, form: OpenExpr, sizes: Sizes) -> bool:
+    one, other = expr.at(sizes), form.at(sizes)
+    return [t.name for t in one.inputs] == [t.name for t in other.inputs] and one.outputs == other.outputs

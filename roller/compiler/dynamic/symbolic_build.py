@@ -1,0 +1,197 @@
+"""The one kernel of a program for all sizes: its code written for some, generalised, held against more, compiled."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from roller.artifact import Argument, Constant, KernelArtifact, Launch
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.symbolic_programs import OpenExpr, OpenKernel, OpenProgram
+from roller.compiler.dynamic.symbolic_proof import proven
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
+from roller.errors import BuildError, RollerError
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+
+#: Sizes that code is written for before it is generalised: as many as this of one kind of code, tried at most.
+_WRITTEN, _TRIED = 6, 40
+#: Sizes of one kind of code at least, and values of each size among them.
+_FEWEST, _VALUES = 5, 4
+#: Sizes at random among which those are that tell formulas apart, and how often one of them is added.
+_POOL, _ROUNDS = 60, 8
+
+
+def build(
+    program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
+) -> OpenKernel:
+    """Write a program for several sizes, generalise the code, and compile it.
+
+    Whether the code is right at the sizes of a call is what their proof says; those of ``asked`` are proven here,
+    where the code says it without running.
+    """
+    most = _one_kind(program, box, spec)
+    dividends = [e for e in program.extents if isinstance(e, Formula)]
+    fitter = _told_apart(program, box, spec, most, dividends)
+    artifact = _compiled(program, expression, spec, most, fitter)
+    formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
+    kernel = OpenKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
+    return replace(kernel, proven=proven(kernel, asked, spec.units))
+
+
+def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec) -> list[Any]:
+    """Return sizes of one kind of code, that of most sizes, each with its text and what it was written from."""
+    from roller.templates.cpu.emit.general import written
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    groups: dict[str, list[Any]] = defaultdict(list)
+    refused = ""
+    for sizes in _points(program, box):
+        try:
+            lowered = lower_module(program.at(sizes), spec.units)
+        except RollerError as err:
+            refused = str(err)
+            continue
+        text = written(lowered[0], sizes)
+        groups[text.shape].append((sizes, text, lowered))
+        if len(groups[text.shape]) >= _WRITTEN and _spread(groups[text.shape], program, box):
+            break
+    spread = [g for g in groups.values() if _spread(g, program, box)]
+    if refused and not groups:
+        raise BuildError(
+            f"{program.program.expr.name}: a kernel of a range: expected code for some size, got none: {refused}"
+        )
+    most = max(spread or groups.values(), key=lambda g: (g[0][0] is program.sizes, len(g)), default=[])
+    if len(most) < min(_FEWEST, _count(program, box)) or not _spread(most, program, box):
+        raise BuildError(
+            f"{program.program.expr.name}: a kernel of a range: expected one code for most sizes, got many: "
+            f"{sorted(map(len, groups.values()))}."
+        )
+    return most
+
+
+def _compiled(
+    program: OpenProgram, expression: OpenExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
+) -> KernelArtifact:
+    """Generalise the code of some sizes, and compile it."""
+    from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
+    from roller.templates.cpu.emit.library import ENTRY, PACK, build_library, features_of
+    from roller.templates.cpu.emit.nest import is_parallel
+
+    points, modules = [sizes for sizes, _, _ in group], [lowered[0] for _, _, lowered in group]
+    _, arguments, names = group[0][2]
+    if not same_pack(modules, PACK) or any(_panels(x[1]) != _panels(arguments) for _, _, x in group):
+        raise BuildError(f"{program.program.expr.name}: a kernel of a range: its constants are packed by its sizes.")
+    module = generalised([text for _, text, _ in group], fitter)
+    if PACK in {v.name_hint for v in modules[0].functions}:
+        module[PACK] = modules[0][PACK]
+    extra = tuple(Argument(size_argument(n), "size", (x,), "uint8") for n, x in points[0].items())
+    taken = {f: (*names[f], *(a.name for a in extra)) if f == ENTRY else names[f] for f in names}
+    launches = {f: Launch(module[f].script(), f, taken[f]) for f in taken}
+    mcpu = spec.target["mcpu"]
+    target = {
+        "mcpu": mcpu, "cores": spec.units, "vector_bytes": spec.teu.lanes * 4, "tasks": [],
+        "parallel": is_parallel(module[ENTRY].body), "features": list(features_of(mcpu)),
+    }  # fmt: skip
+    # The launchers check arrays before.
+    binary = build_library(module, mcpu, spec.units, checked=False, propagate_nan=program.program.expr.propagate_nan)
+    inputs = [a.name for a in arguments if a.role == "input"]
+    constants = tuple(Constant(inputs.index(n)) for n in inputs if n in program.program.constants)
+    return KernelArtifact(
+        "llvm", target, spec.name, expression.at(points[0]), program.at(points[0]), (launches[ENTRY],),
+        (*arguments, *extra), constants=constants, prepare=launches.get(PACK),
+    ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
+
+
+def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
+    """Yield sizes to write the code for: those it was made for, then others near and far."""
+    found = 0
+    seen = set()
+    half = {n: max(2, program.sizes[n] // 2) for n in box.ends}
+    near, far = box.points(1, low=half), box.points(2)
+    for n, (a, b) in enumerate(zip(near, far, strict=True)):
+        sizes = program.sizes if n == 0 else b if n % 4 == 3 else a
+        key = tuple(sizes.values())
+        if key not in seen and program.takes(sizes):
+            seen.add(key)
+            found += 1
+            yield sizes
+        if found >= _TRIED or n > 40 * _TRIED:
+            return
+
+
+def _told_apart(
+    program: OpenProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
+) -> Fitter:
+    """Write the code for more sizes until no two formulas are left that give its numbers; return what finds them."""
+    from roller.templates.cpu.emit.general import numbers_of, written
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    divisors = _divisors(program.program)
+    pool = [p for p, _ in zip(box.points(3), range(_POOL), strict=False)]
+    pool += [
+        box.whole({n: max(2, low, p[n] // d * d) for n, (low, _) in box.ends.items()})
+        for p in pool for d in (2, 4, 16, 64) if d <= max(p.values())
+    ]  # fmt: skip
+    pool = [p for p in (box.high, *pool) if program.takes(p)]
+    for _ in range(_ROUNDS):
+        fitter = Fitter([sizes for sizes, *_ in group], divisors, dividends)
+        fitter.asked = numbers_of([text for _, text, *_ in group])
+        for values in fitter.asked:
+            fitter.fit(values)
+        least = _least(group, box)
+        pool = [p for p in pool if all(p[n] >= x for n, x in least.items())]
+        for sizes in [p for p, doubt in zip(pool, fitter.doubtful(pool), strict=True) if doubt]:
+            pool.remove(sizes)
+            lowered = lower_module(program.at(sizes), spec.units)
+            text = written(lowered[0], sizes)
+            if text.shape == group[0][1].shape:
+                group.append((sizes, text, lowered))
+                break
+        else:
+            break
+    return fitter
+
+
+def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
+    """Return the least of every size that code was written for."""
+    return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
+
+
+def _spread(group: Sequence[Any], program: OpenProgram, box: Box) -> bool:
+    """Whether code was written for enough values of every size, of those that the program takes."""
+    for n, (low, high) in box.ends.items():
+        few = range(max(2, low), min(high, max(2, low) + 64) + 1)
+        taken = sum(program.takes(box.whole({**box.high, n: x})) for x in few)
+        if len({sizes[n] for sizes, *_ in group}) < min(_VALUES, max(1, taken)):
+            return False
+    return True
+
+
+def _count(program: OpenProgram, box: Box) -> int:
+    """Return how many sizes a program takes, counted up to a few; none where an axis vanishes."""
+    if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
+        return 4 * _FEWEST
+    several = itertools.product(*(range(max(2, low), high + 1) for low, high in box.ends.values()))
+    return sum(program.takes(box.whole(dict(zip(box.ends, c, strict=True)))) for c in several)
+
+
+def _panels(arguments: Sequence[Argument]) -> list[Argument]:
+    return [a for a in arguments if a.role == "panel"]
+
+
+def _divisors(program: RProgram) -> set[int]:
+    """Return what extents of a program may be divided by: tiles, what they hold of each other, lanes."""
+    tiles = [t for _, tile in program.tiles for t in tile]
+    steps = [
+        b // a
+        for (_, x), (_, y) in zip(program.tiles, program.tiles[1:], strict=False)
+        for a, b in zip(x, y, strict=True)
+    ]
+    lanes = [program.vector_elements * k for k in (1, 2, 4)]
+    return {d for d in (*tiles, *steps, *lanes, 2, 4, 8) if 1 < d < 1 << 16}

@@ -1,0 +1,249 @@
+"""What an operator with extents that calls choose is compiled to: few kernels, and which one takes a call."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.artifact import Constant, KernelArtifact
+from roller.compiler.compiled_kernel import CompiledKernel, loaded
+from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.extents import Extents
+from roller.compiler.dynamic.kernel_choice import Judged, RangeKernel, first_right
+from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.core.display import one_line
+from roller.core.validation import sizes_of_call
+from roller.errors import ArtifactError, LaunchError, counted
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+
+#: Sizes that are kept ready; the first of them makes room for another.
+_MOST_READY = 1024
+
+
+@dataclass(frozen=True)
+class OpenPiece:
+    """A kernel and the sizes it takes, of those that kernels were compared at.
+
+    Parameters
+    ----------
+    sizes
+        Extents by axis.
+    program
+        Of the kernel, at the largest of them.
+    regret
+        Predicted time over that of the best program of the same sizes, less one: the largest of them.
+    """
+
+    sizes: tuple[Sizes, ...]
+    program: RProgram
+    regret: float
+
+
+class OpenRange(CompiledKernel):
+    """Kernels of one expression for all extents of several axes; what it says of itself is of the largest.
+
+    The first call with new sizes shows that the kernel is right there, which takes some tens of milliseconds; nothing
+    is compiled.
+
+    Parameters
+    ----------
+    varies
+        The axes and their ranges.
+    expression
+        What the kernels compute.
+    judged
+        The kernels and their times.
+    best
+        Predicted seconds of the best program of every place.
+    spec
+        The device.
+    doubt
+        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+    reachable
+        Whether the device is at hand.
+    """
+
+    def __init__(
+        self, varies: Extents, expression: OpenExpr, judged: Sequence[Judged], best: np.ndarray, spec: DeviceSpec,
+        doubt: str = "", reachable: bool = True,
+    ) -> None:  # fmt: skip
+        self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
+        self._best, self._doubt = best, doubt
+        self._chosen: dict[tuple[int, ...], int] = {}
+        self._room = spec.traits.room("varying")
+        self._loaded: dict[int, Any] = {}
+        self._ready: dict[Any, Any] = {}
+        self._choosing = threading.RLock()
+        held = {c.position for c in self.judged[0].kernel.artifact.constants}
+        free = [n for n in range(len(varies.expr.inputs)) if n not in held]
+        self._asked = sorted({free.index(p) for p, _ in varies.places.values()})
+        self._positions = [free[n] for n in self._asked]
+        self._one = self._asked[0] if len(self._asked) == 1 else None
+        super().__init__(self._artifact(varies.box.high), reachable=reachable)
+
+    @property
+    def doubt(self) -> str:
+        """Why the choice may be wrong: what disturbed the timing; there, predictions chose."""
+        return self._doubt
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest extent by axis, in the order that :meth:`at` takes them."""
+        return dict(self.varies.box.ends)
+
+    @property
+    def kernels(self) -> tuple[RangeKernel, ...]:
+        """The kernels."""
+        return tuple(j.kernel for j in self.judged)
+
+    def holding(self, constants: tuple[Constant, ...]) -> CompiledKernel:
+        """Return the kernels with the values of their constant inputs."""
+        if not constants:
+            return self
+        judged = [replace(j, kernel=_holding(j.kernel, constants)) for j in self.judged]
+        return OpenRange(
+            self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Refuse: only the kernel of some sizes can be saved, ``at(i=7).save(path)``.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        raise ArtifactError(
+            f"{path}: expected the kernel of one shape, got those of a range, which have no format yet. "
+            f"Save kernel.at({', '.join(f'{n}={high}' for n, (_, high) in self.ranges.items())})."
+        )
+
+    def __call__(self, *arrays: Any, out: Any = None, **options: Any) -> Any:
+        """Run the kernel of the arrays' sizes.
+
+        Parameters
+        ----------
+        *arrays
+            One array per input that is not constant, in call order.
+        out, **options
+            As for :class:`~roller.compiler.compiled_kernel.CompiledKernel`.
+
+        Raises
+        ------
+        LaunchError
+            A size is outside its range, or an array does not fit the others.
+        NoCandidateError
+            No kernel is right at these sizes.
+        """
+        try:
+            if self._one is not None:  # the usual call: one array says all sizes
+                kernel = self._ready[arrays[self._one].shape]
+            else:
+                kernel = self._ready[tuple([arrays[n].shape for n in self._asked])]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            kernel = self._prepared(self._sizes(arrays))
+        if out is None and not options:  # the usual call: names of arguments take longer than finding the kernel
+            return kernel(*arrays)
+        return kernel(*arrays, out=out, **options)
+
+    def at(self, *extents: int, **sizes: int) -> CompiledKernel:
+        """Return the kernel of some sizes, by name, or in the order of the ranges; nothing is compiled.
+
+        Raises
+        ------
+        LaunchError
+            A size is missing, unknown, said twice, no whole number or outside its range.
+        """
+        wanted = sizes_of_call(self.varies.expr.name, self.ranges, extents, sizes)
+        outside = next((n for n, (low, high) in self.ranges.items() if not low <= wanted[n] <= high), None)
+        if outside is not None:
+            low, high = self.ranges[outside]
+            raise LaunchError(
+                f"{self.varies.expr.name}: expected an extent of '{outside}' from {low} to {high}, got "
+                f"{wanted[outside]}. Compile for a range that has it."
+            )
+        return CompiledKernel(self._artifact(wanted), launcher=lambda _: self._prepared(wanted))
+
+    @property
+    def pieces(self) -> tuple[OpenPiece, ...]:
+        """The kernels, where each is taken, and the regret that is predicted of it there."""
+        seconds = np.array([j.everywhere for j in self.judged])
+        taken = seconds.argmin(axis=0)
+        found = []
+        for n, j in enumerate(self.judged):
+            columns = np.flatnonzero(taken == n)
+            if columns.size:
+                places = tuple(j.places[c] for c in columns)
+                largest = max(places, key=lambda p: math.prod(p.values()))
+                regret = float((j.predicted[columns] / self._best[columns]).max()) - 1.0
+                found.append(OpenPiece(places, j.kernel.program.at(largest), regret))
+        return tuple(found)
+
+    def _best_at(self, sizes: Sizes) -> int:
+        """Return the position of the kernel for some sizes: the first that is shown to be right there."""
+        key = tuple(sizes.values())
+        with self._choosing:
+            if key not in self._chosen:
+                self._chosen[key] = first_right(self.judged, self.expression.at(sizes), sizes, self.spec)
+            return self._chosen[key]
+
+    def _artifact(self, sizes: Sizes) -> KernelArtifact:
+        kernel = self.judged[self._best_at(sizes)].kernel
+        artifact = kernel.at(sizes, self.expression.at(sizes))
+        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+
+    def _load(self) -> Any:
+        return self._prepared(self.varies.box.high)
+
+    def _sizes(self, arrays: Sequence[Any]) -> dict[str, int]:
+        """Return the sizes that the arrays of a call say; the least where one says none, for the kernel to refuse."""
+        shapes: dict[int, Sequence[int]] = {}
+        for n, position in zip(self._asked, self._positions, strict=True):
+            shape = _shape(arrays[n]) if n < len(arrays) else ()
+            if len(shape) != len(self.varies.expr.inputs[position].shape):
+                return dict(self.varies.box.low)
+            shapes[position] = shape
+        return self.varies.said(shapes)
+
+    def _prepared(self, sizes: Sizes) -> Any:
+        """Return what runs some sizes, made when they are first met."""
+        self.expect_reachable()
+        with self._choosing:
+            row = self._best_at(sizes)
+            kernel, expression = self.judged[row].kernel, self.expression.at(sizes)
+            shapes = tuple(expression.inputs[n].shape for n in self._positions)
+            key = shapes[0] if self._one is not None else shapes
+            found = self._ready.get(key)
+            if found is None:
+                if row not in self._loaded:
+                    self._loaded[row] = loaded(kernel.artifact)
+                if len(self._ready) >= _MOST_READY:
+                    del self._ready[next(iter(self._ready))]
+                found = self._ready[key] = self._loaded[row].reshaped(kernel.at(sizes, expression))
+        return found
+
+    def __repr__(self) -> str:
+        """Operator, ranges and kernels on one line."""
+        ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
+        what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
+        return one_line("OpenRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+
+
+def _holding(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:
+    held: RangeKernel = replace(kernel, artifact=replace(kernel.artifact, constants=constants))
+    return held
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    if not hasattr(array, "shape") and hasattr(array, "__dlpack__"):
+        array = np.from_dlpack(array)
+    return tuple(np.shape(array) if not hasattr(array, "shape") else array.shape)

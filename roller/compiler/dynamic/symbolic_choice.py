@@ -1,0 +1,84 @@
+"""The kernels of a model for all sizes: few for each expression, by the sizes that it depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.kernel_choice import Judged, RangeKernel, first_right
+from roller.compiler.dynamic.relevant_sizes import OwnSizes, own_sizes
+from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.symbolic_search import Effort, Question, built_all, chosen, search_all
+from roller.hardware import DeviceSpec
+from roller.templates.common.options import ConstructOptions
+
+#: What is done for each kernel of a model: less than for an operator alone, since there are many.
+EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.1, timed_at=8, longest_s=0.02,
+                exact=False, worth=0.002)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OpenKernels:
+    """The kernels of one expression.
+
+    Parameters
+    ----------
+    own
+        What they compute, and the sizes that it depends on.
+    judged
+        The kernels and their times.
+    spec
+        The device.
+    doubt
+        Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
+    """
+
+    own: OwnSizes
+    judged: tuple[Judged, ...]
+    spec: DeviceSpec
+    doubt: str = ""
+    _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
+    _lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+
+    @property
+    def kernels(self) -> tuple[RangeKernel, ...]:
+        """The kernels."""
+        return tuple(j.kernel for j in self.judged)
+
+    def best(self, sizes: Sizes) -> int:
+        """Return the position of the kernel for a model's sizes: the first that is right there of those that take them.
+
+        What is found is kept. New sizes take some milliseconds, more where a kernel must run to show that it is right.
+        """
+        own = self.own.at(sizes)
+        key = tuple(own.values())
+        with self._lock:
+            if key not in self._chosen:
+                self._chosen[key] = first_right(self.judged, self.own.expression.at(own), own, self.spec)
+            return self._chosen[key]
+
+    def predicted(self, number: int, sizes: Sizes) -> float:
+        """Return the predicted seconds of one of the kernels at a model's sizes."""
+        program = self.judged[number].kernel.program
+        return float(self.spec.traits.room("varying").predicted([program], self.own.at(sizes), self.spec)[0])
+
+
+def compile_open(
+    expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
+    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
+) -> dict[str, OpenKernels]:  # fmt: skip
+    """Compile expressions for all sizes of a box, on this machine's processor."""
+    known = passing_bytes or {}
+    questions = {
+        key: Question(own_sizes(e, points, box, options), names, known.get(key, 0))
+        for key, (e, names) in expressions.items()
+    }
+    searches = search_all(questions, spec, options, EFFORT)
+    built_all(searches, spec, EFFORT, seed, passing_bytes is not None)
+    found = {}
+    for key, s in searches.items():
+        judged, doubt = chosen(s, spec, EFFORT, seed, passing_bytes is not None)
+        found[key] = OpenKernels(s.question.own, tuple(judged), spec, doubt)
+    return found

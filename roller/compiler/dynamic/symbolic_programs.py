@@ -1,0 +1,286 @@
+"""Programs whose extents are functions of sizes, in any dimension of any tensor, and their one kernel for all sizes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from roller.artifact import Argument, KernelArtifact
+from roller.compiler.dynamic.box import Sizes
+from roller.core.anti_unification import General, MismatchError, general
+from roller.core.fitting import Fitter
+from roller.core.formulas import Formula
+from roller.expr import SPATIAL, TensorExpr
+from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.templates.common.forms import canonical_forms, joined_forms
+from roller.templates.common.options import ConstructOptions
+from roller.tile import RProgram
+from roller.tile.winograd import window_product
+
+#: Lanes that programs of few elements are made with, beside those of the device.
+FEW_LANES = (1, 4)
+
+
+@dataclass(frozen=True)
+class OpenExpr:
+    """An expression of all sizes.
+
+    Parameters
+    ----------
+    general
+        Its data.
+    """
+
+    general: General
+    _memo: dict[tuple[int, ...], TensorExpr] = field(default_factory=dict, compare=False, repr=False)
+
+    def at(self, sizes: Sizes) -> TensorExpr:
+        """Return the expression at some sizes."""
+        key = tuple(sizes.values())
+        if key not in self._memo:
+            self._memo[key] = expr_from_dict(self.general.at(sizes))
+        return self._memo[key]
+
+    @classmethod
+    def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> OpenExpr:
+        """Return the expression of all sizes from those of some."""
+        return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
+
+
+def open_forms(expr: OpenExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[OpenExpr]:
+    """Return the canonical forms of an expression that are the same at all of the points, one by one."""
+    found = []
+    for forms_of in (canonical_forms, joined_forms):
+        for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
+            with contextlib.suppress(MismatchError):
+                found.append(OpenExpr.of(forms, points))
+    return found
+
+
+@dataclass(frozen=True)
+class OpenProgram:
+    """A program of all sizes from some on.
+
+    Parameters
+    ----------
+    program
+        For ``sizes``.
+    form
+        Its expression at other sizes.
+    sizes
+        What it was constructed for.
+    """
+
+    program: RProgram
+    form: OpenExpr
+    sizes: Sizes
+
+    @cached_property
+    def extents(self) -> tuple[int | Formula, ...]:
+        """Extent of every axis."""
+        node: Any = self.form.general.data
+        anchor = self.program.expr.stages.index(self.program.expr.anchor)
+        steps: tuple[tuple[Any, type], ...] = (("stages", dict), (anchor, list), ("axes", dict))
+        for step, kind in steps:
+            held: Any = node
+            node = held[step] if isinstance(node, kind) else None
+        fixed = tuple(a.extent for a in self.program.axes)
+        if not isinstance(node, list):
+            return fixed
+        return tuple(a[1] if isinstance(a, list) else x for a, x in zip(node, fixed, strict=True))
+
+    @cached_property
+    def open_axes(self) -> tuple[str, ...]:
+        """Axes whose extents depend on sizes: of the anchor, then those that only other stages have."""
+        anchor = [n for n, e in zip(self.program.axis_names, self.extents, strict=True) if isinstance(e, Formula)]
+        node = self.form.general.data
+        stages = node["stages"] if isinstance(node, dict) and isinstance(node["stages"], list) else []
+        varying = [s["axes"] for s in stages if isinstance(s, dict) and isinstance(s["axes"], list)]
+        others = [a[0] for axes in varying for a in axes if isinstance(a, list) and isinstance(a[1], Formula)]
+        return tuple(dict.fromkeys((*anchor, *others)))
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What programs that are predicted alike may differ in: the template, and which axes tasks share among them.
+
+        Tasks that each take some of the filters read them once; those that take rows of an image all read all filters.
+        """
+        p, task = self.program, self.program.tiles[-1][1]
+        cut = tuple(a.name for a, t in zip(p.axes, task, strict=True)
+                    if a.kind == SPATIAL and a.name not in self.open_axes and t < a.extent)  # fmt: skip
+        return p.structure, cut
+
+    @cached_property
+    def divided(self) -> frozenset[str]:
+        """Tensors that are read at an index that is divided by a size: a multiplication where it is one number."""
+        node = self.form.general.data
+        return frozenset(_divided(node["stages"])) if isinstance(node, dict) else frozenset()
+
+    @cached_property
+    def fixed_axes(self) -> frozenset[str]:
+        """Axes whose extents are one number in the program's code: filters and channels of Winograd's algorithm."""
+        p = self.program
+        found = window_product(p.expr) if p.traits.output_side else None
+        return frozenset() if found is None else frozenset((found.filter, found.channel))
+
+    @cached_property
+    def may_move(self) -> bool:
+        """Whether another stage may do most of the work at other sizes: programs are of one."""
+        stages = self.program.expr.stages
+        reducing = [s for s in stages if s.combiner is not None]
+        return len(reducing or stages) > 1
+
+    @cached_property
+    def units(self) -> tuple[int, ...]:
+        """Elements of every axis that stand for one another: outputs of a tile of Winograd's algorithm, else 1."""
+        p = self.program
+        found = window_product(p.expr) if p.traits.output_side else None
+        sliding = {axis for axis, _, _ in found.slides} if found is not None else set()
+        return tuple(p.traits.output_side if n in sliding else 1 for n in p.axis_names)
+
+    def at(self, sizes: Sizes) -> RProgram:
+        """Return the program of some sizes: the same tiles, those that held all of an axis hold all of it.
+
+        Of Winograd's algorithm they stay as they are: a task beyond the end of an axis is clipped.
+        """
+        expr = self.form.at(sizes)
+        clipped = self.program.traits.output_side > 0
+        tiles, above = list[tuple[str, tuple[int, ...]]](), (1,) * len(expr.axes)
+        for layer, tile in self.program.tiles:
+            cut = []
+            for n, (was, now) in enumerate(zip(self.program.axes, expr.axes, strict=True)):
+                reduced = now.kind != SPATIAL and was.name in self.open_axes
+                whole = tile[n] >= was.extent and not (clipped and was.name in self.open_axes)
+                held = now.extent if tiles and (whole or reduced) else tile[n]
+                if tiles and whole and not reduced and was.name in self.open_axes:
+                    held += tiles[0][1][n]  # a task has room for two tiles at least: one alone is code of its own
+                cut.append(-(-held // above[n]) * above[n])
+            above = tuple(cut)
+            tiles.append((layer, above))
+        return replace(
+            self.program, expr=expr, tiles=tuple(tiles), open_axes=self.open_axes, relaxed=(), nontemporal=False
+        )
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether every axis has a register tile at least, as it must where tiles are shifted back to end with it."""
+        if self.fixed_axes & set(self.open_axes):
+            return False
+        register = self.program.tiles[0][1]
+        for extent, was, tile, unit in zip(self.extents, self.program.axes, register, self.units, strict=True):
+            if not isinstance(extent, Formula):
+                continue
+            # Lanes beyond the end of an axis are those of a shorter one than the code is for.
+            lanes = was.name == self.program.vector_axis and was.kind == SPATIAL
+            if extent.at(sizes) < (tile if lanes else min(tile - unit + 1, was.extent)):
+                return False
+        return not self.may_move or tuple(a.name for a in self.form.at(sizes).axes) == self.program.axis_names
+
+    def key(self) -> tuple[Any, ...]:
+        """Return what tells it from others: all but its sizes."""
+        p = self.program
+        clipped = p.traits.output_side > 0
+        whole = tuple(
+            (layer, tuple(None if t >= a.extent and n in self.open_axes and not clipped else t
+                          for t, a, n in zip(tile, p.axes, p.axis_names, strict=True)))
+            for layer, tile in p.tiles
+        )  # fmt: skip
+        return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
+
+    def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
+        """Return the program, then what :meth:`narrowed` makes of it for several numbers of lanes.
+
+        An instruction that multiplies matrices has no code for fewer lanes than its own.
+        """
+        narrow = [self.narrowed(lanes) for lanes in several]
+        if self.program.fragment is not None:
+            narrow = [n for n in narrow if n.program.vector_elements == self.program.vector_elements]
+        return [self, *narrow]
+
+    def narrowed(self, lanes: int) -> OpenProgram:
+        """Return the program with tiles of one element, and at most so many lanes, along the axes that vary.
+
+        It takes sizes that others do not.
+        """
+        p = self.program
+        lone = [n for n, name in enumerate(p.axis_names) if name in self.open_axes]
+        first = p.tiles[0][1]
+        tiles = list[tuple[str, tuple[int, ...]]]()
+        for layer, tile in p.tiles:
+            tiles.append((layer, tuple(
+                t if n not in lone or (t >= p.axes[n].extent and layer != p.tiles[0][0])
+                else self.units[n] * max(1, t // first[n]) for n, t in enumerate(tile)
+            )))  # fmt: skip
+        elements = p.vector_elements if p.vector_axis not in self.open_axes else min(lanes, p.vector_elements)
+        return replace(self, program=replace(p, tiles=_multiples(tiles), vector_elements=elements, relaxed=()))
+
+
+def _divided(node: Any, tensor: str = "") -> Iterator[str]:
+    """Yield the tensors of the data of stages whose indices have a term with a divisor that is a formula."""
+    if not isinstance(node, list | dict):
+        return
+    if isinstance(node, dict):
+        for part in node.values():
+            yield from _divided(part, tensor)
+        return
+    tensor = node[1] if len(node) > 2 and node[0] == "load" and isinstance(node[1], str) else tensor
+    if tensor and len(node) == 4 and isinstance(node[0], str) and any(isinstance(x, Formula) for x in node[2:]):
+        yield tensor
+    for part in node:
+        yield from _divided(part, tensor)
+
+
+def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """Return tiles each of which is a multiple of the one above it."""
+    out, above = [], (1,) * len(tiles[0][1])
+    for layer, tile in tiles:
+        above = tuple(-(-t // a) * a for t, a in zip(tile, above, strict=True))
+        out.append((layer, above))
+    return tuple(out)
+
+
+@dataclass(frozen=True)
+class OpenKernel:
+    """A built kernel of all sizes from some on.
+
+    Parameters
+    ----------
+    program
+        Its program.
+    artifact
+        With the shapes of :attr:`OpenProgram.sizes`.
+    low
+        The least sizes it takes.
+    formulas
+        What became of the numbers in the code, in their order.
+    code
+        Digest of all but these numbers.
+    proven
+        Sizes at which it was shown to be right when it was built, by their values in order.
+    """
+
+    program: OpenProgram
+    artifact: KernelArtifact
+    low: Sizes
+    formulas: tuple[Formula, ...] = ()
+    code: str = ""
+    proven: frozenset[tuple[int, ...]] = frozenset()
+
+    def takes(self, sizes: Sizes) -> bool:
+        """Whether it is meant for such a call."""
+        return all(sizes[n] >= x for n, x in self.low.items()) and self.program.takes(sizes)
+
+    def at(self, sizes: Sizes, expression: TensorExpr) -> KernelArtifact:
+        """Return the artifact with the shapes of some sizes: the same library."""
+        program = self.program.at(sizes)
+        shapes = {t.name: t.shape for t in program.expr.tensors.values()}
+        arguments = tuple(_argument(a, shapes, sizes) for a in self.artifact.arguments)
+        return replace(self.artifact, expression=expression, program=program, arguments=arguments)
+
+
+def _argument(a: Argument, shapes: Mapping[str, tuple[int, ...]], sizes: Sizes) -> Argument:
+    if a.role == "size":
+        return replace(a, shape=(sizes[a.name.rpartition(".")[0]],))
+    return a if a.role == "panel" else replace(a, shape=shapes[a.name])

@@ -1,0 +1,115 @@
+"""Whether a general kernel is right at the sizes of a call: asked once for each, before it runs there.
+
+Formulas are found from the code of some sizes. That they give those numbers does not show that they give the others,
+and a wrong extent reads or writes beyond an array. So nothing runs at sizes for which it was not shown to be right:
+
+- The program's own code is written for these sizes, which takes some milliseconds, since nothing is compiled. Where it
+  is the general code with numbers in place of formulas, each formula must give its number: then both are one code.
+- Where it is another kind of code (an axis of one element, a count that is even), the kernel runs between protected
+  pages, and its results are held against the oracle, as every kernel for one shape is before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from roller.artifact import Argument, KernelArtifact
+from roller.compiler.dynamic.box import Sizes
+from roller.compiler.dynamic.symbolic_programs import OpenKernel
+from roller.errors import RollerError
+from roller.expr import TensorExpr
+
+if TYPE_CHECKING:
+    from roller.runtime.cpu_profile import Bench
+
+#: Whole numbers of an index are less than this.
+_INDEX_LIMIT = 1 << 31
+
+
+def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
+    """Return why a kernel cannot be used at some sizes; empty where it is right."""
+    if tuple(sizes.values()) in kernel.proven:
+        return ""
+    if _is_too_long(kernel, sizes):
+        return f"at {dict(sizes)}: a number of the code is 2**31 or more"
+    own = _own_numbers(kernel, sizes, cores)
+    if own is None:
+        return _fault_of_a_run(kernel.at(sizes, expression), expression, sizes, seed)
+    for formula, number in zip(kernel.formulas, own, strict=True):
+        if formula.at(sizes) != number:
+            return f"at {dict(sizes)}: expected {number} of {formula}, got {formula.at(sizes)}"
+    return ""
+
+
+def proven(kernel: OpenKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
+    """Return of some sizes those at which a kernel is the code that its program has there; nothing runs."""
+    found = set(kernel.proven)
+    for sizes in several:
+        key = tuple(sizes.values())
+        if key in found or not kernel.takes(sizes) or _is_too_long(kernel, sizes):
+            continue
+        own = _own_numbers(kernel, sizes, cores)
+        if own is not None and own == tuple(f.at(sizes) for f in kernel.formulas):
+            found.add(key)
+    return frozenset(found)
+
+
+def _is_too_long(kernel: OpenKernel, sizes: Sizes) -> bool:
+    """Whether what a number of the code passes through before it is divided is too long, which it may not be itself."""
+    return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
+
+
+def _own_numbers(kernel: OpenKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
+    """Return the numbers of the program's own code; ``None`` where it differs in more than numbers, or is not there."""
+    from roller.templates.cpu.emit.general import written
+    from roller.templates.cpu.emit.library import PACK
+    from roller.templates.cpu.emit.llvm import lower_module
+
+    try:
+        module, arguments, _ = lower_module(kernel.program.at(sizes), cores)
+    except RollerError:
+        return None
+    text = written(module, sizes)
+    packs = [module[v].script() for v in module.functions if v.name_hint == PACK]
+    meant = [kernel.artifact.prepare.source] if kernel.artifact.prepare is not None else []
+    same = text.digest == kernel.code and packs == meant and _panels(arguments) == _panels(kernel.artifact.arguments)
+    return tuple(number for _, number in text.numbers) if same else None
+
+
+def _fault_of_a_run(artifact: KernelArtifact, expression: TensorExpr, sizes: Sizes, seed: int) -> str:
+    from roller.runtime.cpu_profile import Bench
+
+    try:
+        why = faults({0: artifact}, Bench(expression, seed, fenced=True)).get(0, "")
+    except RollerError as err:
+        why = str(err)
+    return f"at {dict(sizes)}: {why}" if why else ""
+
+
+def trespassers(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
+    """Run kernels of one shape between protected pages, and return why some leave their arrays, by their numbers."""
+    from roller.backends.cpu.launcher import CpuKernel
+    from roller.runtime.guard_pages import trespass, trespassing
+
+    values = {c.position: bench.inputs[c.position].tobytes() for k in kernels.values() for c in k.constants}
+    runs = {
+        n: CpuKernel(replace(k, constants=tuple(replace(c, values=values[c.position]) for c in k.constants)))
+        for n, k in kernels.items()
+    }
+    return {n: trespass(runs[n]) or "it accesses memory outside its arguments" for n in trespassing(runs)}
+
+
+def faults(kernels: Mapping[int, KernelArtifact], bench: Bench) -> dict[int, str]:
+    """Run kernels of one shape, and return why some are wrong, by their numbers."""
+    found = trespassers(kernels, bench)  # before one may write where it must not
+    inside = {str(n): k for n, k in kernels.items() if n not in found}
+    for name, record in bench.profile(inside, timed=False).items() if inside else ():
+        if record.status in ("wrong", "failed"):
+            found[int(name)] = str(record.reason)
+    return found
+
+
+def _panels(arguments: tuple[Argument, ...]) -> list[Argument]:
+    return [a for a in arguments if a.role == "panel"]

@@ -1,0 +1,349 @@
+"""Few kernels of an expression for all sizes: programs constructed and priced at some, the best built, checked, timed.
+
+One way for operators and for the kernels of models, which differ in how much they look at (:class:`Effort`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.families import fewest, shortlist
+from roller.compiler.dynamic.kernel_choice import Judged, usual_of
+from roller.compiler.dynamic.relevant_sizes import OwnSizes
+from roller.compiler.dynamic.symbolic_build import build
+from roller.compiler.dynamic.symbolic_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram
+from roller.compiler.dynamic.symbolic_proof import fault, faults, trespassers
+from roller.construction.constructor import program_of
+from roller.construction.ranking import best_programs
+from roller.errors import NoCandidateError, counted
+from roller.hardware import DeviceSpec
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
+from roller.templates.registry import programs_of
+from roller.tile import RProgram
+
+_LOG = logging.getLogger("roller")
+#: Kernels of an expression at most.
+MOST = 8
+#: Rounds of building: what could not be built, or is wrong, makes room for others.
+_ROUNDS = 4
+#: Ranges that are small are looked at beyond their end, to have some extents.
+_LEAST_SPAN = 24
+#: Kernels are timed where they are predicted to take at most this over the fastest.
+_NEAR = 1.5
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is done to find kernels.
+
+    Parameters
+    ----------
+    each
+        Programs of every size that is constructed for.
+    cover, built, enough
+        Kernels that together are predicted nearest to the best everywhere; those that are built, others among them; and
+        those that must be right for others not to be built in place of what failed.
+    budget_s, patience_s
+        Seconds that kernels are timed for at some sizes, and of patience with a busy machine there.
+    timed_at, longest_s
+        Sizes at which they are timed at most, and what they may take there.
+    exact
+        Whether the best program of sizes is asked for where an axis of one element makes it another one, too.
+    worth
+        What one more kernel must gain; see :func:`~roller.compiler.dynamic.families.fewest`.
+    """
+
+    each: int
+    cover: int
+    built: int
+    enough: int
+    budget_s: float
+    patience_s: float
+    timed_at: int
+    longest_s: float
+    exact: bool
+    worth: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """An expression, and what is asked of its kernels.
+
+    Parameters
+    ----------
+    own
+        The expression by its sizes, its forms, and the sizes.
+    constants
+        Names of the inputs that never change.
+    passing_bytes
+        What a model touches between two calls of a kernel: its constants come from behind a cache of that size.
+    """
+
+    own: OwnSizes
+    constants: tuple[str, ...] = ()
+    passing_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the expression."""
+        return self.own.expression.at(self.own.box.high).name
+
+
+@dataclass
+class Search:
+    """What is known of an expression while its kernels are built.
+
+    Parameters
+    ----------
+    question
+        What is asked.
+    families
+        Its programs.
+    places
+        Sizes that they are compared at.
+    costs
+        Predicted seconds ``(families, places)``; infinite where one does not take them, or is left out.
+    best
+        Those of the best program of each place.
+    """
+
+    question: Question
+    families: list[OpenProgram]
+    places: Sequence[Sizes]
+    costs: np.ndarray
+    best: np.ndarray
+    built: dict[int, OpenKernel] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
+
+    def drop(self, row: int, why: str) -> None:
+        """Leave a program out, for a reason."""
+        self.built.pop(row, None)
+        self.costs[row] = np.inf
+        self.reasons.append(why)
+        _LOG.info("%s: a kernel of the range is left out: %s", self.question.name, why)
+
+    def wanted(self, effort: Effort) -> list[int]:
+        """Return the programs to build."""
+        return shortlist(self.costs, self.best, effort.cover, effort.built, [f.kind for f in self.families])
+
+    def timed_at(self, effort: Effort) -> list[int]:
+        """Return the positions of the places that kernels are timed at."""
+        short = [n for n in range(len(self.places)) if self.best[n] < effort.longest_s]
+        names = tuple(self.question.own.box.ends)
+        return [short[n] for n in spread([self.places[n] for n in short], names, effort.timed_at)]
+
+    def lacks(self, enough: int) -> bool:
+        """Whether too few kernels are built, or none for some places."""
+        least = self.costs[list(self.built)].min(axis=0, initial=np.inf)
+        return len(self.built) < enough or bool(np.isinf(least).any())
+
+
+def search_all(
+    questions: Mapping[str, Question], spec: DeviceSpec, options: ConstructOptions, effort: Effort
+) -> dict[str, Search]:
+    """Construct programs for sizes all over the ranges of every expression, and price each at all of them."""
+    from roller.runtime.build_pool import build_all, build_here
+
+    run = build_all if len(questions) > 1 else build_here
+    results = run(questions, lambda q: _constructed(q, spec, options, effort))
+    found = {}
+    for key, result in results.items():
+        q = questions[key]
+        if result.value is None or not result.value[0]:
+            why = f": {result.record.reason}" if result.value is None else ""
+            raise NoCandidateError(
+                f"{q.name}: shapes: expected programs that take open extents, got none{why}. Compile for each shape."
+            )
+        programs, best, costs = result.value
+        # What was pickled is another object: expressions that are known are those of the forms.
+        families = [OpenProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
+        found[key] = Search(q, families, q.own.box.compared(), costs, best)
+    return found
+
+
+def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
+    """Return programs, each with its form's position and sizes; the best seconds of places, and all seconds there."""
+    own, places = q.own, q.own.box.compared()
+    looked_at = [*places, *(p for p in map(own.box.raised, places) if p not in places)]
+    if not effort.exact:
+        looked_at = [p for p in looked_at if p == own.box.raised(p)]
+    several, best = constructed(q, looked_at, spec, options, effort.each)
+    predicted = spec.traits.room("varying").predicted
+    costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
+    forms = {id(f): n for n, f in enumerate(own.forms)}
+    programs = [(f.program, forms[id(f.form)], f.sizes) for f in several]
+    known = [best.get(tuple(p.values()), np.inf) for p in places]
+    return programs, np.minimum(known, costs.min(axis=0, initial=np.inf)), costs
+
+
+def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[OpenProgram]:
+    """Return the programs of all sizes that one of some sizes is looked at as."""
+    return [] if program.split_k > 1 else OpenProgram(program, form, sizes).with_narrowed(FEW_LANES)
+
+
+def constructed(
+    q: Question, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
+    offered: Callable[[RProgram, OpenExpr, Sizes], Sequence[OpenProgram]] = _offered,
+) -> tuple[list[OpenProgram], dict[tuple[int, ...], float]]:  # fmt: skip
+    """Construct programs for some sizes; return them for all sizes, and the best predicted seconds by sizes."""
+    families: dict[Any, OpenProgram] = {}
+    best: dict[tuple[int, ...], float] = {}
+    for sizes in looked_at:
+        batches = [
+            replace(b, constants=q.constants) for b in programs_of(q.own.expression.at(sizes), spec, options) if len(b)
+        ]
+        ranked = best_programs(batches, spec, each, partial(program_of, spec=spec)) if batches else []
+        best[tuple(sizes.values())] = min((e.seconds for _, e in ranked), default=np.inf)
+        for program, _ in ranked:
+            form = next((f for f in q.own.forms if f.at(sizes) == program.expr), None)
+            for family in offered(program, form, sizes) if form is not None else ():
+                families.setdefault(family.key(), family)
+    return list(families.values()), best
+
+
+def built_all(searches: Mapping[str, Search], spec: DeviceSpec, effort: Effort, seed: int, timed: bool = True) -> None:
+    """Build the programs that are worth it, in parallel, and check them; others in place of those that fail."""
+    target_for(spec).prepare()
+    for turn in range(_ROUNDS):
+        jobs = {
+            f"{key}/{row}": (s, row)
+            for key, s in searches.items() if turn == 0 or s.lacks(effort.enough)
+            for row in s.wanted(effort) if row not in s.built
+        }  # fmt: skip
+        if not jobs:
+            break
+        _build(jobs, spec, effort, timed)
+        for key, s in searches.items():
+            _check(s, [row for name, (_, row) in jobs.items() if name.rpartition("/")[0] == key], seed)
+
+
+def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Effort, timed: bool) -> None:
+    """Build programs; where kernels will be timed, they are proven right there in the same process."""
+    from roller.runtime.build_pool import build_all
+
+    _LOG.info("building %s for a range", counted(len(jobs), "kernel"))
+
+    rows: dict[int, list[int]] = {}
+    for s, row in jobs.values():
+        rows.setdefault(id(s), []).append(row)
+
+    def made(job: tuple[Search, int]) -> OpenKernel:
+        (s, row), box = job, job[0].question.own.box
+        wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
+        least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
+        asked = [s.places[n] for n in s.timed_at(effort) if s.costs[row, n] <= _NEAR * least[n]] if timed else []
+        return build(s.families[row], s.question.own.expression, Box(wide, box.derived), spec, asked)
+
+    for name, result in build_all(jobs, made, reuse=True).items():
+        s, row = jobs[name]
+        if result.value is None:
+            s.drop(row, str(result.record.reason))
+        else:  # what was pickled is another object: expressions that are known are those of the family
+            s.built[row] = replace(result.value, program=s.families[row])
+
+
+def _check(s: Search, rows: Sequence[int], seed: int) -> None:
+    """Run kernels where they are least, and in between; those that are wrong are dropped.
+
+    Whatever sizes a call has, the kernel is shown to be right there before it runs (:mod:`.open_proof`).
+    """
+    from roller.runtime.cpu_profile import Bench
+
+    own = s.question.own
+    wanted: dict[tuple[int, ...], list[int]] = {}
+    for row in (r for r in rows if r in s.built):
+        taken = [p for p in [*s.places, own.box.low] if s.built[row].takes(p)]
+        taken.sort(key=lambda p: math.prod(p[n] for n in own.box.ends))
+        for p in [taken[n] for n in sorted({0, len(taken) // 2})] if taken else ():
+            wanted.setdefault(tuple(p[n] for n in own.box.ends), []).append(row)
+    for values, mine in wanted.items():
+        sizes = own.box.whole(dict(zip(own.box.ends, values, strict=True)))
+        bench = Bench(own.expression.at(sizes), seed, fenced=True)
+        here = {r: s.built[r].at(sizes, bench.expression) for r in dict.fromkeys(mine) if r in s.built}
+        for row, why in faults(here, bench).items():
+            s.drop(row, f"at {sizes}: {why}")
+
+
+def _timed(s: Search, effort: Effort, seed: int, units: int) -> tuple[dict[int, dict[int, float]], str]:
+    """Return measured seconds by program and place, and what disturbed others: a time that others disturbed is none."""
+    from roller.runtime.cpu_profile import Bench, has_guards
+
+    measured: dict[int, dict[int, float]] = {}
+    own, doubt = s.question.own, ""
+    for column in s.timed_at(effort):
+        sizes, near = s.places[column], _near(s, column)
+        if len(near) < 2:
+            continue
+        expression = own.expression.at(sizes)
+        for row in near:
+            if fault(s.built[row], expression, sizes, units, seed):  # what is wrong there does not run there
+                s.costs[row, column] = np.inf
+        near = [r for r in near if math.isfinite(s.costs[r, column])]
+        bench = Bench(
+            expression, seed, rotating_bytes=s.question.passing_bytes, patience_s=effort.patience_s, fenced=True
+        )
+        here = {str(r): s.built[r].at(sizes, expression) for r in near}
+        if has_guards(expression):  # the accesses that a compiler may get wrong
+            for row, why in trespassers({int(r): k for r, k in here.items()}, bench).items():
+                s.drop(row, f"at {sizes}: {why}")
+                del here[str(row)]
+        records = bench.profile(here, budget_s=effort.budget_s) if here else {}
+        disturbed = next((r.reason for r in records.values() if r.status == "doubtful"), "")
+        doubt = doubt or disturbed
+        for name, record in records.items():
+            if record.status in ("wrong", "failed"):
+                s.drop(int(name), f"at {sizes}: {record.reason}")
+            elif record.measured_s is not None and not disturbed:
+                measured.setdefault(int(name), {})[column] = record.measured_s
+    return measured, doubt
+
+
+def _near(s: Search, column: int) -> list[int]:
+    """Return the kernels that are predicted to be nearly the fastest at a place."""
+    sizes = s.places[column]
+    usable = [r for r, k in s.built.items() if k.takes(sizes) and math.isfinite(s.costs[r, column])]
+    least = min((s.costs[r, column] for r in usable), default=0.0)
+    return [r for r in usable if s.costs[r, column] <= _NEAR * least]
+
+
+def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int]:
+    """Return the positions of few places, each as far from those before it as one can be; the largest is one."""
+    if len(places) <= most:
+        return list(range(len(places)))
+    logs = np.array([[math.log(p[n]) for n in names] for p in places])
+    chosen = [int(logs.sum(axis=1).argmax())]
+    while len(chosen) < most:
+        off = np.stack([np.abs(logs - logs[n]).sum(axis=1) for n in chosen]).min(axis=0)
+        if off.max() == 0:
+            break
+        chosen.append(int(off.argmax()))
+    return sorted(chosen)
+
+
+def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[Judged], str]:
+    """Return the kernels that together are nearest to the fastest everywhere, and why the choice may be wrong."""
+    measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
+    rows = list(s.built)
+    measured = {r: t for r, t in measured.items() if r in s.built}
+    usual = usual_of(dict(enumerate(s.costs)), measured)
+    judged = [Judged(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
+    seconds = np.array([j.everywhere for j in judged]).reshape(len(rows), len(s.places))
+    kept = fewest(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
+    least = seconds[kept].min(axis=0, initial=np.inf)
+    if not rows or np.isinf(least).any():
+        open_yet = [p for p, x in zip(s.places, least, strict=True) if np.isinf(x)]
+        why = "; ".join(dict.fromkeys(s.reasons))
+        raise NoCandidateError(
+            f"{s.question.name}: shapes: expected kernels for all sizes, got none for {open_yet[:3]}"
+            f"{f': {why}' if why else ''}. Leave the least extents out, or compile for each extent."
+        )
+    return [judged[n] for n in kept], doubt

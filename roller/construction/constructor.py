@@ -1,0 +1,188 @@
+"""Candidates: the programs that the templates grow, ranked, laid out and identified. No TVM, no device."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from roller.construction.ranking import best_programs
+from roller.core.display import one_line, seconds_text
+from roller.errors import NoCandidateError, RollerError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.estimate import Estimate
+from roller.templates.common.forms import canonical_forms
+from roller.templates.common.options import TEMPLATE_VERSION, ConstructOptions
+from roller.templates.common.policy import POLICIES
+from roller.templates.gpu import inner_batch, products_of
+from roller.templates.gpu.common.vectors import vectors
+from roller.templates.registry import programs_of
+from roller.tile.alignment import broken_rules, find_transactions
+from roller.tile.fragments import fragment_padding, program_operands
+from roller.tile.geometry import Ints
+from roller.tile.layout import fragment_spread, lane_reads, storage_padding
+from roller.tile.program import RProgram
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One constructed program, its estimate, and what became of it.
+
+    Parameters
+    ----------
+    id
+        Hash of expression, device spec, program, template version and options.
+    program, estimate
+        The rProgram and its prediction.
+    status
+        ``"constructed"`` (and not tried), ``"measured"``, ``"checked"`` (correct, not timed) or any other of
+        :data:`roller.runtime.records.STATUSES`.
+    measured_s
+        Median measured seconds, or ``None``.
+    reason
+        Why it failed, or ``None``.
+    proved
+        What the emulator knows of its kernel, for a device that is not here: ``"emulated"`` or ``"not proved
+        (reason)"``; empty where nobody asked.
+    """
+
+    id: str
+    program: RProgram
+    estimate: Estimate
+    status: str = "constructed"
+    measured_s: float | None = None
+    reason: str | None = None
+    proved: str = ""
+
+    def __repr__(self) -> str:
+        """Status, times and tiles on one line."""
+        measured = "" if self.measured_s is None else f"measured {seconds_text(self.measured_s)}"
+        times = ", ".join(t for t in (measured, f"predicted {seconds_text(self.estimate.seconds)}") if t)
+        status = self.status if self.program.emitted else f"{self.status}, not emitted"
+        return one_line("Candidate", f"{status}: {times}", str(self.program))
+
+
+def construct_candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> tuple[Candidate, ...]:
+    """Construct ``options.count`` distinct programs by growing tiles, best estimate first.
+
+    Ties are broken by the program's own text, so the result is the same on every machine. Fewer are returned
+    only where fewer exist.
+    """
+    if POLICIES[options.policy] is not None and not spec.traits.blocks:
+        raise RollerError(f"ConstructOptions.policy: expected 'roller' on {spec.name}, which is no GPU. Leave it out.")
+    target = target_units(spec, options)
+    constants = tuple(expr.inputs[n].name for n in options.constants_of(expr))
+    share = replace(options, pool=max(options.count, options.pool // len(canonical_forms(expr, options))))
+    batches = list(programs_of(expr, target, share))
+    batches = [replace(b, constants=constants) for b in batches] if constants else batches
+    best = best_programs([b for b in batches if len(b)], target, options.count, partial(program_of, spec=target))
+    if not best:
+        raise nothing_fits(expr, spec, options)
+    return candidates_of(best, expr, spec, options)
+
+
+def nothing_fits(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> NoCandidateError:
+    """Return the error of an expression that no program of a device fits."""
+    fixed = "" if expr.allow_padding else ", or replace the expression by one with allow_padding=True"
+    return NoCandidateError(
+        f"{expr.name} on {spec.name}: expected at least one program, none fits the device and the padding allowed "
+        f"(epsilon={options.epsilon}, allow_padding={expr.allow_padding}). "
+        f"Raise ConstructOptions.epsilon{fixed}."
+    )
+
+
+def candidates_of(
+    programs: Sequence[tuple[RProgram, Estimate]], expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
+) -> tuple[Candidate, ...]:
+    """Name the rules the programs of an expression relax, and identify each."""
+    parts = [expr.key, spec.content_key, TEMPLATE_VERSION, options.identity(expr)]
+    identity = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    target = target_units(spec, options)
+    find_transactions([p for p, _ in programs], target)
+    return tuple(_candidate(identity, p, e, target, options.epsilon) for p, e in programs)
+
+
+def target_units(spec: DeviceSpec, options: ConstructOptions) -> DeviceSpec:
+    """Return the share of the device that ``options.units`` asks for."""
+    return spec if options.units is None else spec.share(options.units)
+
+
+def _candidate(identity: str, program: RProgram, estimate: Estimate, spec: DeviceSpec, epsilon: float) -> Candidate:
+    """Name the rules a chosen program relaxes, and identify it."""
+    named = replace(program, relaxed=broken_rules(program, spec, epsilon))
+    return Candidate(hashlib.sha256(f"{identity}/{named}".encode()).hexdigest()[:16], named, estimate)
+
+
+def program_of(batch: TileBatch, i: int, spec: DeviceSpec) -> RProgram:
+    """Return row ``i`` of a batch as a program, its vectors and storage padding chosen."""
+    g, product = batch.geometry, products_of(batch)
+    if product is not None:
+        return product.outer(program_of(inner_batch(batch, product), i, spec), g.expr, batch.structure)
+    fast, slow = [layer.name for layer in spec.memory_layers if layer.tiled][:: 1 if batch.panel is None else 2][:2]
+    tiles = [(fast, _ints(batch.register[i])), (slow, _ints(batch.block[i]))]
+    if batch.panel is not None:
+        tiles.insert(1, (spec.memory_layers[1].name, _ints(batch.panel[i])))
+    rowwise = spec.traits.blocks and batch.traits.spreads_reductions
+    axis, elements = _vector(batch, i, spec)
+    # Neighbouring threads take neighbouring vectors; staged programs choose by what their reads cost.
+    apart = rowwise or (spec.traits.blocks and not batch.traits.reduces)
+    program = RProgram(
+        g.expr, spec.kind, batch.structure, tuple(tiles), (), batch.staged, axis, elements, apart,
+        int(batch.split_k[i]), constants=batch.constants, nontemporal=batch.nontemporal, stages=_at(batch.stages, i),
+        raster=_at(batch.raster, i), fragment=batch.fragment, matrix_axes=batch.matrix_axes,
+    )  # fmt: skip
+    if spec.traits.blocks and batch.staged and not rowwise:  # threads read only what they left there themselves
+        program = _lay_out(program, spec)
+    return program
+
+
+def _at(values: int | Ints, i: int) -> int:
+    return values if isinstance(values, int) else int(values[i])
+
+
+def _ints(row: Ints) -> tuple[int, ...]:
+    return tuple(int(x) for x in row)
+
+
+def _vector(batch: TileBatch, i: int, spec: DeviceSpec) -> tuple[str | None, int]:
+    """Return vector axis and elements: a CPU's of its batch, a GPU's as its template chooses."""
+    g = batch.geometry
+    if batch.vector_axis is not None:
+        lanes = spec.teu.lanes * 4 // max(4, g.store.tensor.itemsize_bytes)
+        return g.names[batch.vector_axis], lanes
+    if not spec.traits.blocks:
+        return None, 1
+    elements = vectors(batch)[i]
+    axis = int(elements.argmax())
+    return (g.names[axis], int(elements[axis])) if elements[axis] > 1 else (None, 1)
+
+
+def _lay_out(program: RProgram, spec: DeviceSpec) -> RProgram:
+    """Choose interleaved or contiguous thread rows, and the storage padding, by what one TEU's reads cost."""
+    shared = spec.layer("shared")
+    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+    if program.fragment is not None and program.fragment.reads_scratchpad:
+        return program  # its tiles are swizzled
+    if program.fragment is not None:
+        read = program_operands(program)
+        parted = [(x.tensor.name, fragment_padding(x, program.fragment, banks, width)[0]) for x in read]
+        return replace(program, storage_padding=tuple((t, pad) for t, pad in parted if pad))
+    options = []
+    vectors = program.traits.reduces  # columns of a tile meet no conflict only with rows of odd length
+    for interleaved in (False,) if program.traits.slides_windows else (True, False):  # strips are one piece
+        trial = replace(program, interleaved=interleaved)
+        reads = lane_reads(trial, spec.teu.lanes)
+        chosen = {t: storage_padding(r, banks, width, vectors) for t, r in reads.items()}
+        pads = {t: pad for t, (pad, _) in chosen.items()}
+        spread = fragment_spread(trial)
+        cost = sum(degree * spread[t] for t, (_, degree) in chosen.items())
+        options.append((cost, sum(pads.values()), not interleaved, pads, reads))
+        if cost == len(reads) and not any(pads.values()):
+            break  # no conflict without padding, nothing read twice: nothing can be better
+    _, _, contiguous, pads, reads = min(options, key=lambda o: o[:3])
+    padding = tuple((t, p) for t, p in pads.items() if p)
+    return replace(program, interleaved=not contiguous, storage_padding=padding).reading(reads)

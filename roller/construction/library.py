@@ -1,0 +1,150 @@
+"""What a framework's library kernel takes on a GPU: the fastest of the programs that its policy says they are like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller import perf
+from roller.construction.constructor import nothing_fits, program_of
+from roller.construction.named_layouts import layouts
+from roller.errors import RollerError, shown
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.perf.estimate import Estimate
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.policy import POLICIES, LibraryPolicy
+from roller.templates.gpu.tiled.least import LeastLaidOut
+from roller.templates.registry import programs_of
+from roller.tile.geometry import Floats
+from roller.tile.structures import TILED
+
+#: Seconds, where a program stands (batch, row, layout), and its estimate.
+_Best: TypeAlias = tuple[float, tuple[int, int, int], Estimate]
+
+
+def library_estimate(expr: TensorExpr, spec: DeviceSpec, policy: str, warm: tuple[str, ...] = ()) -> Estimate:
+    """Return the estimate of the fastest program of a policy, with what a call adds to it."""
+    _policy(policy, spec)
+    options = ConstructOptions(policy=policy)
+    batches = [replace(b, warm=warm) if warm else b for b in programs_of(expr, spec, options)]
+    spec = called(expr, spec, policy, any(b.moments_together for b in batches))
+    fastest = _fastest([b for b in batches if len(b)], spec)
+    if fastest is None:
+        raise nothing_fits(expr, spec, options)
+    return fastest
+
+
+def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable[[DeviceSpec], Estimate]:
+    """Return what prices the program of :func:`library_estimate` on other devices: the same kernel, other numbers."""
+    _policy(policy, spec)
+    options = ConstructOptions(policy=policy)
+    batches = [b for b in programs_of(expr, spec, options) if len(b)]
+    if not batches:
+        raise nothing_fits(expr, spec, options)
+    moments = any(b.moments_together for b in batches)
+    here = called(expr, spec, policy, moments)
+    chosen = min((_chosen(b, here) for b in batches), key=lambda price: price(here).seconds)
+    return lambda other: chosen(called(expr, other, policy, moments))
+
+
+def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
+    """Return what prices the fastest program of a batch on other devices."""
+    if batch.structure != TILED.name:
+        row = batch.take(np.array([int(np.argmin(perf.price(batch, spec)["seconds"]))]))
+        return lambda other: perf.estimate_best(row, other)
+    programs = [p for n in range(len(batch)) for p in layouts(program_of(batch, n, spec), spec)]
+    seconds = [e.seconds for e in perf.estimate_programs(programs, spec)]
+    program = programs[seconds.index(min(seconds))]
+    return lambda other: perf.estimate_program(program, other)
+
+
+def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
+    """Return the device as a policy's calls find it: a launch costs a whole call where nothing is queued."""
+    called_s = _policy(policy, spec).call_s * _tensors_made(expr, moments)
+    if called_s <= spec.execution.launch_s:
+        return spec  # the very same: batches remember what they computed for it
+    return replace(spec, execution=replace(spec.execution, launch_s=called_s))
+
+
+def _policy(policy: str, spec: DeviceSpec) -> LibraryPolicy:
+    chosen = POLICIES.get(policy) if isinstance(policy, str) else None
+    if chosen is None:
+        known = [name for name, p in POLICIES.items() if p is not None]
+        raise RollerError(f"policy: expected one of {known}, got {shown(policy)}. Leave it out to price tiles.")
+    if not spec.traits.blocks:
+        raise RollerError(f"policy: expected a GPU, got {spec.name}. Libraries of a CPU are not described yet.")
+    return chosen
+
+
+def _tensors_made(expr: TensorExpr, moments: bool) -> int:
+    """Return the tensors a framework's call makes: results, and moments of rows, which their gradient needs."""
+    sums = sum(s.combiner == "sum" for s in expr.stages) if moments else 0
+    return len(expr.output_tensors) + sums
+
+
+#: Programs laid out before bounds are compared, and together later, every time twice as many as before: pricing
+#: several takes little longer than one.
+_FIRST, _TOGETHER = 4, 8
+
+
+def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
+    """Return the estimate of the fastest program, of equally fast ones the first; staged tiles in their best layout."""
+    # Laying a program out takes as long as pricing hundreds of them, so that of tiles only those are laid out whose
+    # bound does not exceed what another program takes.
+    best: _Best | None = None
+    tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
+    for n, batch in enumerate(batches):
+        if batch.structure != TILED.name:
+            estimate = perf.estimate_best(batch, spec)
+            best = _first(best, (estimate.seconds, (n, 0, 0), estimate))
+        else:
+            bounds = LeastLaidOut(batch, spec)
+            tiled[n] = bounds, bounds.likely_s()
+    done = {}
+    for n, (_, likely) in sorted(tiled.items(), key=lambda x: float(x[1][1].min())):
+        rows = np.argsort(likely, kind="stable")[:_FIRST]
+        done[n] = rows if best is None else rows[likely[rows] <= best[0]]
+        best = _laid_out(n, batches[n], done[n], spec, best)
+    left: list[tuple[float, int, int]] = []
+    for n, (bounds, likely) in tiled.items():
+        limit = float("inf") if best is None else best[0]
+        seconds = bounds.least_s(likely, limit)
+        seconds[done[n]] = np.inf
+        rows = np.flatnonzero(np.isfinite(seconds) & (seconds <= limit))
+        left += [(float(seconds[row]), n, int(row)) for row in rows]
+    left.sort()
+    at, together = 0, _TOGETHER
+    while at < len(left):
+        rows_by_batch: dict[int, list[int]] = {}
+        for seconds_, n, row in left[at : at + together]:
+            if best is None or seconds_ <= best[0]:
+                rows_by_batch.setdefault(n, []).append(row)
+        if not rows_by_batch:
+            break
+        for n, some in rows_by_batch.items():
+            best = _laid_out(n, batches[n], np.array(some), spec, best)
+        at, together = at + together, 2 * together
+    return None if best is None else best[2]
+
+
+def _first(one: _Best | None, other: _Best) -> _Best:
+    return other if one is None or other[:2] < one[:2] else one
+
+
+def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec, best: _Best | None) -> _Best | None:
+    """Return the best of all layouts of some rows of the ``n``-th batch, and of what was the best before."""
+    placed = [
+        ((n, row, which), program)
+        for row in sorted(rows.tolist())
+        for which, program in enumerate(layouts(program_of(batch, row, spec), spec))
+    ]
+    if not placed:
+        return best
+    place, estimate = perf.fastest([p for _, p in placed], spec, batch.warm)
+    return _first(best, (estimate.seconds, placed[place][0], estimate))

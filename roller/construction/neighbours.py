@@ -1,0 +1,55 @@
+"""Programs one step away from a program: a tile one aligned step up or down, other vectors, staging or splits.
+
+Construction walks few roads from many starts; around one measured program it pays to look at every step. The steps
+are those of the pools, so that every neighbour is a program they could have made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller import perf
+from roller.construction.constructor import Candidate, candidates_of, program_of, target_units
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.model import batch_of
+from roller.templates.common.moves import Place
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.templates.registry import writer_of
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import ELEMENT, product_of
+
+
+def neighbours(
+    program: RProgram, expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions
+) -> tuple[Candidate, ...]:
+    """Return the programs one step from ``program`` that fit the device, best estimate first.
+
+    Examples
+    --------
+    >>> import roller
+    >>> expr, spec = roller.ops.matmul(256, 256, 256), roller.load_spec("cpu-avx512")
+    >>> best = roller.construct(expr, spec, top_k=1)[0].program
+    >>> found = neighbours(best, expr, spec, roller.ConstructOptions())
+    >>> len(found) > 10, best in [c.program for c in found]
+    (True, False)
+    """
+    target = target_units(spec, options)
+    product = product_of(program)
+    batch = batch_of([program if product is None else product.inner(program)]).chosen_anew()
+    place, template = Place.of(batch, target, options), writer_of(target.kind, batch)
+    batches = [b for b in (*place.tiles(), *template.neighbours(place)) if len(b)]
+    allowed = [padding_allowed(b.geometry, b.block, options) & template.limits(b, target) for b in batches]
+    kept = [(b, int(n)) for b, keep in zip(batches, allowed, strict=True) for n in np.flatnonzero(keep)]
+    rows = [program_of(b, n, target) for b, n in kept]
+    if product is not None:
+        rows = [product.outer(p, program.expr, program.structure) for p in rows if p.block_tile[ELEMENT] == 1]
+    found = {str(p): p for p in rows}
+    found.pop(str(replace(program, relaxed=())), None)
+    programs = list(found.values())
+    priced = zip(programs, perf.estimate_programs(programs, target), strict=True)
+    fitting = sorted((e.seconds, str(p), p, e) for p, e in priced if np.isfinite(e.seconds))
+    return candidates_of([(p, e) for _, _, p, e in fitting], expr, spec, options)

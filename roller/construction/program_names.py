@@ -1,0 +1,175 @@
+"""A program from its name: what ``construct`` prints, taken back by ``predict``, ``explain`` and ``why_not``.
+
+A name says everything of a program but the expression. It belongs to one of the forms of it, found by its axes; what it
+says must be what a program of that structure can be on the device, and no capacity may be exceeded. A name somebody
+wrote or changed is held to the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from roller import perf
+from roller.construction.capacities import check_block, replace_budget
+from roller.construction.program_checks import check_program
+from roller.core.fragment import Fragment
+from roller.errors import TileError, did_you_mean, shown
+from roller.expr import TensorExpr
+from roller.expr.canonical import fuse_axes, group_axes, inline_unit_reduction
+from roller.expr.joining import join_digits
+from roller.expr.splitting import plain_axes
+from roller.hardware import DeviceSpec
+from roller.perf.estimate import Estimate
+from roller.tile.alignment import RULES, broken_rules
+from roller.tile.geometry import Geometry
+from roller.tile.program import RProgram
+from roller.tile.program_name import REMEDY, ProgramName, read_name
+from roller.tile.structures import structure_named
+from roller.tile.winograd_products import products_program
+
+#: Largest extent and number of a name: what is counted of them stays exact in 64 bits.
+_MOST = 2**31 - 1
+
+
+def name_of(program: object) -> str:
+    """Return the name of a program, or the text that is to be one."""
+    if isinstance(program, (str, RProgram)):
+        return str(program)
+    raise TileError(f"program: expected the name of a program, or a program, got {shown(program)}. {REMEDY}")
+
+
+def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram:
+    """Return the program of a name, as ``construct`` made it; the rules it relaxes are found anew for this device."""
+    said = read_name(name)
+    if said.kind != spec.kind:
+        raise TileError(
+            f"program: expected one for a device of kind '{spec.kind}' ({spec.name}), got a program for '{said.kind}'. "
+            "Name a device of that kind."
+        )
+    form = _form(expr, said)
+    geometry = Geometry.of(form)
+    _check_layers(said, spec)
+    fragment = _fragment(said, geometry, spec)
+    _check_names(said, form)
+    _check_numbers(said)
+    axis, elements = said.vector or (None, 1)
+    program = RProgram(
+        form, said.kind, said.structure, tuple((layer, tuple(e for _, e in t)) for layer, t in said.tiles), said.pad,
+        said.staged, axis, elements, said.interleaved, said.split_k, (), said.constants,
+        said.nontemporal, said.stages, said.raster, fragment, said.matrix_axes,
+    )  # fmt: skip
+    check_program(program, spec)
+    return replace(program, relaxed=broken_rules(program, spec))
+
+
+def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
+    """Return the estimate of a program: that of ``construct`` where it constructs it, to the last digit."""
+    estimate = perf.estimate_program(program, spec, warm)
+    if not math.isfinite(estimate.seconds):  # a budget kept back for the compiler binds construction, not the device
+        estimate = perf.estimate_program(program, replace_budget(spec), warm)
+    if not math.isfinite(estimate.seconds):
+        raise _exceeded(program, spec)
+    return estimate
+
+
+def forms_of(expr: TensorExpr) -> Iterator[TensorExpr]:
+    """Yield every form of an expression that a constructor makes programs of, each once, the usual ones first."""
+    fused, plain = fuse_axes(expr), plain_axes(expr)
+    made = [fused, group_axes(fused), group_axes(fused, reductions=False), join_digits(fused)]
+    made += [plain, group_axes(plain), group_axes(plain, reductions=False), join_digits(plain), expr]
+    made.append(inline_unit_reduction(expr))
+    seen: list[TensorExpr] = []
+    for form in made:
+        if form is not None and form not in seen:
+            seen.append(form)
+            yield form
+
+
+def _form(expr: TensorExpr, said: ProgramName) -> TensorExpr:
+    """Return the form whose axes a name has."""
+    known: list[tuple[str, ...]] = []
+    for form in forms_of(expr):
+        known.append(tuple(a.name for a in form.axes))
+        if known[-1] == said.axes:
+            return form
+    raise TileError(
+        f"program: expected tiles over the axes of a form of {expr.name} ({' or '.join(map(str, known))}), "
+        f"got {said.axes}. Name the expression the program was constructed for."
+    )
+
+
+def _check_layers(said: ProgramName, spec: DeviceSpec) -> None:
+    layers = [layer.name for layer in spec.memory_layers if layer.tiled]
+    if [layer for layer, _ in said.tiles] != layers:
+        raise TileError(f"program: expected tiles in {layers} of {spec.name}, got {[x for x, _ in said.tiles]}.")
+    structure_named(said.structure)
+    for rule in said.relaxed:
+        if rule not in RULES:
+            raise TileError(f"program: '{rule}' is no alignment rule; they are {list(RULES)}.")
+
+
+def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragment | None:
+    """Return the matrix instruction a name says, which must compute the expression along the axes it says."""
+    if (said.fragment is None) == structure_named(said.structure).on_matrix_unit:
+        raise TileError(
+            f"program: expected 'fragment=NAME:M,N,K' of a 'matrix' program, and of no other, got '{said.structure}' "
+            f"with fragment {said.fragment}."
+        )
+    if said.fragment is None:
+        return None
+    names = [f.name for f in spec.fragments]
+    if said.fragment not in names:
+        hint = did_you_mean(said.fragment, names) or "."
+        raise TileError(f"program: '{said.fragment}' is no fragment of {spec.name}{hint} It has {names or 'none'}.")
+    fragment = next(f for f in spec.fragments if f.name == said.fragment)
+    ways = spec.traits.room("templates.checks").matrix_axes(geometry, spec, fragment)
+    axes = [tuple(geometry.names[a] for a in x) for x in ways]
+    if said.matrix_axes not in axes:
+        raise TileError(
+            f"program: expected m, n and k axes of '{said.fragment}' among {axes or 'none (it does not compute this)'}"
+            f", got {said.matrix_axes}."
+        )
+    return fragment
+
+
+def _check_names(said: ProgramName, form: TensorExpr) -> None:
+    """Raise where a name speaks of an axis or tensor that the form does not have, or twice of one."""
+    inputs, loads = [t.name for t in form.inputs], [x.tensor for s in form.stages for x in s.loads]
+    for word, given, known in (
+        ("staged", said.staged, loads), ("pad", [t for t, _ in said.pad], list(said.staged)),
+        ("constants", said.constants, inputs), ("vector", [said.vector[0]] if said.vector else [], said.axes),
+    ):  # fmt: skip
+        for n in given:
+            if n not in known:
+                hint = did_you_mean(n, known) or "."
+                raise TileError(f"program: {word}: expected one of {list(dict.fromkeys(known))}, got '{n}'{hint}")
+        if len(set(given)) < len(given):
+            raise TileError(f"program: {word}: expected each once, got {list(given)}.")
+
+
+def _check_numbers(said: ProgramName) -> None:
+    numbers = [said.split_k, said.stages, said.raster, *([said.vector[1]] if said.vector else [])]
+    numbers += [e for _, tile in said.tiles for _, e in tile]
+    if min(numbers) < 1 or max([*numbers, *(n for _, n in said.pad)]) > _MOST:
+        raise TileError(f"program: expected numbers from 1 to {_MOST}, got {min(numbers)} to {max(numbers)}.")
+    for layer, tile in said.tiles:
+        if math.prod(e for _, e in tile) > 2**53:
+            raise TileError(f"program: layer '{layer}': expected at most {2**53} points in all, got {dict(tile)}.")
+
+
+def _exceeded(program: RProgram, spec: DeviceSpec) -> TileError:
+    """Return the error of a program that does not fit the device, with the capacity it exceeds."""
+    if spec.traits.blocks:
+        inner = products_program(program) or program
+        try:
+            check_block(inner, perf.batch_of([inner]), spec)
+        except TileError as error:
+            return error
+        return TileError(
+            f"program: expected one that runs on {spec.name}: its registers leave no room for {program.stages} stages, "
+            f"or no copies past the registers. Take fewer stages or smaller tiles."
+        )
+    reason = spec.traits.room("templates.checks").exceeded(program, spec)
+    return TileError(f"program: tiles {dict(program.tiles)} on {spec.name}: {reason}. Make them smaller.")

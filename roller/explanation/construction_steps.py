@@ -1,0 +1,160 @@
+"""How a program came to be: the steps of growth that construction took on its way, and what it chose by price."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.templates.common.growth import Enlarged, Growth
+from roller.templates.common.options import ConstructOptions
+from roller.templates.gpu.matrix.candidates import grown, matrix_forms
+from roller.templates.gpu.tiled.candidates import blocks, kernels
+from roller.tile.geometry import Geometry
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import products_program
+
+_WINOGRAD = "Micro-kernels of the transformed product and sizes of tasks are enumerated; the model's price chooses."
+
+
+@dataclass(frozen=True)
+class Step:
+    """One enlargement on the way to the program.
+
+    Parameters
+    ----------
+    layer
+        Whose tile grew: ``"register"``, or ``"shared"`` for the threads of a block.
+    axis, before, after
+        Which axis, from where to where: elements of a register tile, threads (or groups) of a block.
+    score
+        Data reuse score: bytes of traffic saved per byte of footprint.
+    others
+        ``((axis, score), ...)``: what could have grown instead.
+    """
+
+    layer: str
+    axis: str
+    before: int
+    after: int
+    score: float
+    others: tuple[tuple[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {**vars(self), "others": [list(o) for o in self.others]}
+
+
+@dataclass(frozen=True)
+class Road:
+    """The steps, and in words what else decided."""
+
+    steps: tuple[Step, ...]
+    words: tuple[str, ...]
+
+
+def road_to(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> Road:
+    """Return the road of construction to a program, walked again with the very functions that grew it."""
+    inner = products_program(program) or program
+    words = []
+    if inner is not program:
+        words.append(f"It multiplies transformed tiles: the steps are those of the batched product {inner.expr}.")
+    if spec.traits.blocks and inner.traits.reuses and inner.fragment is None:
+        return _tiled(inner, spec, options, words)
+    if spec.traits.blocks and inner.fragment is not None:
+        return _matrix(inner, spec, options, words)
+    known = spec.traits.room("templates.roads").ENUMERATED
+    words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
+    return Road((), tuple(words))
+
+
+def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> Road:
+    g, names = Geometry.of(program.expr), program.axis_names
+    register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
+    seen, of_blocks = Growth(), Growth()
+    found = kernels(g, spec, seen)
+    blocks(g, spec, found, options, of_blocks)
+    first = seen.road(register.tolist())
+    threads = np.where(g.spatial, block // register, 1)
+    second = _nearest(of_blocks, register, threads)
+    if first is None or second is None:
+        return Road((), (*words, "Construction did not come by these tiles: its growth visits few of all there are."))
+    state, more = second
+    steps = _named("register", first, names, 0) + _named("shared", more, names, len(names))
+    start = state if not more else more[0].before
+    seed = dict(zip(names, start[len(names) :], strict=True))
+    lanes = f"Blocks start from one TEU's {spec.teu.lanes} lanes"
+    words.append(f"{lanes}, spread over the axes in every way; here {_spread(seed)}.")
+    last = np.array(more[-1].after if more else start)[len(names) :]
+    if (last != threads).any():
+        whole = dict(zip(names, threads.tolist(), strict=True))
+        words.append(f"Threads were rounded up to whole TEUs: {_spread(whole)}.")
+    return Road(steps, (*words, *_by_price(program)))
+
+
+def _nearest(
+    growth: Growth, register: np.ndarray, threads: np.ndarray
+) -> tuple[tuple[int, ...], tuple[Enlarged, ...]] | None:
+    """Return the state that became these threads when they were rounded up to whole TEUs, and the road to it."""
+    rows = np.unique(np.concatenate([np.concatenate([r.states, r.table.reshape(-1, r.states.shape[1])])
+                                     for r in growth.rounds]), axis=0)  # fmt: skip
+    a = len(register)
+    near = rows[(rows[:, :a] == register).all(axis=1) & (rows[:, a:] <= threads).all(axis=1)]
+    near = near[(near[:, a:] != threads).sum(axis=1) <= 1]
+    for row in sorted(near.tolist(), key=lambda r: -int(np.prod(r[a:]))):
+        road = growth.road(row)
+        if road is not None:
+            return tuple(row), road
+    return None
+
+
+def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> Road:
+    g, names = Geometry.of(program.expr), program.axis_names
+    register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
+    f = program.fragment
+    assert f is not None
+    axes = tuple(names.index(a) for a in program.matrix_axes)
+    form = next(x for x in matrix_forms(g, spec) if x.fragment == f and x.axes == axes)
+    seen = Growth()
+    grown(g, spec, form, options, seen)
+    groups = np.ones_like(block)
+    groups[list(axes[:2])] = (block // register)[list(axes[:2])]
+    road = seen.road([*register, *groups])
+    words.append(
+        f"Tiles of a group of {f.threads} threads are whole fragments of '{f.name}' ({f.m} x {f.n} x {f.k}): every "
+        "number of them along m and n that fits the registers is tried."
+    )
+    if road is None:
+        return Road((), (*words, "Growth by groups did not come by this block.", *_by_price(program)))
+    return Road(_named("shared", road, names, len(names)), (*words, *_by_price(program)))
+
+
+def _by_price(program: RProgram) -> list[str]:
+    """Return what is chosen by price alone, in words."""
+    step = ", ".join(f"{a}={program.block_tile[a]}" for a in program.reduction_steps)
+    found = [f"The reduction step ({step}) is a branch, not a score: it saves almost no traffic; the price chose it."]
+    every = (("stages", program.stages), ("split_k", program.split_k), ("raster", program.raster))
+    chosen = [f"{n}={v}" for n, v in every if v > 1]
+    if chosen:
+        found.append(f"Tried for the most promising tiles and chosen by price: {', '.join(chosen)}.")
+    return found
+
+
+def _named(layer: str, road: Sequence[Enlarged], names: Sequence[str], first: int) -> tuple[Step, ...]:
+    """Return steps of states as steps of axes; columns from ``first`` on are those of the layer."""
+
+    def axis(column: int) -> str:
+        return names[column - first if column >= first else column]
+
+    return tuple(
+        Step(layer, axis(e.column), e.before[e.column], e.after[e.column], e.score,
+             tuple((axis(c), s) for c, s in e.others))
+        for e in road
+    )  # fmt: skip
+
+
+def _spread(threads: dict[str, int]) -> str:
+    return " x ".join(f"{n} along {a}" for a, n in threads.items() if n > 1) or "one"

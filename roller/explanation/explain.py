@@ -1,0 +1,102 @@
+"""``roller.explain``: why the best program is as it is, and why another one is not, without compiling anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from roller.arguments import expression_of, options_of, target_of
+from roller.construction.constructor import construct_candidates, target_units
+from roller.explanation import explanation
+from roller.explanation.explanation import Explanation
+from roller.explanation.why_not import WhyNot
+from roller.explanation.why_not import why_not as held_against
+from roller.hardware import DeviceSpec
+from roller.templates.common.options import ConstructOptions
+from roller.tile.program import RProgram
+
+if TYPE_CHECKING:
+    from roller.construction.explicit_tiles import Tile
+
+
+def explain(
+    expr: Any,
+    device: str | DeviceSpec,
+    program: str | RProgram | None = None,
+    options: ConstructOptions | None = None,
+) -> Explanation:
+    """Return how a program was constructed, what its predicted time is made of, what limits it and what would lift it.
+
+    Parameters
+    ----------
+    expr, device
+        As for :func:`roller.construct`.
+    program
+        The program, or its name as ``construct`` prints it; by default the first candidate.
+    options
+        As for :func:`roller.construct`.
+
+    Returns
+    -------
+    Explanation
+        Text by ``print``, a table in a notebook, every number in full precision by ``to_dict()``.
+
+    Raises
+    ------
+    NoCandidateError
+        Where nothing fits the device.
+    TileError
+        Where a program is named that does not belong to the expression, or does not fit the device.
+
+    Examples
+    --------
+    >>> import roller
+    >>> why = roller.explain(roller.ops.matmul(512, 512, 512), "v100")
+    >>> why.rank, why.roof.bound, why.time.value == why.estimate.seconds
+    (1, 'arithmetic', True)
+    """
+    from roller.construction.program_names import name_of, program_from_name
+
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    expression = chosen.meant(expression_of(expr))
+    named = None if program is None else program_from_name(expression, target_units(spec, chosen), name_of(program))
+    return explanation.explain(expression, spec, chosen, named)
+
+
+def why_not(
+    expr: Any,
+    device: str | DeviceSpec,
+    tiles: Mapping[str, Tile] | str | RProgram,
+    *,
+    fragment: str | None = None,
+    stages: int = 1,
+    split_k: int = 1,
+    raster: int = 1,
+    options: ConstructOptions | None = None,
+) -> WhyNot:
+    """Return what speaks against tiles, or a program: the capacity it exceeds, or the term by which it is slower.
+
+    It is held against the first candidate that :func:`roller.construct` finds.
+
+    Parameters
+    ----------
+    expr, device, tiles, fragment, stages, split_k, raster
+        As for :func:`roller.predict`.
+    options
+        As for :func:`roller.construct`.
+
+    Examples
+    --------
+    >>> import roller
+    >>> tiles = {"shared": {"i": 32, "j": 32, "k": 8}, "register": {"i": 2, "j": 2}}
+    >>> found = roller.why_not(roller.ops.matmul(4096, 4096, 4096), "v100", tiles)
+    >>> found.verdict, found.percent > 50
+    ('slower', True)
+    """
+    from roller.construction.explicit_tiles import Mechanisms
+
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    expression = chosen.meant(expression_of(expr))
+    how = Mechanisms(stages, split_k, raster)
+    best = construct_candidates(expression, spec, chosen)[0].program
+    return held_against(expression, target_units(spec, chosen), best, tiles, fragment, how)

@@ -1,0 +1,182 @@
+"""An explanation of a program: how it came to be, what it costs and why, what limits it, and what would lift it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from roller import perf
+from roller.construction.constructor import construct_candidates, target_units
+from roller.construction.program_names import estimate_named
+from roller.errors import NoCandidateError
+from roller.explanation import spec_changes
+from roller.explanation.compare import road_of_time
+from roller.explanation.construction_steps import Road, road_to
+from roller.explanation.facts import Fact, Layer, facts_of, layers_of
+from roller.explanation.larger import Stop, stops
+from roller.explanation.roofline import Roofline, roofline
+from roller.explanation.why_not import WhyNot, why_not
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf import Estimate, Term
+from roller.perf.unit_notes import unit_notes
+from roller.templates.common.options import ConstructOptions
+from roller.tile.program import RProgram
+
+#: Fields of the device that are named as lifts, and candidates that are held against the program.
+_LIFTS, _RIVALS = 5, 3
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a program is as it is; :func:`explain` makes it.
+
+    Parameters
+    ----------
+    expression, device, description
+        What is computed, on what.
+    program
+        The program, and its estimate.
+    rank
+        Its place among the constructed candidates, best first, or ``None`` where construction did not make it.
+    candidates
+        How many there were.
+    road
+        The steps of construction.
+    stops
+        Why no tile is larger.
+    time
+        The predicted seconds as a tree of terms: its rules rebuild them to the last bit.
+    layers, facts
+        Per memory layer what is held and moved; occupancy, waves, padding.
+    roof
+        Where it stands under the roof of the device.
+    limits
+        Terms that decide its time, from the whole to a number that was given.
+    lifts
+        Other values of numbers of the device that would make it faster, constructed anew, the strongest first.
+    rivals
+        The candidates next to it, and what speaks against them.
+    measured_s
+        Measured seconds of the kernel, where there are any.
+    notes
+        What a reader should know besides.
+    bound_assumed
+        Number of the device behind the bottleneck, where it is neither measured nor of a datasheet.
+    """
+
+    expression: TensorExpr
+    device: str
+    description: str
+    program: RProgram
+    estimate: Estimate
+    rank: int | None
+    candidates: int
+    road: Road
+    stops: tuple[Stop, ...]
+    time: Term
+    layers: tuple[Layer, ...]
+    facts: tuple[Fact, ...]
+    roof: Roofline
+    limits: tuple[Term, ...]
+    lifts: tuple[spec_changes.Effect, ...]
+    rivals: tuple[WhyNot, ...]
+    measured_s: float | None = None
+    notes: tuple[str, ...] = ()
+    bound_assumed: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data: every number in full precision."""
+        return {
+            "expression": str(self.expression), "device": self.device, "program": str(self.program),
+            "rank": self.rank, "candidates": self.candidates, "predicted_s": self.estimate.seconds,
+            "expected_error": self.estimate.expected_error, "measured_s": self.measured_s,
+            "bottleneck": self.estimate.bottleneck, "bound_assumed": list(self.bound_assumed),
+            "steps": [s.to_dict() for s in self.road.steps],
+            "construction": list(self.road.words), "stops": [s.to_dict() for s in self.stops],
+            "time": self.time.to_dict(), "rules": dict(perf.RULES), "layers": [x.to_dict() for x in self.layers],
+            "facts": [f.to_dict() for f in self.facts], "roofline": self.roof.to_dict(),
+            "limits": [{"name": t.name, "value": t.value, "unit": t.unit} for t in self.limits],
+            "lifts": [_lift(e) for e in self.lifts], "rivals": [r.to_dict() for r in self.rivals],
+            "relaxed": list(self.program.relaxed), "notes": list(self.notes),
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        """Return the explanation as text, 80 columns wide."""
+        from roller.explanation.text import plain, sections
+
+        return plain(sections(self))
+
+    def __repr__(self) -> str:
+        """Return what is explained, on one line."""
+        return f"<Explanation of {self.expression.name} on {self.device}: {self.estimate}>"
+
+    def _repr_html_(self) -> str:
+        """Return the explanation for a notebook."""
+        from roller.explanation.text import html, sections
+
+        return html(sections(self))
+
+
+def _lift(effect: spec_changes.Effect) -> dict[str, Any]:
+    best = effect.best
+    assert best is not None  # no lift else
+    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
+            "to": best.value, "predicted_s": best.seconds[0], "percent": best.percent}  # fmt: skip
+
+
+def explain(
+    expr: TensorExpr,
+    spec: DeviceSpec,
+    options: ConstructOptions,
+    program: RProgram | None = None,
+    measured_s: float | None = None,
+) -> Explanation:
+    """Return why a program of an expression is as it is: by default the one that construction puts first."""
+    target = target_units(spec, options)
+    found = _candidates(expr, spec, options, needed=program is None)
+    chosen = found[0].program if program is None else program
+    alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
+    rank = None if alike is None else alike + 1
+    estimate_named(chosen, target)  # says which capacity it exceeds
+    estimate, time = perf.estimate_explained(chosen, target)
+    others = [c.program for c in found if c.program != chosen][:_RIVALS]
+    roof = roofline(expr, chosen, target, estimate.seconds)
+    return Explanation(
+        expr, spec.name, spec.title, chosen, estimate, rank, len(found), road_to(chosen, target, options),
+        stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
+        facts_of(chosen, target, estimate), roof, road_of_time(time),
+        _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,
+        bound_assumed=_assumed(estimate.bottleneck, roof.pipe, spec), notes=unit_notes([expr], target),
+    )  # fmt: skip
+
+
+def _assumed(bottleneck: str, pipe: str, spec: DeviceSpec) -> tuple[str, ...]:
+    """Return the number that decides how fast the bottleneck is, where it is a guess."""
+    layer = spec.home.name if bottleneck == "dram" else bottleneck
+    rate = pipe if bottleneck == "compute" else ""
+    fields = (f"memory_layers.{layer}.bandwidth_bytes_per_s", f"compute.ops_per_cycle_per_unit.{rate}")
+    return tuple(f for f in fields if spec.sources.get(f) == "assumed")
+
+
+def _candidates(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, needed: bool) -> tuple[Any, ...]:
+    try:
+        return construct_candidates(expr, spec, options)
+    except NoCandidateError:
+        if needed:
+            raise
+        return ()
+
+
+def _lifts(
+    expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions, program: RProgram
+) -> tuple[spec_changes.Effect, ...]:
+    """Return the numbers of the device whose change to the better makes the expression faster, constructed anew.
+
+    Those the program's own time follows most are looked at: construction for every field would take seconds.
+    """
+    own = [e for e in spec_changes.effects(spec, spec_changes.of_programs([program])) if e.best is not None]
+    fields = [e.field for e in sorted(own, key=lambda e: -e.weight)[:_LIFTS]]
+    anew = spec_changes.effects(spec, spec_changes.constructed([expr], options), fields)
+    gaining = [e for e in anew if e.best is not None]
+    return tuple(sorted(gaining, key=lambda e: e.best.percent if e.best else 0.0))

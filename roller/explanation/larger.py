@@ -1,0 +1,163 @@
+"""Why no tile is larger: every axis of every layer one step up, and the capacity or price that speaks against it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller import perf
+from roller.construction.constructor import program_of
+from roller.explanation.capacity import exceeded
+from roller.explanation.compare import road_of_difference
+from roller.hardware import DeviceSpec
+from roller.perf import Term
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.program import RProgram
+from roller.tile.winograd_products import ELEMENT, Products, product_of
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why one axis of one layer's tile, or one mechanism, ends where it does.
+
+    Parameters
+    ----------
+    layer, axis
+        What is enlarged: an axis of a layer's tile; of a mechanism (``"stages"``, ``"split_k"``) the layer is empty.
+    now, larger
+        Its value, and the next one; the same where there is none.
+    why
+        ``"covered"`` (the tile has all of the axis), ``"capacity"``, ``"padding"`` or ``"price"``.
+    detail
+        The capacity exceeded, or the term that decides.
+    seconds, percent
+        Predicted with the larger value, and against the program; ``None`` where it does not run.
+    program
+        Name of the larger program, or ``None``.
+    """
+
+    layer: str
+    axis: str
+    now: int
+    larger: int
+    why: str
+    detail: str
+    seconds: float | None = None
+    percent: float | None = None
+    program: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return dict(vars(self))
+
+
+def stops(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term) -> tuple[Stop, ...]:
+    """Return, for every axis of the tiles of a program and what it does besides, why it is not one step larger.
+
+    ``term`` is the price of the program; every other one is priced as it would be laid out.
+    """
+    return tuple(_stop(program, spec, options, term, step) for step in _steps(program, spec))
+
+
+@dataclass(frozen=True)
+class _Step:
+    layer: str
+    axis: str
+    now: int
+    larger: int
+    batch: TileBatch | None
+    product: Products | None = None
+
+
+def _stop(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: Term, step: _Step) -> Stop:
+    if step.batch is None:
+        return Stop(step.layer, step.axis, step.now, step.larger, "covered", "all of the axis")
+    if not padding_allowed(step.batch.geometry, step.batch.block, options).all():
+        return Stop(step.layer, step.axis, step.now, step.larger, "padding", "more padding than is allowed")
+    larger = program_of(step.batch, 0, spec)
+    if step.product is not None:
+        larger = step.product.outer(larger, program.expr, program.structure)
+    reason = exceeded(larger, spec)
+    if reason is not None:
+        return Stop(step.layer, step.axis, step.now, step.larger, "capacity", reason)
+    estimate, other = perf.estimate_explained(larger, spec)
+    road = road_of_difference(other, term)
+    percent = 100 * (estimate.seconds / term.value - 1)
+    of = (step.layer, step.axis, step.now, step.larger)
+    return Stop(*of, "price", road[-1].name, estimate.seconds, percent, str(larger))
+
+
+def _steps(program: RProgram, spec: DeviceSpec) -> Iterator[_Step]:
+    """Yield every enlargement of the program as a batch of one."""
+    product = product_of(program)
+    inner = program if product is None else product.inner(program)
+    batch = perf.batch_of([inner]).chosen_anew()
+    g, layers = batch.geometry, inner.layers
+    for a, axis in enumerate(g.names):
+        if product is not None and axis == ELEMENT:
+            continue
+        # Where workers take one vector at a time, whatever the tile, there is nothing to enlarge.
+        fixed = not spec.traits.blocks and batch.panel is None
+        if not fixed and (spec.traits.blocks or not program.traits.output_side):
+            yield from _register_step(batch, a, axis, layers[0], spec, product)
+    for a, axis in enumerate(g.names):
+        if product is None or axis != ELEMENT:
+            yield from _block_step(batch, a, axis, layers[-1], product)
+    if spec.traits.blocks and inner.traits.reuses:
+        stages, parts = inner.stages, inner.split_k
+        more = stages + 1
+        yield _Step("", "stages", stages, more, replace(batch, stages=more), product)
+        if parts * 2 <= math.prod(inner.reduction_steps.values()):
+            yield _Step("", "split_k", parts, 2 * parts, replace(batch, split_k=batch.split_k * 2), product)
+
+
+def _register_step(
+    batch: TileBatch, a: int, axis: str, layer: str, spec: DeviceSpec, product: Products | None
+) -> Iterator[_Step]:
+    """Yield the program with twice as much of an axis in registers, the block as many register tiles."""
+    g, register, block = batch.geometry, batch.register[0], batch.block[0]
+    moves = g.spatial[a] or batch.traits.spreads_reductions or a == batch.vector_axis
+    if not moves or batch.traits.slides_windows or (batch.fragment is not None and axis not in batch.matrix_axes[:2]):
+        return
+    now = int(register[a])
+    if now >= g.extents[a]:
+        yield _Step(layer, axis, now, now, None)
+        return
+    larger = register.copy()
+    larger[a] = 2 * now
+    most = -(-g.extents // larger)
+    counts = np.minimum(block // register, most)
+    if batch.panel is not None and not batch.traits.reuses:
+        counts = np.where(g.spatial, counts, most)
+    yield _Step(layer, axis, now, 2 * now, _with(batch, larger, larger * counts), product)
+
+
+def _block_step(batch: TileBatch, a: int, axis: str, layer: str, product: Products | None) -> Iterator[_Step]:
+    """Yield the program with twice as much of an axis in the block: register tiles, or points of a reduction step."""
+    g, register, block = batch.geometry, batch.register[0], batch.block[0]
+    if not g.spatial[a] and (batch.traits.slides_windows or (batch.panel is not None and not batch.traits.reuses)):
+        return
+    if batch.fragment is not None and axis not in batch.matrix_axes:
+        return
+    now = int(block[a])
+    if now >= g.extents[a]:
+        yield _Step(layer, axis, now, now, None)
+        return
+    larger = block.copy()
+    larger[a] = min(2 * now // int(register[a]), -(-int(g.extents[a]) // int(register[a]))) * int(register[a])
+    yield _Step(layer, axis, now, int(larger[a]), _with(batch, register, larger), product)
+
+
+def _with(batch: TileBatch, register: Ints, block: Ints) -> TileBatch:
+    g: Geometry = batch.geometry
+    panel = None if batch.panel is None else np.where(g.spatial, register, block)[None]
+    steps = np.where(g.spatial, 1, -(-g.extents // block)).prod()
+    split = np.minimum(batch.split_k, max(1, int(steps)))
+    return replace(batch, register=register[None], block=block[None], panel=panel, split_k=split)

@@ -1,0 +1,171 @@
+"""Which numbers of a device decide: what predicted times become with others, what to enlarge, what could be smaller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.arguments import expression_of, options_of, target_of
+from roller.construction.constructor import construct_candidates
+from roller.core.display import one_line
+from roller.core.validation import flag
+from roller.errors import NoCandidateError, counted
+from roller.explanation.spec_changes import Change, Effect, Pricer, constructed, effects, is_resource, of_programs
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.templates.common.options import ConstructOptions
+
+#: What a smaller component may cost, in percent, to be named as one that could be smaller.
+COST = 1.0
+#: Components are that much smaller at least.
+_REDUCED = 0.2
+
+
+@dataclass(frozen=True)
+class Spare:
+    """A component that could be smaller: the field, the value it could have, and what becomes of the times."""
+
+    field: str
+    change: Change
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """How predicted times follow a device's numbers.
+
+    Parameters
+    ----------
+    device
+        Name of the spec.
+    operators
+        Names of the expressions, in the order given.
+    seconds
+        Predicted for each.
+    reconstructed
+        Whether every changed device got programs of its own.
+    effects
+        Fields that matter, the strongest first; of each what other values make of the times.
+    enlarge
+        The field whose enlargement (reduction, of a time) saves most for its size (:attr:`Effect.best`), or ``None``.
+    reducible
+        Components that could be a fifth smaller or more at a cost of at most :data:`COST`; the cheapest first.
+    """
+
+    device: str
+    operators: tuple[str, ...]
+    seconds: tuple[float, ...]
+    reconstructed: bool
+    effects: tuple[Effect, ...]
+    enlarge: Effect | None
+    reducible: tuple[Spare, ...]
+
+    def __repr__(self) -> str:
+        """Device and the fields that decide most on one line."""
+        most = " ".join(f"{e.field} {e.percent:+.2g} %" for e in self.effects[:3])
+        return one_line("Sensitivity", f"{self.device}: {most} per percent", counted(len(self.operators), "operator"))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return {
+            "device": self.device,
+            "operators": list(self.operators),
+            "predicted_s": list(self.seconds),
+            "reconstructed": self.reconstructed,
+            "effects": [_effect_data(e) for e in self.effects],
+            "enlarge": None if self.enlarge is None else self.enlarge.field,
+            "enlarge_to": None if self.enlarge is None or self.enlarge.best is None else self.enlarge.best.value,
+            "reducible": [
+                {"field": x.field, "value": x.change.value, "percent": x.change.percent} for x in self.reducible
+            ],
+        }
+
+
+def _effect_data(effect: Effect) -> dict[str, Any]:
+    changes = [{"value": c.value, "predicted_s": list(c.seconds), "percent": c.percent} for c in effect.changes]
+    return {"field": effect.field, "value": effect.value, "unit": effect.unit, "assumed": effect.assumed,
+            "changes": changes, "percent_per_percent": effect.percent,
+            "per_operator": list(effect.per_operator)}  # fmt: skip
+
+
+def sensitivity(
+    expr: Any,
+    device: str | DeviceSpec,
+    *,
+    reconstruct: bool | None = None,
+    options: ConstructOptions | None = None,
+) -> Sensitivity:
+    """Return what becomes of the predicted time with other numbers of a device, field by field.
+
+    Parameters
+    ----------
+    expr
+        A TensorExpr, TE tensors or a PrimFunc; or a sequence of TensorExpr, whose geometric mean counts.
+    device
+        As for :func:`roller.construct`.
+    reconstruct
+        Construct anew for every changed device: what :func:`roller.construct` then finds. Else the best program stays
+        as it is: what its machine would do with the same kernel, and what :func:`roller.predict` says of its name.
+        By default anew for one expression, which takes seconds, and not for several.
+    options
+        As for :func:`roller.construct`.
+
+    Returns
+    -------
+    Sensitivity
+
+    Raises
+    ------
+    NoCandidateError
+        Where an expression has no program for the device.
+
+    Examples
+    --------
+    >>> import roller
+    >>> found = roller.sensitivity(roller.ops.elementwise("relu", (1 << 24,)), "v100")
+    >>> found.enlarge.field, round(found.enlarge.percent, 1)
+    ('memory_layers.global.bandwidth_bytes_per_s', -1.0)
+    """
+    several = isinstance(expr, Sequence) and len(expr) > 0 and all(isinstance(e, TensorExpr) for e in expr)
+    spec, chosen = target_of(device)[0], options_of(options, None)
+    expressions = [chosen.meant(expression_of(e)) for e in (expr if several else [expr])]
+    anew = len(expressions) == 1 if reconstruct is None else flag(reconstruct, "reconstruct")
+    if anew:
+        price = constructed(expressions, chosen)
+    else:
+        price = of_programs([construct_candidates(e, spec, chosen)[0].program for e in expressions])
+    return of_price(spec, tuple(e.name for e in expressions), price, anew=anew)
+
+
+def of_price(
+    spec: DeviceSpec, names: tuple[str, ...], price: Pricer, *, anew: bool, fields: Sequence[str] | None = None
+) -> Sensitivity:
+    """Return how the times that a function gives follow a device's numbers."""
+    found = list(effects(spec, price, fields))
+    before = found[0].seconds if found else price(spec)
+    if not all(map(math.isfinite, before)):
+        raise NoCandidateError(f"{names[before.index(math.inf)]}: no program fits {spec.name}.")
+    deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
+    best = max((e for e in deciding if e.best is not None), key=_gain, default=None)
+    return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible(found, anew))
+
+
+def _gain(effect: Effect) -> float:
+    """Return what the best change of a field gains for its size."""
+    best = effect.best
+    assert best is not None  # asked of such effects alone
+    return abs(math.log1p(best.percent / 100) / math.log(best.value / effect.value))
+
+
+def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:
+    """Return the components that could be smaller at hardly any cost.
+
+    Capacities only where programs are constructed anew: what a fixed program needs of them, it has.
+    """
+    spares = []
+    for e in found:
+        if is_resource(e.field, e.unit, capacities):
+            smaller = [c for c in e.changes if c.value <= 1.001 * (1 - _REDUCED) * e.value + 0.5 and c.percent <= COST]
+            spares += [Spare(e.field, c) for c in smaller[:1] if c.value < e.value]
+    return tuple(sorted(spares, key=lambda x: (x.change.percent, x.field)))

@@ -1,0 +1,228 @@
+"""What other numbers of a device would do to predicted times: finite changes, each priced, none extrapolated.
+
+Times go in steps: of waves, of cache lines, of what just fits. A derivative says nothing where a step is flat and too
+much where it is not, so every field is set to a few other values, to either side, and what is printed for a value is
+what ``construct --set FIELD=VALUE`` then shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from roller.construction.constructor import construct_candidates
+from roller.construction.program_checks import check_program
+from roller.construction.program_names import estimate_named
+from roller.errors import NoCandidateError, SpecError, TileError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.hardware.checks import Quantity
+from roller.hardware.spec import settable
+from roller.templates.common.options import ConstructOptions
+from roller.tile.program import RProgram
+
+#: Factors that a number of any value is set to, and those of a number of things (units, misses): waves of them step.
+FACTORS, COUNT_FACTORS = (0.8, 1.25), (0.8, 0.9, 1.1, 1.25)
+#: Change of a time, in percent, below which it is none.
+NOTHING = 0.1
+
+#: Units of what a device has more or less of; times, exponents and sizes of a transaction are something else.
+_THROUGHPUT = ("bytes/s", "operations/cycle/unit", "Hz", "units")
+_CAPACITY = ("bytes", "registers", "threads", "blocks", "banks", "pages", "misses")
+_GRAINS = ("transaction_bytes", "fetch_bytes", "line_bytes", "page_bytes", "bank_width_bytes", "allocation_unit")
+
+#: Predicted seconds of every operator on a device; infinite where none of its programs fits.
+Pricer = Callable[[DeviceSpec], tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One other value of a field, and what becomes of the predicted times.
+
+    Parameters
+    ----------
+    value
+        What the field is set to.
+    seconds
+        Predicted for every operator then; infinite where none of its programs fits.
+    percent
+        Change of the time (of the geometric mean of several) in percent; infinite where one does not fit.
+    """
+
+    value: float
+    seconds: tuple[float, ...]
+    percent: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What one field does.
+
+    Parameters
+    ----------
+    field, value, unit
+        Dotted path, effective value, unit.
+    seconds
+        Predicted for every operator as the device is.
+    changes
+        Other values, the smallest first.
+    assumed
+        Whether the value is a guess: neither measured nor of a datasheet.
+    """
+
+    field: str
+    value: float
+    unit: str
+    seconds: tuple[float, ...]
+    changes: tuple[Change, ...]
+    assumed: bool = False
+
+    @cached_property
+    def per_operator(self) -> tuple[float, ...]:
+        """Mean change in percent per percent of the field, between the smallest and the largest value that fits."""
+        return tuple(self._slope(n) for n in range(len(self.seconds)))
+
+    @cached_property
+    def percent(self) -> float:
+        """Mean of :attr:`per_operator`."""
+        return sum(self.per_operator) / len(self.per_operator)
+
+    @property
+    def decides(self) -> bool:
+        """Whether any of the other values changes a time."""
+        return any(abs(c.percent) >= NOTHING for c in self.changes)
+
+    @property
+    def weight(self) -> float:
+        """Largest change of the logarithm of a time per change of that of the field."""
+        return max((self._rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
+
+    @property
+    def best(self) -> Change | None:
+        """The change to the better that gains most for its size; ``None`` where a device cannot have one that gains.
+
+        More of what there is more or less of, less of a time.
+        """
+        if self.unit == "s":
+            better = [c for c in self.changes if c.value < self.value]
+        elif is_resource(self.field, self.unit, capacities=True):
+            better = [c for c in self.changes if c.value > self.value]
+        else:
+            return None
+        gaining = [c for c in better if c.percent <= -NOTHING]
+        return max(gaining, key=self._rate, default=None)
+
+    def beside(self, larger: bool) -> Change | None:
+        """Return :attr:`best` on its side, else the nearest value that changes a time, else the nearest one."""
+        side = [c for c in self.changes if (c.value > self.value) == larger]
+        if self.best in side:  # what is recommended is what is shown
+            return self.best
+        side = side if larger else side[::-1]
+        return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
+
+    def _rate(self, change: Change) -> float:
+        return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
+
+    def _slope(self, n: int) -> float:
+        points = [(self.value, self.seconds[n]), *((c.value, c.seconds[n]) for c in self.changes)]
+        fit = sorted((math.log(v), math.log(s)) for v, s in points if math.isfinite(s))
+        width = fit[-1][0] - fit[0][0] if fit else 0.0
+        return (fit[-1][1] - fit[0][1]) / width if width else 0.0
+
+
+def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
+    """Yield what every numeric field of a device that the model may read does, in the order of the YAML."""
+    known, seconds = settable(spec), price(spec)
+    for field, value in spec.values().items():
+        if field.startswith("accuracy.") or not value or (fields is not None and field not in fields):
+            continue
+        changes = []
+        for other in other_values(value, known[field]):
+            try:
+                changed = spec.with_overrides({field: other})
+            except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
+                continue
+            changes.append(change_of(other, price(changed), seconds))
+        if changes:
+            assumed = spec.sources.get(field) == "assumed"
+            yield Effect(field, value, known[field].unit, seconds, tuple(changes), assumed)
+
+
+def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
+    """Return what setting a field to a value did to times."""
+    if not all(map(math.isfinite, after)):
+        return Change(value, after, math.inf)
+    if after == before:
+        return Change(value, after, 0.0)
+    ratios = [math.log(a / b) for a, b in zip(after, before, strict=True)]
+    return Change(value, after, 100 * math.expm1(sum(ratios) / len(ratios)))
+
+
+def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
+    """Return the values a field is set to, ascending: as many digits as are printed.
+
+    Bytes and powers of two come in halves and doubles, and nothing between.
+
+    Examples
+    --------
+    >>> other_values(80, Quantity("units", 1, 1000, integer=True))
+    (64, 72, 88, 100)
+    >>> other_values(1.38e9, Quantity("Hz", 1, 1e12))
+    (1104000000.0, 1725000000.0)
+    """
+    whole = int(value)
+    if quantity.integer and (whole & (whole - 1) == 0 or quantity.unit == "bytes"):
+        return tuple(n for n in (whole // 2, whole * 2) if n)
+    if quantity.integer:
+        return tuple(sorted({max(1, round(whole * f)) for f in COUNT_FACTORS} - {whole}))
+    return tuple(float(f"{value * f:.4g}") for f in FACTORS)
+
+
+def written(value: float) -> str:
+    """Return a value as short as ``--set`` reads exactly it.
+
+    Examples
+    --------
+    >>> written(660800000000.0), written(88), written(2**40), written(0.8), written(1 / 3)
+    ('6.608e+11', '88', '1099511627776', '0.8', '0.3333333333333333')
+    """
+    short = f"{value:.4g}"
+    if float(short) == value:
+        return short
+    return str(int(value)) if value == int(value) else repr(float(value))
+
+
+def is_resource(field: str, unit: str, capacities: bool) -> bool:
+    """Whether a field is something a device has more or less of: a rate or a number of units, or a capacity."""
+    return not field.endswith(_GRAINS) and unit in (_THROUGHPUT + _CAPACITY if capacities else _THROUGHPUT)
+
+
+def of_programs(programs: Sequence[RProgram]) -> Pricer:
+    """Return what prices the same programs on other devices: ``predict --program NAME --set FIELD=VALUE``."""
+    return lambda spec: tuple(_named_s(p, spec) for p in programs)
+
+
+def _named_s(program: RProgram, spec: DeviceSpec) -> float:
+    try:
+        check_program(program, spec)
+        return estimate_named(program, spec).seconds
+    except TileError:
+        return math.inf
+
+
+def constructed(expressions: Sequence[TensorExpr], options: ConstructOptions) -> Pricer:
+    """Return what constructs anew for other devices: ``construct --set FIELD=VALUE``."""
+
+    def price(spec: DeviceSpec) -> tuple[float, ...]:
+        return tuple(_best_s(e, spec, options) for e in expressions)
+
+    return price
+
+
+def _best_s(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> float:
+    try:
+        return construct_candidates(expr, spec, options)[0].estimate.seconds
+    except NoCandidateError:
+        return math.inf

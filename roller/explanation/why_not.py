@@ -1,0 +1,183 @@
+"""Why not that program: the capacity it exceeds, or the term by which it is slower, in numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller import perf
+from roller.construction.capacities import replace_budget
+from roller.construction.explicit_tiles import Mechanisms, Tile, priced_tiles
+from roller.construction.program_names import estimate_named, program_from_name
+from roller.errors import TileError, bounded, shown
+from roller.explanation.capacity import exceeded
+from roller.explanation.compare import Difference, quantity, road_of_difference, sentence
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf import Estimate, Term
+from roller.tile.program import RProgram
+
+#: What is said of a program that the model would have, and that construction did not come by.
+UNTRIED = "construction prices few values of every choice, and none of them was this one"
+
+
+@dataclass(frozen=True)
+class WhyNot:
+    """What speaks against a program that somebody named.
+
+    Parameters
+    ----------
+    asked
+        Name of the program, or the tiles as they were given.
+    chosen
+        Name of the program it is held against.
+    verdict
+        ``"illegal"`` (no such program, or it does not fit the device), ``"chosen"`` (it is the same program),
+        ``"slower"``, ``"equal"`` or ``"faster"`` (the model would have it: construction did not come by, or what it is
+        held against was measured to be faster).
+    reason
+        Of an illegal one, the rule or capacity in numbers; else the difference, from the whole to its cause.
+    seconds, chosen_s
+        Predicted for both; ``None`` of an illegal one.
+    road
+        Terms down which most of the difference goes, the predicted times first.
+    terms
+        Every term of the estimates in which the two differ.
+    program
+        What it became: the program of the tiles.
+    relaxed
+        Alignment rules it does not meet.
+    budget
+        The budget of construction that it exceeds though it runs, or ``None``.
+    time
+        Its price as a tree, or ``None``.
+    """
+
+    asked: str
+    chosen: str
+    verdict: str
+    reason: str
+    seconds: float | None = None
+    chosen_s: float | None = None
+    road: tuple[Difference, ...] = ()
+    terms: tuple[Difference, ...] = ()
+    program: str | None = None
+    relaxed: tuple[str, ...] = ()
+    budget: str | None = None
+    time: Term | None = None
+
+    @property
+    def percent(self) -> float | None:
+        """How much longer it takes, in percent; ``None`` of an illegal one."""
+        if self.seconds is None or self.chosen_s is None:
+            return None
+        return 100 * (self.seconds / self.chosen_s - 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data: every number in full precision."""
+        return {
+            "asked": self.asked, "program": self.program, "chosen": self.chosen, "verdict": self.verdict,
+            "reason": self.reason, "predicted_s": self.seconds, "chosen_s": self.chosen_s, "percent": self.percent,
+            "road": [d.to_dict() for d in self.road], "terms": [d.to_dict() for d in self.terms],
+            "relaxed": list(self.relaxed), "budget": self.budget,
+            "time": None if self.time is None else self.time.to_dict(),
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook."""
+        from roller.explanation.text import html, why_sections
+
+        return html(why_sections(self))
+
+    def __str__(self) -> str:
+        """Return the verdict and its reason on a line each."""
+        if self.seconds is None or self.chosen_s is None:
+            return f"illegal: {self.reason}"
+        times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
+        return f"{self.verdict}: predicted {times}\n{self.reason}"
+
+
+def why_not(
+    expr: TensorExpr,
+    spec: DeviceSpec,
+    chosen: RProgram,
+    tiles: Mapping[str, Tile] | str | RProgram,
+    fragment: str | None = None,
+    how: Mechanisms = Mechanisms(),  # noqa: B008 - frozen
+    measured: bool = False,
+) -> WhyNot:
+    """Return what speaks against a program or tiles, held against the ``chosen`` program."""
+    asked = _asked(tiles, fragment, how)
+    try:
+        estimate, program, time = _priced(expr, spec, tiles, fragment, how)
+    except TileError as error:
+        hint = ""
+        if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
+            hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
+        return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
+    own, of_chosen = perf.estimate_explained(chosen, spec)
+    name, relaxed = str(program), program.relaxed
+    if program == chosen:
+        reason = "it is the program that was chosen"
+        return WhyNot(asked, name, "chosen", reason, estimate.seconds, own.seconds, (), (), name, relaxed, None, time)
+    road = road_of_difference(time, of_chosen)
+    verdict = "slower" if estimate.seconds > own.seconds else "equal" if estimate.seconds == own.seconds else "faster"
+    budget, reason = exceeded(program, spec), sentence(road)
+    if verdict == "faster":
+        came_by = "what it is held against was measured to be faster" if measured else UNTRIED
+        reason = f"{reason}; {f'construction keeps to its budgets: {budget}' if budget else came_by}"
+    return WhyNot(asked, str(chosen), verdict, reason, estimate.seconds, own.seconds, road, _differences(estimate, own),
+                  name, relaxed, budget, time)  # fmt: skip
+
+
+def _priced(
+    expr: TensorExpr,
+    spec: DeviceSpec,
+    tiles: Mapping[str, Tile] | str | RProgram,
+    fragment: str | None,
+    how: Mechanisms,
+) -> tuple[Estimate, RProgram, Term]:
+    """Return the estimate, the program and the terms of what somebody named."""
+    if isinstance(tiles, (str, RProgram)):
+        program = program_from_name(expr, spec, str(tiles))
+        estimate, block = estimate_named(program, spec), None
+    else:
+        found = priced_tiles(expr, spec, tiles, fragment, how)
+        estimate, program, block = found.estimate, found.program, found.block
+    same, time = perf.estimate_explained(program, spec, block)
+    if same.seconds != estimate.seconds:  # within the hard limits, beyond the budgets of construction
+        _, time = perf.estimate_explained(program, replace_budget(spec), block)
+    return estimate, program, time
+
+
+def _differences(own: Estimate, other: Estimate) -> tuple[Difference, ...]:
+    """Return the terms in which two estimates differ, the times first, the largest difference of them first."""
+    names = list(dict.fromkeys([*own.terms, *other.terms]))
+    found = [Difference(n, own.terms.get(n, 0.0), other.terms.get(n, 0.0), _unit(n)) for n in names]
+    found = [d for d in found if d.own != d.other]
+    return tuple(sorted(found, key=lambda d: (d.unit != "s", -abs(d.own - d.other) if d.unit == "s" else 0.0)))
+
+
+def _unit(name: str) -> str:
+    return "s" if name.endswith("_s") else "bytes" if name.endswith("_bytes") else ""
+
+
+def _asked(tiles: object, fragment: str | None = None, how: Mechanisms = Mechanisms()) -> str:  # noqa: B008 - frozen
+    """Return a program's name, or tiles and what goes with them as they were given, on a line of bounded length."""
+    if isinstance(tiles, (str, RProgram)):
+        return bounded(str(tiles))
+    if not isinstance(tiles, Mapping):
+        return shown(tiles)
+
+    def word(x: object) -> str:
+        return x if isinstance(x, str) else shown(x)
+
+    def one(tile: object) -> str:
+        if isinstance(tile, Mapping):
+            return ",".join(f"{word(a)}:{word(n)}" for a, n in tile.items())
+        return ",".join(map(word, tile)) if isinstance(tile, (tuple, list)) else word(tile)
+
+    said = [f"{word(layer)}={one(tile)}" for layer, tile in tiles.items()]
+    said += [f"{name}={word(n)}" for name, n in vars(how).items() if n != getattr(Mechanisms(), name)]
+    return bounded(" ".join([*said, *([f"fragment={word(fragment)}"] if fragment is not None else [])]))

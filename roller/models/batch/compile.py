@@ -1,0 +1,366 @@
+"""Compile the kernels of a model: each once, in parallel, the biggest predicted share first, all of it resumable.
+
+Kernels go through in waves. A wave is built in parallel (and the references its kernels are checked against are
+computed beside that); then, alone on the machine, its kernels are checked and timed one by one, and each goes into
+the cache as soon as it is chosen. So whatever ends a batch early, nothing finished is lost, and two processes that
+compile the same model divide its kernels among themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from roller.artifact import KernelArtifact
+from roller.compiler.autotune import Selection, Workshop, choose, first_lowered
+from roller.errors import BuildError, NoCandidateError
+from roller.models.batch.executors import Forks, Results, Workers, survivors
+from roller.models.batch.jobs import QUICK, Constructed, Job, Settings, Target, builds, construct, jobs_of
+from roller.models.batch.negligible import mark_negligible, note_negligible, recall_negligible
+from roller.models.batch.outcome import Batch
+from roller.models.batch.progress import OnProgress, Progress, silent
+from roller.models.batch.proofs import Proofs, same_kernel, with_proof
+from roller.models.batch.similar_kernels import Kin
+from roller.models.batch.tasks import Build, Judge, Reference, Task
+from roller.models.graph.steps import KernelSource
+from roller.runtime.cache import KernelCache
+from roller.runtime.cache_entry import entry_of
+from roller.runtime.cache_holdings import forget
+from roller.runtime.records import Record
+
+if TYPE_CHECKING:
+    from roller.compiler.compiled_kernel import CompiledKernel
+    from roller.construction.constructor import Candidate
+    from roller.runtime.check import Oracle
+
+#: Builds of a wave per process: enough that the last ones of a wave do not leave processes idle for long, few enough
+#: that an interrupt loses seconds. Beside a budget a wave is as small as keeps all processes busy.
+_WAVE, _WAVE_IN_BUDGET = 16, 2
+
+
+def compile_kernels(
+    sources: Mapping[str, KernelSource],
+    target: Target,
+    settings: Settings | None = None,
+    *,
+    uses: Mapping[str, int] | None = None,
+    passing: Mapping[str, int] | None = None,
+    crew: Workers | None = None,
+    cache: KernelCache | None = None,
+    progress: OnProgress = silent,
+    constructed: Mapping[str, Constructed] | None = None,
+    given: Mapping[str, KernelArtifact] | None = None,
+) -> Batch:
+    """Compile kernels, or take them from the cache."""
+    start = time.monotonic()
+    chosen = settings or Settings()
+    jobs = jobs_of(sources, target, chosen, uses or {}, passing)
+    kept = None if target.pretended else cache
+    hired = crew or Forks()
+    run = _Run(jobs, target, chosen, hired, kept, progress, start, constructed or {}, given or {})
+    try:
+        run.everything()
+    finally:
+        if crew is None:
+            hired.close()
+    artifacts, failures, origins = {}, {}, {}
+    for job in jobs:
+        for key, expression in job.names:
+            if job.digest in run.artifacts:  # an artifact speaks in the names of the expression it is asked for
+                artifacts[key] = replace(run.artifacts[job.digest], expression=expression)
+                origins[key] = run.origins[job.digest]
+            else:
+                failures[key] = run.failures[job.digest]
+    return Batch(artifacts, failures, origins, time.monotonic() - start)
+
+
+class _Run:
+    """One batch under way."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        target: Target,
+        settings: Settings,
+        crew: Workers,
+        cache: KernelCache | None,
+        progress: OnProgress,
+        start: float,
+        constructed: Mapping[str, Constructed],
+        given: Mapping[str, KernelArtifact],
+    ) -> None:
+        self.jobs, self.target, self.settings, self.crew, self.cache = jobs, target, settings, crew, cache
+        self.artifacts: dict[str, KernelArtifact] = {}
+        self.failures: dict[str, str] = {}
+        self.origins: dict[str, str] = {}
+        self._progress, self._start, self._began_at = progress, start, time.time()
+        self._made: Results = {}
+        self._kin = Kin()
+        self._constructed, self._given = constructed, given
+        self._binary = builds(target) if not target.pretended else False
+        prove_s = 0.0 if target.judged else settings.prove_s
+        self._proofs = Proofs(target.spec, prove_s, len(jobs), crew.workers, lambda t: crew.map(t, patient=True))
+
+    def everything(self) -> None:
+        """Look up, construct, and go through the passes."""
+        passes = self._passes()
+        timed = self.target.judged and passes[-1] != QUICK
+        if timed and self.cache is not None:
+            recall_negligible(self.cache.folder, self.jobs)
+        missing = self._look_up(self.jobs, passes[-1], "cached")
+        quick = passes[0] == QUICK and len(passes) > 1
+        bare = self._look_up(missing, QUICK, "predicted") if quick else missing
+        if not missing or (quick and not bare and self._late()):
+            return
+        todo = self._construct(missing)
+        self.crew.prepare(self.target.spec.target.get("language", ""))
+        if timed:
+            self._mark_light(todo)
+        if quick:
+            self._pass([j for j in todo if j in bare], QUICK)
+            todo = [j for j in todo if not j.light or j.digest not in self.artifacts]
+        self._pass(todo, passes[-1])
+
+    def _passes(self) -> tuple[Selection, ...]:
+        if self.settings.deterministic:
+            return (QUICK,)
+        return (QUICK, Selection()) if self.settings.budget_s is not None and self.target.judged else (Selection(),)
+
+    def _late(self) -> bool:
+        budget_s = self.settings.budget_s
+        return budget_s is not None and time.monotonic() - self._start > budget_s
+
+    def _look_up(self, jobs: Sequence[Job], how: Selection, origin: str) -> list[Job]:
+        """Take what the cache has; return what it has not."""
+        if not jobs or (self.cache is None and not self._given):
+            return list(jobs)
+        found, missing, unproved = self._kept(jobs, how), list[Job](), list[Job]()
+        for job in jobs:
+            artifact = found.get(job.digest)
+            if artifact is None or (self._binary and artifact.binary is None):
+                missing.append(job)
+            elif self._proofs.enough(artifact):
+                self._done(job, artifact, origin)
+            else:
+                unproved.append(job)
+        self._tell("cache")
+        return missing + self._prove_kept([(j, found[j.digest]) for j in unproved], how, origin)
+
+    def _kept(self, jobs: Sequence[Job], how: Selection) -> dict[str, KernelArtifact]:
+        """Return the kernels that were given, or are in the cache, by digest of the job."""
+        given = {j.digest: self._given[n] for j in jobs for n, _ in j.names if n in self._given}
+        others = [j for j in jobs if j.digest not in given]
+        if self.cache is None or not others:
+            return given
+        keys, again = [j.key(how) for j in others], self.settings.remeasure
+        found = self.cache.artifacts(keys, measured=self.target.judged, since=self._began_at, anew=again)
+        return given | {j.digest: found[d] for j in others if (d := j.key(how).digest) in found}
+
+    def _prove_kept(self, kept: list[tuple[Job, KernelArtifact]], how: Selection, origin: str) -> list[Job]:
+        """Prove kernels that are there, the biggest predicted share first; return the jobs of those that are wrong."""
+        if not kept:
+            return []
+        kept.sort(key=lambda pair: (-pair[0].uses * float(pair[1].estimate["seconds"]), pair[0].digest))
+        self._proofs.ahead(artifact for _, artifact in kept)
+        wrong = []
+        for job, known in kept:
+            artifact, verdict = self._proofs.of(known)
+            if verdict.wrong:
+                wrong.append(job)
+                if self.cache is not None:  # where no other candidate works, nothing would take its place
+                    forget(self.cache, job.key(how), partial(same_kernel, known))
+                continue
+            entry = None if self.cache is None else self.cache.load(job.key(how))
+            if self.cache is not None and entry is not None and same_kernel(entry.artifact, known):
+                # What is known of it is new; its times are as old as they were.
+                self.cache.store(job.key(how), with_proof(entry, artifact), measurements=())
+            self._done(job, artifact, origin)
+        return wrong
+
+    def _construct(self, jobs: Sequence[Job]) -> list[Job]:
+        """Construct all; return those that have candidates, the biggest predicted share first."""
+        self._tell("construct")
+        known = self._constructed
+        new, failures = construct([j for j in jobs if j.digest not in known], self.target, self.crew)
+        self.failures |= failures
+        for job in jobs:
+            if job.digest not in failures:
+                job.candidates, job.first = known.get(job.digest) or new[job.digest]
+        return sorted((j for j in jobs if j.candidates), key=lambda j: (-j.share_s, j.digest))
+
+    def _mark_light(self, todo: Sequence[Job]) -> None:
+        """Find out which kernels are not worth timing, and note it."""
+        chosen = [(j, self.artifacts[j.digest]) for j in self.jobs if j.digest in self.artifacts]
+        others_s = sum(j.uses * float(a.estimate["seconds"]) for j, a in chosen if j not in todo)
+        mark_negligible(todo, self.target.spec, others_s)
+        if self.cache is not None:
+            note_negligible(self.cache.folder, self.jobs)
+
+    def _pass(self, jobs: Sequence[Job], how: Selection) -> None:
+        """Compile kernels in waves; those another process is at come last."""
+        bounded = how != QUICK and self.settings.budget_s is not None
+        theirs: list[Job] = []
+        for part in self._kin.rounds(jobs) if self._learns(how) else (jobs,):
+            for wave in self._waves(part, how, bounded):
+                if bounded and self._late():
+                    return
+                theirs += self._wave(wave, how)
+        for job in theirs:
+            if bounded and self._late():
+                return
+            self._wave([job], how, wait=True)
+
+    def _learns(self, how: Selection) -> bool:
+        """Whether kernels are timed, so that the first of a kin say something of the others."""
+        return how != QUICK and self.target.judged
+
+    def _waves(self, jobs: Sequence[Job], how: Selection, bounded: bool) -> Iterator[list[Job]]:
+        wave: list[Job] = []
+        most = self.crew.workers * (_WAVE_IN_BUDGET if bounded else _WAVE)
+        for job in jobs:
+            if self._learns(how):
+                self._kin.advise(job)
+            wave.append(job)
+            if sum(len(j.starts_with(how)) for j in wave) >= most:
+                yield wave
+                wave = []
+        if wave:
+            yield wave
+
+    def _wave(self, jobs: Sequence[Job], how: Selection, wait: bool = False) -> list[Job]:
+        """Compile those kernels of a wave that nobody else is at, and return the others."""
+        with contextlib.ExitStack() as claims:
+            mine, theirs = list(jobs), list[Job]()
+            if self.cache is not None:
+                free = [claims.enter_context(self.cache.claim(j.key(how), wait=wait)) for j in jobs]
+                theirs = [j for j, is_free in zip(jobs, free, strict=True) if not is_free]
+                mine = self._look_up([j for j in jobs if j not in theirs], how, "cached")
+            self._made_ahead(mine, how)
+            self._checked_ahead(mine, how)
+            self._proofs.ahead(self._built(mine, how))
+            benches = max(1, self.crew.benches if self.target.judged else 1)
+            if benches == 1:
+                for job in mine:
+                    self._finish(job, how)
+            else:
+                with ThreadPoolExecutor(benches) as threads:
+                    list(threads.map(lambda job: self._finish(job, how), mine))
+        return theirs
+
+    def _made_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
+        """Build what the kernels of a wave need whatever comes of it, all in parallel."""
+        tasks: dict[str, Task] = {}
+        for job in jobs:
+            tasks |= {c.id: self._build(job, c) for c in job.starts_with(how)}
+            if self.target.judged:
+                periodic = bool(self.target.device)
+                programs = tuple(c.program for c in job.starts_with(how))
+                tasks[f"{job.digest}/reference"] = Reference(job.expression, self.settings.seed, periodic, programs)
+        self._map({name: task for name, task in tasks.items() if name not in self._made}, how)
+
+    def _checked_ahead(self, jobs: Sequence[Job], how: Selection) -> None:
+        """Check kernels of this processor that are not timed, in parallel: only timing needs the machine alone."""
+        if not isinstance(self.crew, Forks) or self.target.device or not self.target.judged:
+            return
+        tasks: dict[str, Judge] = {}
+        for job in jobs:
+            first, *more = (c.id for c in job.starts_with(how))
+            built = self._made[first].value
+            if built is not None and not more and (job.way(how) == QUICK or job.options.top_k == "auto"):
+                tasks[f"{first}/checked"] = self._judgement(job, {first: built}, timed=False)
+        if tasks:
+            with self._machine(alone=False):
+                self._made |= self.crew.check(tasks, lambda name: self._tell("build"))
+
+    def _built(self, jobs: Sequence[Job], how: Selection) -> list[KernelArtifact]:
+        """Return the kernels of a wave that were built ahead."""
+        return [made for j in jobs if (made := self._made[j.starts_with(how)[0].id].value) is not None]
+
+    def _map(self, tasks: Mapping[str, Task], how: Selection) -> None:
+        if not tasks:
+            return
+        with self._machine(alone=False):
+            self._made |= self.crew.map(tasks, lambda name: self._tell("build"), patient=how.deterministic)
+
+    def _machine(self, *, alone: bool) -> contextlib.AbstractContextManager[None]:
+        nobody_else = self.cache is None or not self.target.here
+        return contextlib.nullcontext() if self.cache is None or nobody_else else self.cache.machine(alone=alone)
+
+    def _build(self, job: Job, candidate: Candidate) -> Build:
+        # A kernel for a share of the units runs on that share: one for one core starts no threads.
+        spec, units = self.target.spec, job.options.units
+        share = spec if units is None else spec.share(units)
+        return Build(candidate.program, candidate.estimate.to_dict(), job.expression, share, self._binary)
+
+    def _finish(self, job: Job, how: Selection) -> None:
+        """Choose the kernel among what was built, and keep it."""
+        self._tell("time" if self.target.judged and job.way(how) != QUICK else "build", job.expression.name)
+        try:
+            kernel = self._chosen(job, how)
+        except NoCandidateError as err:
+            self.failures[job.digest] = str(err)
+        else:
+            if self.cache is not None:
+                self.cache.store(job.key(how), entry_of(kernel.artifact, kernel.candidates))
+            bounded = how == QUICK and not self.settings.deterministic and not job.light
+            self._done(job, kernel.artifact, "predicted" if bounded else "compiled")
+        reached = how == QUICK and job.digest in self.artifacts
+        for name in [f"{job.digest}/reference", *(c.id for c in job.candidates)]:
+            if not reached or self.settings.deterministic:  # the next pass asks for them again
+                self._made.pop(name, None)
+        self._tell("build")
+
+    def _chosen(self, job: Job, how: Selection) -> CompiledKernel:
+        def build(jobs: Mapping[str, Candidate], timed: bool) -> Results:
+            missing = {i: self._build(job, c) for i, c in jobs.items() if i not in self._made}
+            self._map(missing, how)
+            return {i: self._made[i] for i in jobs}
+
+        def take(candidate: Candidate) -> KernelArtifact:
+            result = build({candidate.id: candidate}, False)[candidate.id]
+            if result.value is None:
+                raise BuildError(result.record.reason)
+            artifact: KernelArtifact = result.value
+            return artifact
+
+        if not self.target.judged:
+            return first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
+        shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build, job.first)
+        kernel = choose(shop, job.candidates, job.way(how))
+        self._kin.learn(job, kernel.candidates)
+        return kernel
+
+    def _judge(self, job: Job) -> Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]:
+        def judge(artifacts: Mapping[str, KernelArtifact], timed: bool) -> Mapping[str, Record]:
+            if not artifacts:
+                return {}
+            reference = self._made.get(f"{job.digest}/reference")
+            if reference is not None and reference.value is None:
+                return {i: Record(i, "failed", f"no reference: {reference.record.reason}") for i in artifacts}
+            task = self._judgement(job, artifacts, timed)
+            ahead = None if timed else self._made.pop(f"{next(iter(artifacts))}/checked", None)
+            if ahead is not None:
+                return survivors(task, ahead, lambda _: ahead)
+            with self._machine(alone=timed) if self.crew.benches == 0 else contextlib.nullcontext():
+                return self.crew.judge(task)
+
+        return judge
+
+    def _judgement(self, job: Job, artifacts: Mapping[str, KernelArtifact], timed: bool) -> Judge:
+        reference = self._made.get(f"{job.digest}/reference")
+        oracle: Oracle | None = None if reference is None else reference.value
+        spec, seed, device = self.target.spec, self.settings.seed, self.target.device
+        return Judge(job.expression, spec, artifacts, timed, seed, oracle, device, job.rotating_bytes)
+
+    def _done(self, job: Job, artifact: KernelArtifact, origin: str) -> None:
+        self.artifacts[job.digest], self.origins[job.digest] = artifact, origin
+        self.failures.pop(job.digest, None)
+
+    def _tell(self, phase: str, label: str = "") -> None:
+        finished = sum(o != "predicted" for o in self.origins.values()) + len(self.failures)
+        self._progress(Progress(phase, finished, len(self.jobs), label))

@@ -1,0 +1,365 @@
+"""Who does the work of a batch: processes of this machine, an executor, or the workers of a Dask scheduler.
+
+All of them take tasks by id and give results by id, failures as records; nothing is matched by order of completion.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import re
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from roller.core.processor import usable_processors
+from roller.core.validation import whole_number
+from roller.errors import RollerError, RollerWarning, counted, shown
+from roller.models.batch.tasks import Judge, Task, load_what_tasks_use, perform
+from roller.runtime.build_pool import BuildResult, build_all
+from roller.runtime.records import Record
+from roller.targets import target_of_language
+
+#: Seconds a build may take, and all candidates of one kernel to be checked and timed, before their process is stopped.
+_BUILD_S, _JUDGE_S = 120.0, 300.0
+#: Seconds a scheduler may take to answer.
+_CONNECT_S = 10.0
+#: Seconds without a worker after which none is waited for (a supervisor starts another one sooner), and between looks.
+_ALONE_S, _LOOK_S = 60.0, 2.0
+
+Results = dict[str, BuildResult[Any]]
+OnResult = Callable[[str], None]
+
+
+if TYPE_CHECKING:
+    from roller.runtime.profiler import ProfilerSession
+
+
+class Workers(Protocol):
+    """Who carries tasks out.
+
+    ``workers`` tasks run at a time. ``benches`` kernels are judged at a time on machines of their own; 0 where they
+    are judged on this one, which then must do nothing else.
+    """
+
+    workers: int
+    benches: int
+
+    def prepare(self, language: str) -> None:
+        """Get ready to build kernels of a language, before the first of them."""
+
+    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+        """Carry all tasks out; a result per id. ``patient``: no clock decides."""
+
+    def judge(self, task: Judge) -> dict[str, Record]:
+        """Check and time one kernel's candidates; a record per candidate id."""
+
+    def close(self) -> None:
+        """Leave; what is not the crew's own keeps running."""
+
+
+class Forks:
+    """Forked processes of this machine.
+
+    Parameters
+    ----------
+    workers
+        Processes at a time; the processors this process may use when ``None``.
+    """
+
+    benches = 0
+
+    def __init__(self, workers: int | None = None) -> None:
+        self.workers = usable_processors() if workers is None else workers
+        self._devices: dict[str, ProfilerSession] = {}
+
+    def prepare(self, language: str) -> None:
+        """Import TVM, the code generator and what checks before forking, so that the children inherit them."""
+        load_what_tasks_use()
+        target_of_language(language, "batch").prepare()
+
+    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+        """Carry all tasks out, those that run kernels each in a process of its own."""
+        return self._carried_out(tasks, on_result, patient, None)
+
+    def check(self, tasks: Mapping[str, Judge], on_result: OnResult | None = None) -> Results:
+        """Check kernels that are not timed, one after another in a few processes, whatever time they take.
+
+        A fork of a process that holds TVM, and the pages it copies, take as long as such a check. A kernel may leave
+        its process in any state: where one is not found right, all are checked again, each in a process of its own.
+        """
+        told = None if on_result is None else lambda record: on_result(record.candidate_id)
+        found = build_all(tasks, perform, workers=self.workers, timeout_s=float("inf"), on_result=told, reuse=True)
+        right = all(r.value is not None and all(x.ok for x in r.value.values()) for r in found.values())
+        return found if right else self.map(tasks, patient=True)
+
+    def map_preparing(self, tasks: Mapping[str, Task], language: str) -> Results:
+        """Carry tasks out that need no code generator, whatever time they take; get ready beside them, see prepare.
+
+        Where that fails it fails again once it is needed, which it may not be.
+        """
+
+        def prepared() -> None:
+            with contextlib.suppress(RollerError, ImportError):
+                self.prepare(language)
+
+        return self._carried_out(tasks, None, True, prepared)
+
+    def _carried_out(
+        self, tasks: Mapping[str, Task], on_result: OnResult | None, patient: bool, meanwhile: Callable[[], None] | None
+    ) -> Results:
+        timeout_s = float("inf") if patient else _BUILD_S
+        told = None if on_result is None else lambda record: on_result(record.candidate_id)
+        reuse = not any(t.runs_kernels for t in tasks.values())
+        return build_all(
+            tasks, perform, workers=self.workers, timeout_s=timeout_s, on_result=told, reuse=reuse, meanwhile=meanwhile
+        )
+
+    def judge(self, task: Judge) -> dict[str, Record]:
+        """Judge in a process of its own: a kernel that crashes takes neither the batch nor its rivals along."""
+        if task.device:  # in a process of its own already, that of the device, which is replaced after faults
+            return task.run(self._device(task.device, task.seed))
+        timeout_s = _JUDGE_S if task.timed else float("inf")
+        result = build_all({"all": task}, perform, workers=1, timeout_s=timeout_s)["all"]
+        return survivors(task, result, lambda one: build_all({"one": one}, perform, workers=1)["one"])
+
+    def _device(self, name: str, seed: int) -> ProfilerSession:
+        """Return a device, opened once for all kernels of a batch."""
+        from roller.backends.devices import parse
+        from roller.runtime.profiler import ProfileOptions, ProfilerSession
+
+        if name not in self._devices:
+            self._devices[name] = ProfilerSession(parse(name), ProfileOptions(seed=seed))
+        return self._devices[name]
+
+    def close(self) -> None:
+        """Close the devices that were opened."""
+        while self._devices:
+            self._devices.popitem()[1].close()
+
+
+def survivors(task: Judge, result: BuildResult[Any], again: Callable[[Judge], BuildResult[Any]]) -> dict[str, Record]:
+    """Return the records of a judgement; where its process died, find out which candidate killed it.
+
+    Each candidate is then checked alone, and those that live are judged once more, together.
+    """
+    if result.value is not None:
+        return dict(result.value)
+    alone: dict[str, BuildResult[Any]] = {}
+    if len(task.artifacts) > 1 and result.record.status != "failed":
+        alone = {i: again(_only(task, [i], timed=False)) for i in task.artifacts}
+    lost = {i: Record(i, result.record.status, result.record.reason) for i in task.artifacts}
+    records = {i: Record(i, alone[i].record.status, alone[i].record.reason) if i in alone else lost[i] for i in lost}
+    records |= {i: r.value[i] for i, r in alone.items() if r.value is not None}
+    living = [i for i, r in records.items() if r.ok]
+    if living and task.timed:
+        timed = again(_only(task, living, timed=True))
+        records |= dict(timed.value) if timed.value is not None else {i: lost[i] for i in living}
+    return records
+
+
+def _only(task: Judge, ids: list[str], timed: bool) -> Judge:
+    return replace(task, artifacts={i: task.artifacts[i] for i in ids}, timed=timed)
+
+
+@dataclass
+class Hired:
+    """Any :class:`concurrent.futures.Executor`; kernels are judged here unless ``bench`` says where.
+
+    Parameters
+    ----------
+    executor
+        Builds; its processes need roller and, for CPU kernels, TVM.
+    workers
+        Tasks it runs at a time, as far as that is known.
+    bench
+        Judges; ``None`` for this machine.
+    benches
+        Kernels ``bench`` judges at a time.
+    owned
+        What is closed at the end, last one first.
+    staffed
+        Whether there is still somebody who builds, or who judges where asked for those; ``None`` where the executor
+        itself says so.
+    """
+
+    executor: concurrent.futures.Executor
+    workers: int = 8
+    bench: concurrent.futures.Executor | None = None
+    benches: int = 0
+    owned: tuple[AbstractContextManager[Any], ...] = field(default=())
+    staffed: Callable[[bool], bool] | None = None
+    _here: Forks = field(default_factory=lambda: Forks(1))
+    _alone: threading.Lock = field(default_factory=threading.Lock)
+
+    def prepare(self, language: str) -> None:
+        """Nothing: every worker imports what it needs with its first task."""
+
+    def map(self, tasks: Mapping[str, Task], on_result: OnResult | None = None, patient: bool = False) -> Results:
+        """Submit all tasks and collect them by id; on an interrupt those not begun are cancelled."""
+        del patient  # an executor has no clock
+        futures = {_submit(self.executor, task): name for name, task in tasks.items()}
+        results: Results = {}
+        try:
+            for future in self._done(futures, judging=False):
+                name = futures[future]
+                results[name] = _outcome(name, future)
+                if on_result is not None:
+                    on_result(name)
+        finally:
+            for future in futures:
+                future.cancel()
+        rest = {name: task for name, task in tasks.items() if name not in results}
+        if rest:
+            _tell_gone(counted(len(rest), "task"))
+            results |= self._here.map(rest, on_result, patient=True)
+        return {name: results[name] for name in tasks}
+
+    def judge(self, task: Judge) -> dict[str, Record]:
+        """Judge where the benches are, or here; here as well where those that were there are gone."""
+        bench = self.bench
+        if bench is None:
+            return self._here.judge(task)
+
+        def once(one: Judge) -> BuildResult[Any]:
+            future = _submit(bench, one)
+            for done in self._done([future], judging=True):
+                return _outcome("all", done)
+            future.cancel()
+            raise _GoneError
+
+        try:
+            return survivors(task, once(task), once)
+        except _GoneError:
+            _tell_gone("kernels to judge")
+            self.bench = None
+            with self._alone:  # whoever times must do so alone
+                return self._here.judge(task)
+
+    def _done(
+        self, futures: Iterable[concurrent.futures.Future[Any]], judging: bool
+    ) -> Iterator[concurrent.futures.Future[Any]]:
+        """Yield futures as they are done; an end before that where nobody is left who would do them.
+
+        A scheduler keeps the tasks of a worker that died for the next one; without a supervisor none comes.
+        """
+        left, since = set(futures), time.monotonic()
+        while left:
+            timeout_s = None if self.staffed is None else _LOOK_S
+            done, left = concurrent.futures.wait(left, timeout_s, concurrent.futures.FIRST_COMPLETED)
+            yield from done
+            if done or self.staffed is None or self.staffed(judging):
+                since = time.monotonic()
+            elif time.monotonic() - since >= _ALONE_S:
+                return
+
+    def close(self) -> None:
+        """Close what was opened for this batch."""
+        self._here.close()
+        for resource in reversed(self.owned):
+            resource.__exit__(None, None, None)
+
+
+class _GoneError(Exception):
+    """Nobody is left who would do a task."""
+
+
+def _tell_gone(what: str) -> None:
+    text = f"scheduler: its workers died and none came in their place; {what} that were left are done on this machine."
+    warnings.warn(text, RollerWarning, stacklevel=3)
+
+
+def _submit(executor: concurrent.futures.Executor, task: Task) -> concurrent.futures.Future[Any]:
+    from roller.runtime.cache_key import code_digest
+
+    try:
+        return executor.submit(perform, task, code_digest())
+    except (RuntimeError, concurrent.futures.BrokenExecutor) as err:  # shut down, or its processes died
+        failed: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        failed.set_exception(err)
+        return failed
+
+
+def _outcome(name: str, future: concurrent.futures.Future[Any]) -> BuildResult[Any]:
+    """Return the result of a future; a worker that died is a record like a refusal of the compiler."""
+    try:
+        return BuildResult(Record(name, "built"), future.result())
+    except concurrent.futures.CancelledError:
+        return BuildResult(Record(name, "crashed", "the executor was shut down before this task was done"))
+    except Exception as err:  # noqa: BLE001 - whatever it is, it is this task's reason
+        died = isinstance(err, concurrent.futures.BrokenExecutor) or type(err).__name__ == "KilledWorker"
+        return BuildResult(Record(name, "crashed" if died else "failed", f"{type(err).__name__}: {err}"))
+
+
+def crew_of(
+    executor: concurrent.futures.Executor | None, scheduler: Any, workers: int | None, resource: str = "cpu_slot"
+) -> Workers:
+    """Return who does the work."""
+    if workers is not None:
+        workers = whole_number(workers, "workers", 1, expected="a whole number of at least 1")
+    if executor is not None and scheduler is not None:
+        raise RollerError("scheduler: expected none beside executor=, got both. Leave one of them away.")
+    if scheduler is not None:
+        return _dask(scheduler, resource)
+    if executor is not None:
+        if not hasattr(executor, "submit"):
+            raise RollerError(
+                f"executor: expected a concurrent.futures.Executor, got {type(executor).__name__}. "
+                "Pass for example ProcessPoolExecutor(4), or scheduler='tcp://...' for Dask."
+            )
+        known = workers or getattr(executor, "_max_workers", None)
+        return Hired(executor, known if isinstance(known, int) else Hired.workers)
+    return Forks(workers)
+
+
+def _dask(scheduler: Any, resource: str) -> Hired:
+    """Return the workers of a Dask scheduler: all of them build, those with the resource judge."""
+    named = isinstance(scheduler, str) and re.fullmatch(r"(\w+://)?\S+:\d+/?|inproc://\S+", scheduler)
+    if not named and type(scheduler).__module__.partition(".")[0] != "distributed":
+        raise RollerError(
+            "scheduler: expected an address with a port ('tcp://host:8786') or a distributed.Client, "
+            f"got {shown(scheduler)}."
+        )
+    try:
+        import distributed
+    except ImportError as err:
+        raise RollerError(
+            "scheduler: expected the package distributed, found none. Install it: pip install roller[distributed]."
+        ) from err
+    owned: tuple[AbstractContextManager[Any], ...] = ()
+    if isinstance(scheduler, distributed.Client):
+        client: Any = scheduler
+    else:
+        try:
+            client = cast("Any", distributed.Client)(scheduler, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, TimeoutError, ValueError) as err:
+            raise RollerError(
+                f"scheduler: expected a Dask scheduler at '{scheduler}', got none ({err}). Start one: dask scheduler."
+            ) from err
+        owned = (client,)
+    found = client.run_on_scheduler(_workers)
+    if not found:
+        for opened in owned:
+            opened.__exit__(None, None, None)
+        raise RollerError(f"scheduler: expected workers at '{scheduler}', found none. Start one: dask worker ADDRESS.")
+    benches = int(sum(resources.get(resource, 0) for _, resources in found))
+    bench = client.get_executor(pure=False, resources={resource: 1}) if benches else None
+
+    def staffed(judging: bool) -> bool:
+        try:
+            there = client.run_on_scheduler(_workers)
+        except Exception:  # noqa: BLE001 - whatever it says: a scheduler that does not answer has nobody
+            return False
+        return any(not judging or resources.get(resource, 0) for _, resources in there)
+
+    threads = sum(threads for threads, _ in found)
+    return Hired(client.get_executor(pure=False), threads, bench, benches, owned, staffed)
+
+
+def _workers(dask_scheduler: Any) -> list[tuple[int, dict[str, float]]]:
+    """Return threads and resources of every worker; runs in the scheduler."""
+    return [(w.nthreads, dict(w.resources)) for w in dask_scheduler.workers.values()]

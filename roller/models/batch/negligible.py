@@ -1,0 +1,112 @@
+"""What of a model is too light to be timed: candidates, and whole kernels, that no measurement of the model shows.
+
+Timing one more candidate is expected to gain something of a kernel, and times the kernel's share something of the
+model. The smallest of these gains, as many as make up :data:`LOSS` together, are given up: their candidates are not
+built. Kernels that lose all their rivals so get their best prediction, built and checked. Which ones is noted beside
+the kernels, because a warm compile predicts nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from roller.hardware import DeviceSpec
+from roller.models.batch.jobs import Job
+from roller.models.batch.similar_kernels import families_of, forms_of, kin_of
+from roller.runtime.cache_notes import read_note, write_note
+
+#: Expected loss of a model's speed from all candidates together that are not timed: about what timing the model
+#: resolves.
+LOSS = 0.01
+
+
+def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> None:
+    """Take from the constructed jobs what is not worth timing: candidates, and of those that keep one the timing.
+
+    Notes
+    -----
+    Kernels of one kin are timed for each other: they keep the same families, worth what all of them gain.
+    """
+    groups: dict[Hashable, list[Job]] = defaultdict(list)
+    for job in jobs:
+        if len(job.first) > 1 and job.options.top_k == "auto":
+            groups[kin_of(job) or job.digest].append(job)
+    left_s = LOSS * (others_s + sum(j.share_s for j in jobs))
+    rivals = [_Rivals(alike, spec) for alike in groups.values()]
+    waiting = [(r.least_gain_s, n) for n, r in enumerate(rivals)]
+    heapq.heapify(waiting)
+    while waiting and (left_s := left_s - waiting[0][0]) >= 0:
+        _, n = heapq.heappop(waiting)
+        if rivals[n].drop():
+            heapq.heappush(waiting, (rivals[n].least_gain_s, n))
+
+
+class _Rivals:
+    """The families of kernels that are timed for each other, the likeliest first."""
+
+    def __init__(self, jobs: Sequence[Job], spec: DeviceSpec) -> None:
+        self._spec = spec
+        #: By job, the family of each candidate that is worth timing.
+        self._jobs = [(job, families_of(job)) for job in jobs]
+        seconds = defaultdict[Hashable, float](float)
+        for job, families in self._jobs:
+            for n, family in families.items():
+                seconds[family] += job.uses * job.candidates[n].estimate.seconds
+        self._kept = sorted(seconds, key=lambda f: seconds[f])  # of equals, the one found first comes first
+
+    @property
+    def least_gain_s(self) -> float:
+        """Seconds of a call that timing the family is expected to gain which gains least."""
+        return self._least[0]
+
+    @cached_property
+    def _least(self) -> tuple[float, int]:
+        """The least gain, and the position of its family: the last of those that gain as little, never the first."""
+        all_s = self._expected_s(self._kept)
+        without = (self._expected_s([*self._kept[:n], *self._kept[n + 1 :]]) for n in range(1, len(self._kept)))
+        return min((max(0.0, s - all_s), -n) for n, s in enumerate(without, 1))
+
+    def drop(self) -> bool:
+        """Give that family up; return whether a choice is left."""
+        del self._kept[-self._least[1]]
+        del self._least
+        choice = len(self._kept) > 1
+        for job, families in self._jobs:
+            if choice:
+                job.first = tuple(n for n in job.first if families[n] in self._kept)
+            else:
+                job.light = True
+        return choice
+
+    def _expected_s(self, kept: Sequence[Hashable]) -> float:
+        from roller.construction.worth_timing import expected_seconds
+
+        total_s = 0.0
+        for job, families in self._jobs:
+            held = [n for n, family in families.items() if family in kept]
+            seconds = [job.candidates[n].estimate.seconds for n in held]
+            total_s += job.uses * expected_seconds(seconds, self._spec, [forms_of(job)[n] for n in held])
+        return total_s
+
+
+def recall_negligible(folder: Path, jobs: Sequence[Job]) -> None:
+    """Mark the jobs that were found too light when this model was compiled first."""
+    noted = read_note(folder, _name(jobs)).get("light", ())
+    light = set(noted) if isinstance(noted, list) and all(isinstance(d, str) for d in noted) else set[str]()
+    for job in jobs:
+        job.light = job.digest in light
+
+
+def note_negligible(folder: Path, jobs: Sequence[Job]) -> None:
+    """Keep which jobs of a model are light."""
+    write_note(folder, _name(jobs), {"light": sorted(j.digest for j in jobs if j.light)})
+
+
+def _name(jobs: Sequence[Job]) -> str:
+    lines = sorted(f"{j.digest} {j.uses}" for j in jobs)
+    return hashlib.sha256("\n".join(["light", *lines]).encode()).hexdigest()

@@ -1,0 +1,79 @@
+"""Predictions of a model's kernels before any is compiled: constructed in parallel once, then read from a note.
+
+Co-scheduling decides from them which kernels run side by side. Candidates that were constructed on the way are kept
+for the batch, which needs the same ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from roller.models.batch.jobs import Constructed, Job, Settings, Target, jobs_of
+from roller.models.graph.steps import KernelSource
+from roller.perf.estimate import Estimate
+from roller.runtime.cache_notes import read_note, write_note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from roller.runtime.cache import KernelCache
+
+
+class Predictions:
+    """Estimates of kernels by key.
+
+    Parameters
+    ----------
+    sources
+        All kernels of the model: together with the settings they name the note.
+    target, settings
+        What for, and how.
+    construct
+        Constructs jobs; a pair of candidates and positions by job digest, without those that fit no program.
+    cache
+        Where the note is kept; ``None`` for nowhere.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, KernelSource],
+        target: Target,
+        settings: Settings,
+        construct: Callable[[Sequence[Job]], Mapping[str, Constructed]],
+        cache: KernelCache | None,
+    ) -> None:
+        self._target, self._settings, self._construct = target, settings, construct
+        self._folder = None if cache is None else cache.folder
+        digests = sorted(j.digest for j in jobs_of(sources, target, settings, {}))
+        self._name = hashlib.sha256("\n".join(digests).encode()).hexdigest()
+        #: Estimates by job digest, ``None`` where no program fits.
+        self._known = {} if self._folder is None else _estimates(read_note(self._folder, self._name))
+        self.constructed: dict[str, Constructed] = {}
+
+    def __call__(self, sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
+        """Return the estimate of the best program of each kernel, for a share of the units where one is given."""
+        asked = {k: s if units is None else replace(s, units=units) for k, s in sources.items()}
+        jobs = jobs_of(asked, self._target, self._settings, {})
+        missing = [j for j in jobs if j.digest not in self._known]
+        if missing:
+            found = self._construct(missing)
+            self.constructed |= found
+            for job in missing:
+                made = found.get(job.digest)
+                self._known[job.digest] = made[0][0].estimate if made else None
+            if self._folder is not None:
+                note = {i: None if e is None else e.to_dict() for i, e in self._known.items()}
+                write_note(self._folder, self._name, note)
+        known = {key: self._known[job.digest] for job in jobs for key, _ in job.names}
+        return {key: e for key, e in known.items() if e is not None}
+
+
+def _estimates(note: Mapping[str, Any]) -> dict[str, Estimate | None]:
+    """Return what a note says; nothing where it says anything else."""
+    try:
+        return {digest: None if e is None else Estimate.from_dict(e) for digest, e in note.items()}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return {}

@@ -1,0 +1,207 @@
+"""The work of a batch as plain data: what a process here, an executor, or a machine elsewhere carries out.
+
+Every task names everything it needs, can be pickled, and touches neither the cache nor the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from roller.artifact import KernelArtifact
+from roller.errors import BuildError
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+from roller.tile import RProgram
+
+if TYPE_CHECKING:
+    from roller.compiler.autotune import Selection
+    from roller.compiler.autotune.proving import Verdict
+    from roller.construction.constructor import Candidate
+    from roller.runtime.check import Oracle
+    from roller.runtime.profiler import ProfilerSession
+    from roller.runtime.records import Record
+    from roller.templates.common.options import ConstructOptions
+
+#: Seconds that finding quiet windows may take per kernel of a model, which has many.
+_PATIENCE_S = 0.5
+
+
+class Task(Protocol):
+    """Anything that can be carried out.
+
+    ``runs_kernels``: whether it runs code that nobody has checked, which may leave its process in any state.
+    """
+
+    runs_kernels: ClassVar[bool]
+
+    def run(self) -> Any:
+        """Do it and return the result; what it raises is the reason of its failure."""
+
+
+def perform(task: Task, code: str | None = None) -> Any:
+    """Carry out a task."""
+    if code is not None:
+        from roller.runtime.cache_key import code_digest
+
+        if code_digest() != code:
+            raise BuildError("worker: expected the caller's version of roller, got another one. Install the same.")
+    return task.run()
+
+
+def load_what_tasks_use() -> None:
+    """Import what builds, references and checks on processors import: processes that are forked then have it."""
+    import numpy.ma  # noqa: F401 - here and below: for the processes
+
+    import roller.backends.periodic
+    import roller.compiler.pipeline
+    import roller.runtime.cpu_profile  # noqa: F401
+
+
+@dataclass(frozen=True)
+class Construct:
+    """Construct the candidates of one expression; returns them and the positions that are made first."""
+
+    runs_kernels: ClassVar[bool] = False
+
+    expression: TensorExpr
+    spec: DeviceSpec
+    options: ConstructOptions
+    how: Selection
+
+    def run(self) -> tuple[tuple[Candidate, ...], tuple[int, ...]]:
+        """Construct."""
+        from roller.compiler.autotune import wanted
+        from roller.construction.constructor import construct_candidates
+
+        found = construct_candidates(self.expression, self.spec, self.options)
+        return found, wanted(found, self.spec, self.options, self.how)
+
+
+@dataclass(frozen=True)
+class Build:
+    """Lower one program, and build it where ``binary`` says that a toolchain of its language is installed."""
+
+    runs_kernels: ClassVar[bool] = False
+
+    program: RProgram
+    estimate: Mapping[str, Any]
+    expression: TensorExpr
+    spec: DeviceSpec
+    binary: bool
+
+    def run(self) -> KernelArtifact:
+        """Lower and build."""
+        from roller.backends.build import build
+        from roller.compiler.pipeline import lower
+
+        artifact = replace(lower(self.program, self.expression, self.spec), estimate=dict(self.estimate))
+        return build(artifact) if self.binary else artifact
+
+
+@dataclass(frozen=True)
+class Prove:
+    """Emulate a kernel for a GPU that is not here, for at most so many seconds."""
+
+    runs_kernels: ClassVar[bool] = True
+
+    artifact: KernelArtifact
+    spec: DeviceSpec
+    seconds: float
+
+    def run(self) -> Verdict:
+        """Prove."""
+        from roller.compiler.autotune.proving import prove
+        from roller.compiler.pipeline import lower
+
+        return prove(self.artifact, self.seconds, lower=partial(lower, spec=self.spec), workers=1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Compute the float64 reference of an expression on its random inputs; ``periodic`` for those of a GPU.
+
+    Also where tiles of ``programs`` end, which will be judged by it: with the others at once, not while a machine that
+    has to do nothing else waits.
+    """
+
+    runs_kernels: ClassVar[bool] = False
+
+    expression: TensorExpr
+    seed: int
+    periodic: bool
+    programs: tuple[RProgram, ...] = ()
+
+    def run(self) -> Oracle:
+        """Evaluate."""
+        from roller.backends.periodic import periodic_inputs
+        from roller.runtime.check import Oracle
+        from roller.runtime.inputs import random_inputs
+
+        inputs: Any = (periodic_inputs if self.periodic else random_inputs)(self.expression, self.seed)
+        oracle = Oracle(self.expression, inputs, self.seed)
+        oracle.cover(self.programs, inputs)
+        return oracle
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Check built kernels of one expression, and time the correct ones where ``timed``.
+
+    Parameters
+    ----------
+    expression
+        The oracle.
+    spec
+        What the kernels were constructed for.
+    artifacts
+        Built, by candidate id, best prediction first.
+    timed, seed, reference
+        As of the benches of ``runtime``.
+    device
+        ``"cuda:0"``, ``"rocm:0"``, ``"null:..."``; empty for the processor.
+    rotating_bytes
+        Of constants that take turns while a processor's kernels are timed.
+    """
+
+    runs_kernels: ClassVar[bool] = True
+
+    expression: TensorExpr
+    spec: DeviceSpec
+    artifacts: Mapping[str, KernelArtifact]
+    timed: bool
+    seed: int
+    reference: Oracle | None
+    device: str = ""
+    rotating_bytes: int = 0
+
+    def run(self, session: ProfilerSession | None = None) -> dict[str, Record]:
+        """Check and time; on an opened device where one is given."""
+        if self.device:
+            from roller.backends.devices import parse, same_arch
+            from roller.runtime.profiler import Bench as DeviceBench
+
+            with DeviceBench(self.expression, parse(self.device), self.seed, self.reference, session) as bench:
+                arch, wanted = bench.properties().arch, self.spec.target.get("arch", "")
+                if arch and not same_arch(arch, wanted):
+                    raise BuildError(f"profiling: expected a device of '{wanted}', got {self.device} of '{arch}'.")
+                return bench.profile(self.artifacts, self.timed)
+        self._same_processor()
+        from roller.runtime.cpu_profile import Bench
+
+        seed, rotating = self.seed, self.rotating_bytes
+        here = Bench(self.expression, seed, self.reference, rotating, patience_s=_PATIENCE_S)
+        return here.profile(self.artifacts, self.timed)
+
+    def _same_processor(self) -> None:
+        """Refuse where instructions of the caller's processor may be missing, or its cores are not all there."""
+        from roller.hardware import load_spec
+
+        here = load_spec("cpu")
+        if (here.target.get("mcpu"), here.units) != (self.spec.target.get("mcpu"), self.spec.units):
+            raise BuildError(
+                f"profiling: expected a worker on '{self.spec.target.get('mcpu')}' with {self.spec.units} cores, got "
+                f"'{here.target.get('mcpu')}' with {here.units}. Give the resource cpu_slot to workers that are alike."
+            )

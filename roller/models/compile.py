@@ -1,0 +1,334 @@
+"""The road of a model, top to bottom: read -> fold -> partition -> layouts -> kernels -> memory plan -> session.
+
+This is the one file that names every stage. Everything a model refuses is refused before the first kernel is
+compiled; a warm compile loads neither TVM nor the constructor.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from roller.arguments import target_of
+from roller.artifact import KernelArtifact
+from roller.errors import RollerWarning, counted
+from roller.hardware import DeviceSpec
+from roller.hardware.detect import check_units, is_this_machine
+from roller.models.arguments import arrays_of, batch_of, fallback_of, folder_of, has_ranges, shapes_of
+from roller.models.batch.compile import compile_kernels
+from roller.models.batch.executors import Workers, crew_of
+from roller.models.batch.horizontal import packs_for, planned
+from roller.models.batch.horizontal_prices import packable
+from roller.models.batch.jobs import Settings, Target, builds, construct
+from roller.models.batch.outcome import Batch
+from roller.models.batch.predictions import Predictions
+from roller.models.batch.progress import OnProgress, shown, silent, told_on_interrupt
+from roller.models.compiled_model import CompiledModel, uses_of
+from roller.models.graph.coschedule import coscheduled
+from roller.models.graph.layouts import ChosenLayouts, laid_out
+from roller.models.graph.steps import Program
+from roller.models.graph.weights import passing_bytes
+from roller.models.onnx.program_note import ProgramNote
+from roller.models.options import TOP_K, ModelOptions
+from roller.models.session.constants import steps_of
+from roller.models.session.fallback import need_runtimes
+from roller.models.session.session import Session, checked_threads
+from roller.runtime.cache import KernelCache
+from roller.targets import target_for
+from roller.templates.common.options import ConstructOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.models.graph.nodes import Graph
+    from roller.models.session.gpu_runner import GpuSession
+    from roller.models.session.range_session import RangeSession
+
+
+def compile_model(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec = "cpu",
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[Any]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    base_dir: str | Path | None = None,
+    top_k: int | Literal["auto"] = TOP_K,
+    options: ConstructOptions | None = None,
+    budget_s: float | None = None,
+    fallback: str | None = None,
+    executor: concurrent.futures.Executor | None = None,
+    scheduler: Any = None,
+    workers: int | None = None,
+    threads: int | None = None,
+    cache: bool = True,
+    progress: OnProgress | bool | None = None,
+    deterministic: bool = False,
+    side_by_side: bool = True,
+    prove: bool = False,
+    prove_s: float | None = None,
+    remeasure: bool = False,
+    experimental: Sequence[str] = (),
+) -> Session | RangeSession | GpuSession | CompiledModel:
+    """Compile an ONNX model: every distinct kernel once, or from the cache.
+
+    Parameters
+    ----------
+    model
+        Path (``.onnx``; TensorFlow's ``.pb`` where tf2onnx is installed), bytes, or a ModelProto.
+    device
+        ``"cpu"`` for this machine; a device of this machine (``"cuda:0"``), or the name of any other, whose kernels are
+        lowered, built where a toolchain is installed, and never run.
+    batch, shapes, values
+        Batch size, shapes by input, and inputs that are known now; see :func:`roller.models.onnx.reader.read`. On this
+        machine's processor a dimension may be a range, ``("sequence", 1, 512)`` or ``("sequence", range(1, 513))``:
+        calls choose the size, within one session that compiles nothing any more; a symbol of that name in other inputs
+        is the same size. Of the arguments below ranges take ``options``, ``threads`` and ``deterministic``.
+    base_dir
+        Folder of weights beside a model that comes as bytes or a message; a path's own folder by default.
+    top_k, options, deterministic
+        As for :func:`roller.compile`, for every kernel.
+    budget_s
+        Seconds for compiling: every kernel gets its best prediction, built and checked, whatever that takes; other
+        candidates are tried while there is time, the biggest predicted share of the model first.
+    fallback
+        ``"onnxruntime"`` to leave what cannot be compiled to it, also what has no known shape before it
+        runs; by default that is an error that lists all of it.
+    executor
+        Builds kernels: any ``concurrent.futures.Executor``. Timing stays on this machine, alone.
+    scheduler
+        Address of a Dask scheduler (``"tcp://host:8786"``) or a ``distributed.Client``: all workers build; those with
+        the resource ``gpu`` (or ``cpu_slot``, for processors like this one) check and time.
+    workers
+        Processes that build, where neither is given; as many as there are processors by default.
+    threads
+        Threads a call may use, the caller among them, where the device is a processor: kernels are constructed for so
+        many cores, and a session uses no more. All cores by default; ``1`` where calls come from many threads at a
+        time, or the machine has other work. See also :func:`roller.load_model`.
+    cache
+        Whether kernels come from the cache and go to it.
+    progress
+        ``True`` for a bar on standard error, ``False`` for none, ``None`` for one where that is a terminal; or a
+        function that takes :class:`roller.models.batch.progress.Progress`.
+    side_by_side
+        Whether small independent kernels may run at the same time, each on a share of the device, where that is
+        predicted to be faster.
+    prove
+        Run the kernels for a GPU that is not here on the emulator (g++) now, the biggest predicted share first; what is
+        wrong drops out, and each says what was not proved. By default that is done when the model is saved.
+    prove_s
+        Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
+    remeasure
+        As for :func:`roller.compile`, for every kernel.
+    experimental
+        Mechanisms that no device has shown to gain yet, by name. ``"packs"``: small independent kernels for a GPU
+        become one launch, by editing their source text, where that is predicted to be faster.
+
+    Returns
+    -------
+    Session, RangeSession, GpuSession or CompiledModel
+        A session where the device is one of this machine, its processor or a GPU; for other devices what
+        :meth:`CompiledModel.save` writes for a machine that has one.
+
+    Raises
+    ------
+    ModelError
+        Where the model is damaged or hostile, or holds what cannot be compiled; nothing has been compiled then.
+    NoCandidateError
+        Where kernels have no candidate that works, with the reasons; all others are in the cache.
+    """
+    if has_ranges(shapes):
+        from roller.models.ranges import compile_for_ranges
+
+        beside = {
+            "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
+            "scheduler": scheduler, "workers": workers, "prove": prove or None, "prove_s": prove_s,
+            "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
+            "progress": progress or None, "experimental": experimental or None,
+        }  # fmt: skip
+        how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
+        asked = {name: value is not None for name, value in beside.items()}
+        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), asked)
+    batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
+    base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
+
+    def program() -> Program:
+        def make() -> Program:
+            graph = read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, fallback=fallback)
+            return partitioned(graph, fallback=fallback)
+
+        # What another runtime computes is said every time; arrays that are known now are the caller's.
+        return program_of(make, model, batch, shapes, base_dir, noted=cache and fallback is None and not values)
+
+    how = ModelOptions(
+        top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
+        prove_s, remeasure, threads, experimental,
+    )  # fmt: skip
+    made = compile_partitioned(program, device, how)
+    return made.session(consume=True) if made.runs_here else made
+
+
+def read(
+    model: str | Path | bytes | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    values: Mapping[str, Any] | None = None,
+    base_dir: str | Path | None = None,
+    fallback: str | None = None,
+) -> Graph:
+    """Return the graph of a model, everything computed that is known now."""
+    from roller.models.onnx import folding, reader
+
+    lenient = fallback is not None
+    return folding.fold(
+        reader.read(model, batch=batch, shapes=shapes, values=values, base_dir=base_dir, lenient=lenient)
+    )
+
+
+def program_of(
+    make: Callable[[], Program],
+    model: str | Path | bytes | onnx.ModelProto,
+    batch: int | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    base_dir: str | Path | None = None,
+    *,
+    noted: bool = True,
+) -> Program:
+    """Return what ``make`` gives, or where ``noted`` the same from the cache without asking it."""
+    note = ProgramNote(KernelCache().folder, model, batch, shapes, base_dir)
+    return note.load_or_make(make) if noted else make()
+
+
+def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
+    """Return the steps and kernels of a graph; :class:`ModelError` lists all that cannot be compiled.
+
+    What ``fallback`` computes is said in one :class:`RollerWarning`.
+    """
+    from roller.models.onnx.partition import explain
+
+    report = explain(graph, fallback=fallback)
+    if report.outside:
+        nodes = ", ".join(f"'{node}' ({why})" for node, why in report.outside.items())
+        warnings.warn(f"{graph.name}: nodes that {fallback} computes: {nodes}.", RollerWarning, stacklevel=2)
+    return report.program
+
+
+def compile_partitioned(
+    program: Program | Callable[[], Program], device: str | DeviceSpec = "cpu", how: ModelOptions | None = None
+) -> CompiledModel:
+    """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right."""
+    how = how or ModelOptions()
+    settings, packs = how.settings(), how.packs
+    target, crew = hire(device, how.executor, how.scheduler, how.workers)
+    if how.threads is not None:
+        settings = settings.on_threads(checked_threads(how.threads, target.spec.traits.discrete))
+    kept = KernelCache() if how.cache else None
+    try:
+        with shown(how.progress) as show, told_on_interrupt(show, kept=kept is not None) as told:
+            taken = program() if callable(program) else program
+            if target.here:
+                need_runtimes(steps_of(taken.steps))
+            made = compile_program(taken, target, settings, crew, kept, progress=told,
+                                   side_by_side=how.side_by_side, packs=packs)  # fmt: skip
+    finally:
+        crew.close()
+    if target.judged:
+        return made
+
+    def again(prove_s: float) -> CompiledModel:
+        with shown(how.progress) as show, contextlib.closing(hire(device, None, None, how.workers)[1]) as crew:
+            return compile_program(
+                taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
+                side_by_side=how.side_by_side, packs=packs, given=made.artifacts,
+            )  # fmt: skip
+
+    return replace(made, unproved_s=how.prove_saved_s, again=again)
+
+
+def hire(
+    device: str | DeviceSpec,
+    executor: concurrent.futures.Executor | None = None,
+    scheduler: Any = None,
+    workers: int | None = None,
+) -> tuple[Target, Workers]:
+    """Return what kernels are compiled for, and who compiles them."""
+    spec, handle = target_of(device)
+    here = handle is not None or is_this_machine(spec)
+    if here and handle is None:
+        check_units(spec)
+    crew = crew_of(executor, scheduler, workers, spec.traits.resource)
+    # A GPU that is not here is judged where the scheduler has one; the worker makes sure that it is the one meant.
+    elsewhere = not here and spec.traits.discrete and crew.benches > 0
+    remote = target_for(spec).first_device if elsewhere else ""
+    # Kernel follows kernel in a model, for seconds: at the clock that lasts.
+    return Target(spec.emitted.sustained, here, handle.text if handle is not None else remote, bool(remote)), crew
+
+
+def compile_program(
+    program: Program,
+    target: Target,
+    settings: Settings,
+    crew: Workers,
+    cache: KernelCache | None,
+    *,
+    progress: OnProgress = silent,
+    side_by_side: bool = True,
+    packs: bool = False,
+    given: Mapping[str, KernelArtifact] | None = None,
+    blocks: bool = True,
+) -> CompiledModel:
+    """Choose layouts, put small kernels side by side where that is predicted to be faster, compile all, plan memory.
+
+    Where a kernel that layouts or sections made has no candidate that works, the model is compiled without ``blocks``
+    of channels and without sections, and a :class:`RollerWarning` says so.
+    """
+    seconds, before = dict[str, float](), time.monotonic()
+    spec = target.spec if settings.threads is None else target.spec.share(settings.threads)
+    predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
+    declared = program
+    laid = laid_out(program, spec, predictions) if blocks else ChosenLayouts(program)
+    program, packing = laid.program, None
+    seconds["layouts"], before = time.monotonic() - before, time.monotonic()
+    if side_by_side:
+        outcome = coscheduled(program, spec, predictions)
+        packing = packable(program, spec, predictions, outcome) if packs else None
+        program = outcome.program
+        seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
+    both = [program] if packing is None else [program, packing.program]
+    batch = compile_kernels(
+        {k: s for p in both for k, s in p.kernels.items()}, target, settings, uses=uses_of(both[-1].steps),
+        passing=passing_bytes(program), crew=crew, cache=cache, progress=progress, constructed=predictions.constructed,
+        given=given,
+    )  # fmt: skip
+    if batch.failures and not batch.failures.keys() & declared.kernels.keys():
+        warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
+        return compile_program(
+            declared, target, settings, crew, cache, progress=progress,
+            side_by_side=side_by_side and bool(batch.failures.keys() & laid.program.kernels.keys()),
+            packs=packs, given={**(given or {}), **batch.artifacts},
+            blocks=blocks and not batch.failures.keys() & laid.program.kernels.keys(),
+        )  # fmt: skip
+    batch.raise_failures(program.name, target.spec.name)
+    seconds["kernels"], before = time.monotonic() - before, time.monotonic()
+    kernels = None
+    if packing is not None:
+        kernels = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
+        seconds["packs"], before = time.monotonic() - before, time.monotonic()
+    made = planned(program, batch.artifacts, spec, kernels)
+    seconds["plan"] = time.monotonic() - before
+    return CompiledModel(made.plan, batch.artifacts, spec, target, batch, seconds, str(laid), made)
+
+
+def _without_rewriting(batch: Batch, name: str, device: str) -> str:
+    """Say which rewritten kernels failed, and that the model is compiled without them."""
+    return (
+        f"{name} on {device}: {counted(len(batch.failures), 'kernel')} in blocks of channels or in sections failed: "
+        f"{batch.reasons}. The model is compiled without them."
+    )

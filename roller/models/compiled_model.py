@@ -1,0 +1,244 @@
+"""What compiling a model gives: its plan, a kernel by every key the plan names, and how they came about."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from roller.artifact import KernelArtifact
+from roller.compiler.autotune.proving import proved_of
+from roller.core.display import cut, html_table, one_line, seconds_text
+from roller.core.held_here import HeldHere
+from roller.core.validation import number
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError, LaunchError, counted
+from roller.hardware import DeviceSpec
+from roller.models.batch.horizontal import Planned
+from roller.models.batch.jobs import Target
+from roller.models.batch.outcome import Batch
+from roller.models.graph.plan import Plan
+from roller.models.graph.steps import Step, runs_of
+from roller.models.options import SECONDS
+from roller.models.session.session import Session
+from roller.runtime.container import check_target
+
+if TYPE_CHECKING:
+    from roller.models.session.gpu_bundle import Expected
+    from roller.models.session.gpu_runner import GpuSession
+
+#: Characters of a step's label in a table.
+MOST_LABEL = 70
+
+
+@dataclass(frozen=True)
+class CompiledModel(HeldHere):
+    """A model with all its kernels: a session where its device is here, and what is saved for one elsewhere.
+
+    Parameters
+    ----------
+    plan
+        Steps and places.
+    artifacts
+        By kernel key.
+    spec
+        What the kernels were constructed for.
+    target
+        Where they run.
+    batch
+        What became of each kernel.
+    seconds
+        What each stage took, by name.
+    layouts
+        Which values hold their channels in blocks, and what that is predicted to gain; for people.
+    planned
+        What the plan of a GPU was chosen from, and the kernels of its packs.
+    unproved_s
+        Seconds that saving takes at most to prove kernels of a GPU that is not here; 0 where compiling did, or nobody
+        shall.
+    again
+        Compiles the same with so many seconds for proofs; ``None`` where kernels are checked on their device.
+    """
+
+    other_way: ClassVar[str] = "Save it with save(folder), and load it with roller.load_model(folder)."
+
+    plan: Plan
+    artifacts: Mapping[str, KernelArtifact]
+    spec: DeviceSpec
+    target: Target
+    batch: Batch
+    seconds: Mapping[str, float]
+    layouts: str = ""
+    planned: Planned | None = None
+    unproved_s: float = 0.0
+    again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
+
+    def __repr__(self) -> str:
+        """Model, device and kernels on one line."""
+        name = self.plan.program.name or "model"
+        kernels = counted(len(self.artifacts), "kernel")
+        steps = counted(len(self.plan.program.steps), "step")
+        return one_line("CompiledModel", f"{name} for {self.spec.name}: {kernels} in {steps}")
+
+    def _repr_html_(self) -> str:
+        """Kernels, those that take most first, for a notebook."""
+        rows = (
+            (row["runs"], seconds_text(row["predicted_s"]), seconds_text(row["measured_s"]), row["origin"],
+             cut(row["label"], MOST_LABEL))
+            for row in self.rows
+        )  # fmt: skip
+        return html_table(repr(self)[1:-1], ("runs", "predicted", "measured", "origin", "kernel"), rows)
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether a session of it can be had."""
+        return self.target.here
+
+    def session(self, *, consume: bool = False) -> Session | GpuSession:
+        """Return the model, ready to be run here.
+
+        Parameters
+        ----------
+        consume
+            Whether this model is of no more use afterwards: a processor's weights are let go as they are packed, so
+            that they are not in memory twice.
+
+        Raises
+        ------
+        LaunchError
+            Where its device is none of this machine.
+        """
+        if not self.runs_here:
+            raise LaunchError(
+                f"{self.plan.program.name}: compiled for '{self.spec.name}', which is no device of this machine. Save "
+                "it, and load the folder (roller.load_model) where the device is; or compile for 'cpu' or 'cuda:0'."
+            )
+        if not self.spec.traits.discrete:
+            return Session(self.plan, self.artifacts, cores=self.spec.units, consume=consume)
+        from roller.models.session.gpu_device import open_device
+        from roller.models.session.gpu_runner import GpuSession
+
+        device = open_device(self.target.device, self.spec.target["arch"])
+        packs = {} if self.planned is None else self.planned.packs
+        return GpuSession(
+            self.plan, self.artifacts, device, packs=packs, built_for=self.spec.name, target=self.spec.target
+        )
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """Run it as a session does, once: whoever calls again should keep :meth:`session`.
+
+        Raises
+        ------
+        LaunchError
+            Where its device is none of this machine.
+        """
+        return self.session().run(*arguments, **options)
+
+    def proved(self, seconds: float) -> CompiledModel:
+        """Return the model with its kernels proved as far as seconds go, those that are wrong replaced.
+
+        Nothing is lowered anew but what takes the place of a kernel that is wrong.
+
+        Parameters
+        ----------
+        seconds
+            For all proofs together; those of before count.
+
+        Raises
+        ------
+        NoCandidateError
+            Where all candidates of a kernel are wrong.
+        """
+        if self.again is None or not seconds:
+            return self
+        made = self.again(seconds)
+        same = (k for k, a in made.artifacts.items() if k in self.artifacts and a.program == self.artifacts[k].program)
+        origins = {**made.batch.origins, **{k: self.batch.origins[k] for k in same}}
+        return replace(made, batch=replace(made.batch, origins=origins), unproved_s=0.0)
+
+    def save(
+        self, folder: str | os.PathLike[str], expected: Sequence[Expected] = (), *, prove_s: float | None = None
+    ) -> Path:
+        """Write the model so that it starts without a compiler.
+
+        :func:`roller.load_model` starts it where its device is; for a GPU the folder is a bundle, which
+        ``python -m roller.models.session.bundle run`` checks, times and profiles there.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        expected
+            What a GPU must compute; see :func:`roller.models.expected.expected_of`.
+        prove_s
+            Seconds in which kernels for a GPU that is not here are run on the emulator before they are written; by
+            default 120 where :func:`roller.compile_model` was told nothing of it, else none.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        NoCandidateError
+            Where all candidates of a kernel are wrong.
+        """
+        target = path_of(folder, "folder", error=ArtifactError)
+        if not self.spec.traits.discrete:
+            session = self.session()
+            assert isinstance(session, Session)
+            return session.save(target)
+        from roller.models.session.gpu_bundle import write_bundle
+
+        check_target(target)  # before any work goes into it
+        given = prove_s is not None
+        made = self.proved(number(prove_s, "prove_s", expected=SECONDS) if given else self.unproved_s)
+        packs = {} if made.planned is None else made.planned.packs
+        plain = None if made.planned is None else made.planned.plain
+        write_bundle(
+            target, made.plan, made.artifacts, device=self.spec.name, target=self.spec.target, expected=expected,
+            packs=packs, plain=plain,
+        )  # fmt: skip
+        return target
+
+    @cached_property
+    def rows(self) -> tuple[dict[str, Any], ...]:
+        """One row per kernel, the largest predicted share first.
+
+        ``key``, ``label`` (of the first step that runs it), ``runs`` per call, ``predicted_s`` and ``measured_s`` of
+        one run, ``share_s`` (predicted, of all runs), ``bottleneck``, ``origin``, and what
+        was ``proved`` of it.
+        """
+        from roller.models.session.profile import distinct_labels
+
+        labels: dict[str, str] = {}
+        told_apart = distinct_labels(runs_of(self.plan.program.steps))
+        for run in runs_of(self.plan.program.steps):
+            alone, parted = run.label, told_apart[run.outputs]
+            if run.kernel in self.artifacts and alone != parted:  # a node of several kernels: which one this is
+                axes = " ".join(f"{a.name}={a.extent}" for a in self.artifacts[run.kernel].expression.axes)
+                parted = f"{alone} [{axes}]{parted.removeprefix(alone)}"
+            labels.setdefault(run.kernel, parted)
+        uses = uses_of(self.plan.program.steps)
+        rows = [
+            {
+                "key": key,
+                "label": labels.get(key, a.expression.name),
+                "runs": uses[key],
+                "predicted_s": a.estimate["seconds"],
+                "measured_s": a.measured_s,
+                "share_s": uses[key] * a.estimate["seconds"],
+                "bottleneck": a.estimate["bottleneck"],
+                "origin": self.batch.origins[key],
+                "proved": proved_of(a) or None,
+            }
+            for key, a in self.artifacts.items()
+        ]
+        return tuple(sorted(rows, key=lambda row: (-float(row["share_s"]), str(row["key"]))))
+
+
+def uses_of(steps: Iterable[Step]) -> Counter[str]:
+    """Return how often each kernel runs in a call."""
+    return Counter(run.kernel for run in runs_of(steps))

@@ -1,0 +1,81 @@
+"""What a model computes by ONNX Runtime, for the bundle of a GPU that is not here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.core.dtypes import is_float, numpy_dtype
+from roller.errors import LaunchError
+from roller.models.graph.steps import Program, Value
+from roller.models.session.gpu_bundle import Expected
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Random integers lie below this: they are indices and token ids more often than not.
+_BELOW = 2
+#: What ONNX Runtime does with a quantised model that its file does not say: on processors without dot products of
+#: bytes sums of pairs saturate, and biases in floating point are rounded to integers. Neither changes other models.
+_AS_WRITTEN = {"session.x64quantprecision": "1"}
+_NOT_AS_WRITTEN = ("WeightBiasQuantization",)
+
+
+def expected_of(
+    model: str | Path | bytes | onnx.ModelProto,
+    program: Program,
+    *,
+    seed: int = 0,
+    values: Mapping[str, Any] | None = None,
+) -> Expected:
+    """Return random inputs of a model, and what ONNX Runtime makes of them, a quantised one as it is written."""
+    random = np.random.default_rng(seed)
+    feeds = {n: _random(program.values[n], random) for n in program.inputs}
+    known = {n: np.asarray(v) for n, v in (values or {}).items()}
+    outputs, version = computed(model, program, {**known, **feeds})
+    return Expected(tuple(feeds.values()), outputs, f"onnxruntime {version}")
+
+
+def computed(
+    model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray],
+    *, optimised: bool = True,
+) -> tuple[tuple[np.ndarray, ...], str]:  # fmt: skip
+    """Return what ONNX Runtime makes of a model's inputs, and its version."""
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise LaunchError(f"expected results: expected the package onnxruntime, got {err}. Install it.") from err
+    given = os.fspath(model) if isinstance(model, (str, Path)) else model
+    if not isinstance(given, (str, bytes)):
+        given = given.SerializeToString()
+    try:
+        options = onnxruntime.SessionOptions()
+        if not optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        for name, value in _AS_WRITTEN.items():
+            options.add_session_config_entry(name, value)
+        session = onnxruntime.InferenceSession(
+            given, options, providers=["CPUExecutionProvider"], disabled_optimizers=list(_NOT_AS_WRITTEN)
+        )
+        taken = {i.name for i in session.get_inputs()}
+        results = session.run(list(program.outputs), {n: a for n, a in feeds.items() if n in taken})
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"expected results: onnxruntime refuses the model ({err}).") from err
+    return typed_outputs(program, results), onnxruntime.__version__
+
+
+def typed_outputs(program: Program, results: Sequence[Any]) -> tuple[np.ndarray, ...]:
+    """Return results of a model as arrays of the program's shapes, as far as it knows these."""
+    values, named = program.values, zip(program.outputs, results, strict=True)
+    return tuple(np.asarray(r).reshape(values[n].shape) if n in values else np.asarray(r) for n, r in named)
+
+
+def _random(value: Value, random: np.random.Generator) -> np.ndarray:
+    dtype = numpy_dtype(value.dtype)
+    if not is_float(value.dtype):
+        return random.integers(0, _BELOW, value.shape).astype(dtype)
+    return random.standard_normal(value.shape, np.float32).astype(dtype)

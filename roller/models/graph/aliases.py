@@ -1,0 +1,170 @@
+"""Which values share memory: views, parts of a join, outputs that are written where the caller wants them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from roller.errors import ModelError
+from roller.models.graph.steps import Copy, Join, Program, Step, Together, Value, View, writes
+
+
+@dataclass
+class Aliases:
+    """Values that lie inside other values.
+
+    Parameters
+    ----------
+    values
+        Every value by name.
+    parents
+        By value the one it lies in, and its first byte there.
+    """
+
+    values: dict[str, Value]
+    parents: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def root(self, name: str) -> tuple[str, int]:
+        """Return the value whose memory ``name`` lies in, and its first byte there (itself and 0 where it has its own).
+
+        Examples
+        --------
+        >>> Aliases({}, {"c": ("b", 8), "b": ("a", 4)}).root("c")
+        ('a', 12)
+        """
+        offset = 0
+        while name in self.parents:
+            name, start = self.parents[name]
+            offset += start
+        return name, offset
+
+    def is_whole(self, name: str) -> bool:
+        """Whether ``name`` is all of the memory it lies in."""
+        root, offset = self.root(name)
+        return offset == 0 and self.values[root].nbytes == self.values[name].nbytes
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A program in which memory is decided but for its places.
+
+    Parameters
+    ----------
+    program
+        Without views and joins: what of them costs something has become copies; outputs that cannot be written
+        in place have a value and a copy of their own.
+    aliases
+        Which value lies in which.
+    outputs
+        Value that is written into the caller's array, by number of the output.
+    """
+
+    program: Program
+    aliases: Aliases
+    outputs: Mapping[int, str]
+
+
+def resolve(program: Program, align_bytes: int = 1) -> Resolved:
+    """Decide which values share memory."""
+    aliases = Aliases(dict(program.values))
+    steps = _viewed(program.steps, aliases, align_bytes)
+    written = {name for step in steps for name in writes(step)}
+    outputs, copies = _outputs(program, aliases, written)
+    fixed = {aliases.root(name)[0] for name in outputs.values()}
+    movable = {name for name in written if name not in fixed}
+    steps = _joined(steps, aliases, movable, fixed, align_bytes)
+    return Resolved(replace(program, steps=(*steps, *copies), values=aliases.values), aliases, outputs)
+
+
+def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tuple[Step, ...]:
+    """Note the views as aliases; those off the alignment become copies."""
+    kept: list[Step] = []
+    for step in steps:
+        if isinstance(step, Together):
+            kept.append(replace(step, lanes=tuple(_viewed(lane, aliases, align_bytes) for lane in step.lanes)))
+        elif not isinstance(step, View):
+            kept.append(step)
+        elif (aliases.root(step.source)[1] + step.offset_bytes) % align_bytes == 0:
+            aliases.parents[step.target] = (step.source, step.offset_bytes)
+        else:
+            kept.append(Copy(step.source, step.target, 1, aliases.values[step.target].nbytes, step.offset_bytes))
+    return tuple(kept)
+
+
+def _outputs(program: Program, aliases: Aliases, written: set[str]) -> tuple[dict[int, str], list[Step]]:
+    """Return the value that holds each output, and the copies that fill those that are not computed in place."""
+    found: dict[int, str] = {}
+    copies: list[Step] = []
+    claimed: set[str] = set()
+    known = written | set(program.inputs) | set(program.constants)
+    for number, name in enumerate(program.outputs):
+        root, _ = aliases.root(name)
+        if root not in known:
+            raise ModelError(f"{program.name}: output '{name}' is written by no step. Give it a step, or drop it.")
+        if name in program.loose:
+            continue  # the step that computes it makes an array of its own
+        if root in written and root not in claimed and aliases.is_whole(name):
+            claimed.add(root)
+            found[number] = name
+            continue
+        own = f"{name}/output{number}"
+        aliases.values[own] = replace(aliases.values[name], name=own)
+        copies.append(Copy(name, own, 1, aliases.values[own].nbytes))
+        found[number] = own
+    return found, copies
+
+
+def _joined(
+    steps: tuple[Step, ...], aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int
+) -> tuple[Step, ...]:
+    """Place sources of joins in their targets, last join first: a join of a join then lies where the last one is."""
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if isinstance(step, Together):
+            lanes = (_joined(lane, aliases, movable, fixed, align_bytes) for lane in step.lanes)
+            kept.append(replace(step, lanes=tuple(lanes)))
+        elif isinstance(step, Join):
+            kept += reversed(_parts(step, aliases, movable, fixed, align_bytes))
+        else:
+            kept.append(step)
+    return tuple(reversed(kept))
+
+
+def _parts(step: Join, aliases: Aliases, movable: set[str], fixed: set[str], align_bytes: int) -> list[Step]:
+    """Return the copies a join needs after every source that can be was placed in its target."""
+    shape = aliases.values[step.target].shape
+    itemsize = aliases.values[step.target].nbytes // max(1, aliases.values[step.target].elements)
+    rows, pitch = math.prod(shape[: step.axis]), math.prod(shape[step.axis :]) * itemsize
+    if rows == 1 and step.target not in fixed and _already_joined(step, aliases, align_bytes):
+        return []
+    copies: list[Step] = []
+    start = 0
+    for source in step.sources:
+        width = math.prod(aliases.values[source].shape[step.axis :]) * itemsize
+        root, _ = aliases.root(source)
+        target, inside = aliases.root(step.target)
+        aligned = (inside + start) % align_bytes == 0
+        if rows == 1 and root in movable and root != target and aligned and aliases.is_whole(source):
+            aliases.parents[root] = (step.target, start)
+        elif not (rows == 1 and aliases.root(source) == (target, inside + start)):
+            copies.append(Copy(source, step.target, rows, width, 0, width, start, pitch))
+        start += width
+    return copies
+
+
+def _already_joined(step: Join, aliases: Aliases, align_bytes: int) -> bool:
+    """Place the target where its sources already lie one after the other; whether they do."""
+    root, start = aliases.root(step.sources[0])
+    if root == step.target or step.target in aliases.parents or start % align_bytes:
+        return False
+    end = start
+    for source in step.sources:
+        if aliases.root(source) != (root, end):
+            return False
+        end += aliases.values[source].nbytes
+    # Without its own memory the target is as much a part of the root as its sources are.
+    if len(step.sources) > 1 and end - start == aliases.values[step.target].nbytes:
+        aliases.parents[step.target] = aliases.root(step.sources[0])
+        return True
+    return False

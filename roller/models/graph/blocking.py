@@ -1,0 +1,203 @@
+"""Kernels whose tensors hold channels in blocks: an index rewritten, and loops that follow it.
+
+A *blocked* value of shape ``(n, c, ...)`` lies in memory as ``(n, c / block, ..., block)``: ``block`` neighbouring
+channels of one position are neighbours. Any expression that reads or writes the plain value computes the same on the
+blocked one once its indices say so: the channel is a number of two digits, and the loops that are cut by that are
+split into digits (:mod:`roller.expr.index_arithmetic`). What no index can say is left plain, so nothing here
+knows operators.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from roller.errors import ExprError
+from roller.expr import Axis, Index, Load, Scalar, Stage, Tensor, axis_index, transform
+from roller.models.graph import fusing
+from roller.models.graph.kernels import numbered, source_of
+from roller.models.graph.parts import Computed
+from roller.models.graph.steps import KernelSource
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """How a value of the shape ``(outer, channels, *inner)`` lies in memory.
+
+    Parameters
+    ----------
+    outer
+        Elements of the dimension before the channels (the batch).
+    channels
+        A multiple of ``block``.
+    inner
+        Dimensions behind the channels, of more than one element together.
+    block
+        Neighbouring channels that are neighbours in memory.
+    """
+
+    outer: int
+    channels: int
+    inner: tuple[int, ...]
+    block: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], block: int) -> Blocked | None:
+        """Return the layout of a shape, ``None`` where it has none: too few dimensions, or no whole blocks.
+
+        Examples
+        --------
+        >>> Blocked.of((8, 64, 7, 7), 16).shape
+        (8, 4, 7, 7, 16)
+        >>> Blocked.of((8, 60, 7, 7), 16) is None
+        True
+        """
+        if len(shape) < 3 or block < 2 or shape[1] % block or not shape[1] or math.prod(shape[2:]) < 2:
+            return None
+        return cls(shape[0], shape[1], shape[2:], block)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Dimensions as they lie in memory."""
+        return (self.outer, self.channels // self.block, *self.inner, self.block)
+
+    @property
+    def positions(self) -> int:
+        """Elements of one channel."""
+        return math.prod(self.inner)
+
+    def split(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], int] | None:
+        """Return ``shape``, which has the value's elements in order, with the digits of the channel as dimensions."""
+        edges = (self.positions, self.positions * self.block, self.positions * self.channels)
+        out: list[int] = []
+        pitch, place = 1, None
+        for n in reversed(shape):
+            left = n
+            for edge in edges:
+                if pitch < edge < pitch * left:
+                    if edge % pitch or left % (edge // pitch):
+                        return None
+                    out.append(edge // pitch)
+                    left //= edge // pitch
+                    pitch = edge
+                if edge == edges[1] and pitch == edge and place is None and out:
+                    place = len(out) - 1
+            out.append(left)
+            pitch *= left
+            if pitch == edges[1] and place is None:
+                place = len(out) - 1
+        if place is None or out[place] != self.block or math.prod(out[:place]) != self.positions:
+            return None
+        return tuple(out[::-1]), len(out) - 1 - place
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A kernel on blocked tensors: its key, and what it is compiled from."""
+
+    key: str
+    source: KernelSource
+
+
+def rewritten(source: KernelSource, layouts: Mapping[str, Blocked]) -> Rewritten | None:
+    """Return a kernel that computes the same with some tensors blocked; ``None`` where no index says so."""
+    expr = source.expression
+    part: Computed | None = Computed(expr.inputs, expr.stages, expr.outputs, (expr.name,))
+    try:
+        for name in _same_places(Computed(expr.inputs, expr.stages, expr.outputs), layouts):
+            part = None if part is None else _permuted(part, *name)
+        part = None if part is None else fusing.with_affine_axes(part)
+        if part is None:
+            return None
+        part = _in_store_order(fusing.tidy(part))
+        if part.structure is None or part.structure != Computed(expr.inputs, expr.stages, expr.outputs).structure:
+            return None
+        form, names = numbered(part)
+        fixed = tuple(k for k, n in enumerate(names[: len(form.reads)]) if n in source.constants)
+        order = {t.name: k for k, t in enumerate(part.reads)}
+        if [order.get(t.name) for t in expr.inputs] != list(range(len(expr.inputs))):
+            return None  # callers pass the inputs in the order of the plain kernel
+        return Rewritten(*source_of(form, fixed, expr.name))
+    except ExprError:
+        return None
+
+
+def sums_channels(source: KernelSource, blocked: Collection[int]) -> bool:
+    """Whether a kernel sums over the channels of one of its ``blocked`` inputs (positions), as blocks are made for."""
+    expr = source.expression
+    names, reduced = {expr.inputs[k].name for k in blocked}, {a.name for a in expr.anchor.reduction_axes}
+    return any(ld.tensor in names and reduced & {*ld.index[-1].axes} for ld in expr.anchor.loads)
+
+
+def _same_places(part: Computed, layouts: Mapping[str, Blocked]) -> list[tuple[str, Blocked]]:
+    """Return the tensors to permute: those named, and what an output's own epilogue reads in its place."""
+    found = dict(layouts)
+    for last in part.stages:
+        if last.name not in layouts:
+            continue
+        for s in part.stages:
+            inner = s.name not in found and s.name not in part.outputs
+            if inner and s.store == last.store and s.output.shape == last.output.shape:
+                found[s.name] = layouts[last.name]
+    return list(found.items())
+
+
+def _permuted(part: Computed, name: str, layout: Blocked) -> Computed | None:
+    """Return a part with one tensor blocked: seen with digits of the channel, the lower one moved to the end."""
+    if math.prod(part.shapes[name]) != math.prod(layout.shape):
+        return None
+    found = layout.split(part.shapes[name])
+    if found is None:
+        return None
+    shape, place = found
+    seen = fusing.seen_as(part, name, shape)
+    if seen is None:
+        return None
+    order = [*(d for d in range(len(shape)) if d != place), place]
+
+    def moved(index: tuple[Index, ...]) -> tuple[Index, ...]:
+        return tuple(index[d] for d in order)
+
+    def leaf(n: Scalar) -> Scalar:
+        return replace(n, index=moved(n.index)) if isinstance(n, Load) and n.tensor == name else n
+
+    def tensor(t: Tensor) -> Tensor:
+        return replace(t, shape=tuple(t.shape[d] for d in order)) if t.name == name else t
+
+    def stage(s: Stage) -> Stage:
+        store = moved(s.store) if s.name == name else s.store
+        return replace(s, output=tensor(s.output), store=store, body=transform(s.body, leaf))
+
+    return replace(seen, reads=tuple(tensor(t) for t in seen.reads), stages=tuple(stage(s) for s in seen.stages))
+
+
+def _in_store_order(part: Computed) -> Computed:
+    """Return a part whose stages loop over their results in the order of memory."""
+
+    def stage(s: Stage) -> Stage:
+        places: dict[str, int] = {}
+        for i in s.store:
+            for t in sorted(i.terms, key=lambda t: -t.coef):
+                places.setdefault(t.axis, len(places))
+        if any(a.name not in places for a in s.spatial_axes):
+            return s
+        spatial = sorted(s.spatial_axes, key=lambda a: places[a.name])
+        return replace(s, axes=(*spatial, *s.reduction_axes))
+
+    return replace(part, stages=tuple(stage(s) for s in part.stages))
+
+
+def converted(layout: Blocked, dtype: str, *, to_blocked: bool) -> Rewritten:
+    """Return the kernel that copies a plain value to a blocked one, or back."""
+    sizes = (("n", layout.outer), ("c", layout.channels // layout.block), ("p", layout.positions), ("b", layout.block))
+    extents = dict(sizes)
+    plain, blocked = ("n", "c", "b", "p"), ("n", "c", "p", "b")
+    source, target = (plain, blocked) if to_blocked else (blocked, plain)
+    axes = tuple(Axis(a, extents[a]) for a in target)
+    read = Tensor("x", tuple(extents[a] for a in source), dtype)
+    out = Tensor("y", tuple(extents[a] for a in target), dtype)
+    body = Load("x", tuple(axis_index(a) for a in source))
+    stage = Stage(out, axes, tuple(axis_index(a) for a in target), body, None, dtype)
+    part = fusing.tidy(Computed((read,), (stage,), ("y",)))
+    return Rewritten(*source_of(numbered(part)[0], (), "to blocked channels" if to_blocked else "to plain channels"))

@@ -1,0 +1,150 @@
+"""Kernels that wait for the last step of a sequence, cut into chunks that wait for theirs: what pipelines are made of.
+
+A recurrent layer projects the outputs of all steps of the layer below with one product. Cut into chunks of steps, a
+layer starts while the one below still runs. What is cut is found by what it reads and writes, not by its name: a kernel
+that computes row by row from joined rows, and whose rows are read apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from roller.expr import TensorExpr
+from roller.expr.resizing import growing_sizes, is_open, of_extent
+from roller.models.graph.steps import Join, KernelSource, Program, Run, Step, Value, View, reads
+
+#: Chunks a kernel is cut into, about: few enough to stay efficient, enough for layers to overlap.
+_PARTS = (4, 10)
+
+
+def chunked(program: Program, parts: Sequence[int] = _PARTS) -> list[Program]:
+    """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none."""
+    found = _cuts(program)
+    lengths = {len(cut.join.sources) for cut in found}
+    ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in parts}
+    return [_cut(program, found, dict(way)) for way in sorted(ways) if found]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A run, the join it reads, which input that is, and the views of its result."""
+
+    run: Run
+    join: Join
+    position: int
+    views: tuple[View, ...]
+
+
+def _cuts(program: Program) -> list[_Cut]:
+    """Return the runs that can be cut at every source of the join they read."""
+    joins = {s.target: s for s in program.steps if isinstance(s, Join)}
+    readers: dict[str, list[Step]] = defaultdict(list)
+    for step in program.steps:
+        for name in reads(step):
+            readers[name].append(step)
+    found, outputs = [], set(program.outputs)
+    for run in program.steps:
+        if not isinstance(run, Run) or len(run.outputs) != 1 or run.outputs[0] in outputs:
+            continue
+        joined = [n for n, name in enumerate(run.inputs) if name in joins]
+        varying = [n for n in run.inputs if n not in program.constants]
+        views = [s for s in readers[run.outputs[0]] if isinstance(s, View)]
+        if len(joined) != 1 or len(varying) != 1 or not views or len(views) < len(readers[run.outputs[0]]):
+            continue
+        cut = _Cut(run, joins[run.inputs[joined[0]]], joined[0], tuple(views))
+        if _fits(program, cut):
+            found.append(cut)
+    return found
+
+
+def _fits(program: Program, cut: _Cut) -> bool:
+    """Whether sources are equal runs of rows, the kernel computes row by row, and no view crosses two sources."""
+    values, expression = program.values, program.kernels[cut.run.kernel].expression
+    count, target, out = len(cut.join.sources), values[cut.join.target], values[cut.run.outputs[0]]
+    rows = expression.inputs[cut.position].shape[0] if expression.inputs[cut.position].shape else 0
+    if len({values[n].nbytes for n in cut.join.sources}) > 1 or math.prod(target.shape[: cut.join.axis]) != 1:
+        return False
+    if count < 2 or rows % count or not out.shape or out.shape[0] % count:
+        return False
+    if shrunk(expression, cut.position, rows // count) is None:
+        return False
+    size = out.nbytes // count
+    return all(v.offset_bytes % size + values[v.target].nbytes <= size for v in cut.views)
+
+
+def _divisor(count: int, parts: int) -> int:
+    """Return the divisor of ``count`` next to ``parts``: chunks are equal.
+
+    Examples
+    --------
+    >>> [_divisor(100, 4), _divisor(100, 9), _divisor(7, 4)]
+    [4, 10, 7]
+    """
+    return min((d for d in range(2, count + 1) if count % d == 0), key=lambda d: (abs(math.log(d / parts)), d))
+
+
+def _cut(program: Program, cuts: Sequence[_Cut], parts_of: Mapping[int, int]) -> Program:
+    """Return the program with every run cut into as many parts as its number of sources says."""
+    values, kernels = dict(program.values), dict(program.kernels)
+    by_run = {cut.run: cut for cut in cuts}
+    of_view = {view.target: cut for cut in cuts for view in cut.views}
+    steps: list[Step] = []
+    for step in program.steps:
+        if isinstance(step, Run) and step in by_run:
+            steps += _parts(program, by_run[step], parts_of, values, kernels)
+        elif isinstance(step, View) and step.target in of_view:
+            cut = of_view[step.target]
+            size = values[step.source].nbytes // parts_of[len(cut.join.sources)]
+            number, offset = divmod(step.offset_bytes, size)
+            steps.append(View(_part(step.source, number), step.target, offset))
+        else:
+            steps.append(step)
+    read = Counter(n for s in steps for n in reads(s)) + Counter(program.outputs)
+    kept = tuple(s for s in steps if not (isinstance(s, Join) and not read[s.target]))
+    used = {s.kernel for s in kept if isinstance(s, Run)}
+    return replace(program, steps=kept, values=values, kernels={k: kernels[k] for k in kernels if k in used})
+
+
+def _parts(
+    program: Program, cut: _Cut, parts_of: Mapping[int, int], values: dict[str, Value], kernels: dict[str, KernelSource]
+) -> list[Step]:
+    """Return the joins and runs that take the place of a run; what they need joins ``values`` and ``kernels``."""
+    run, join, count = cut.run, cut.join, len(cut.join.sources)
+    parts = parts_of[count]
+    source = program.kernels[run.kernel]
+    rows = source.expression.inputs[cut.position].shape[0] // parts
+    smaller = shrunk(source.expression, cut.position, rows)
+    assert smaller is not None
+    key = f"{run.kernel}/{rows}"
+    kernels[key] = replace(source, expression=smaller)
+    steps: list[Step] = []
+    for number in range(parts):
+        few = join.sources[number * count // parts : (number + 1) * count // parts]
+        taken, made = _part(f"{join.target}/{run.outputs[0]}", number), _part(run.outputs[0], number)
+        shape = values[join.target].shape
+        shape = (*shape[: join.axis], shape[join.axis] // parts, *shape[join.axis + 1 :])
+        values[taken] = replace(values[join.target], name=taken, shape=shape)
+        whole = values[run.outputs[0]]
+        values[made] = replace(whole, name=made, shape=(whole.shape[0] // parts, *whole.shape[1:]))
+        inputs = tuple(taken if n == cut.position else name for n, name in enumerate(run.inputs))
+        steps += [Join(few, taken, join.axis), replace(run, kernel=key, inputs=inputs, outputs=(made,))]
+    return steps
+
+
+def _part(name: str, number: int) -> str:
+    return f"{name}/part{number}"
+
+
+def shrunk(expression: TensorExpr, position: int, rows: int) -> TensorExpr | None:
+    """Return an expression over the first ``rows`` rows of an input; ``None`` where rows do not go their ways apart.
+
+    Every stage must write a row for a row: the rows are a size that may vary, and every stage has it.
+    """
+    name, every = expression.inputs[position].name, {s.name for s in expression.stages}
+    for size in growing_sizes(expression):
+        if (name, 0) in size.dims and is_open(expression, size) and {stage for stage, _ in size.axes} == every:
+            return of_extent(expression, size, rows)
+    return None

@@ -1,0 +1,156 @@
+"""What co-scheduling has to know of a program, from predictions alone: construction for a share of the units."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from roller.errors import NoCandidateError
+from roller.hardware import DeviceSpec
+from roller.models.graph.chunks import chunked
+from roller.models.graph.dependencies import Dependencies
+from roller.models.graph.side_by_side import LEAST_GAIN, Costs, Outcome, coschedule
+from roller.models.graph.steps import KernelSource, Program, Run
+from roller.perf.estimate import Estimate
+from roller.templates.common.options import ConstructOptions
+
+#: Lanes that are tried on a device whose units start no threads: streams, each with its part of the units.
+_STREAMS = (2, 4)
+#: Predicts kernels: constructs each for so many units (``None`` is all); keys that fit no program are left out.
+Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
+
+
+def coscheduled(
+    program: Program, spec: DeviceSpec, predict: Predict | None = None, whole: Mapping[str, Estimate] | None = None
+) -> Outcome:
+    """Return a program whose independent small kernels run side by side where that is predicted to be faster.
+
+    Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.models.graph.chunks`) so that others run.
+    """
+    predict = predict or predictor(spec)
+    known = dict(whole or {})
+    variants = chunked(program) if spec.units > 1 else []
+    if spec.units < 2 or not (variants or with_company(program)):
+        return _as_it_is(program, known)
+    best = _side_by_side(program, spec, predict, known)
+    serial_s = best.serial_s
+    for variant in variants:
+        found = _side_by_side(variant, spec, predict, known)
+        # Another program is worth it only for its sections, and beyond what predictions are good for.
+        best = found if found.sections and found.together_s < (1.0 - LEAST_GAIN) * best.together_s else best
+    return replace(best, serial_s=serial_s)
+
+
+def _side_by_side(program: Program, spec: DeviceSpec, predict: Predict, known: dict[str, Estimate]) -> Outcome:
+    """Return the best division of one program; what is predicted on the way joins ``known``."""
+    missing = {k: s for k, s in program.kernels.items() if k not in known}
+    known |= predict(missing, None) if missing else {}
+    if not program.kernels.keys() <= known.keys():
+        return _as_it_is(program, known)  # what has no program is reported when it is compiled
+    shared = {k: program.kernels[k] for k in sorted(with_company(program))}
+    outcomes = [coschedule(program, costs_of(known, predict(shared, u), spec, n, u)) for n, u in lanes_of(spec)]
+    return min(outcomes, key=lambda o: o.together_s)
+
+
+def predictor(spec: DeviceSpec) -> Predict:
+    """Return a function that predicts kernels by constructing the best program of each."""
+    from roller.construction.constructor import construct_candidates
+
+    def predict(sources: Mapping[str, KernelSource], units: int | None) -> dict[str, Estimate]:
+        found = {}
+        for key, source in sources.items():
+            own = ConstructOptions(top_k=1, constants=source.constants, units=units)
+            try:
+                found[key] = construct_candidates(source.expression, spec, own)[0].estimate
+            except NoCandidateError:
+                continue
+        return found
+
+    return predict
+
+
+def costs_of(
+    whole: Mapping[str, Estimate], share: Mapping[str, Estimate], spec: DeviceSpec, lanes: int, units: int
+) -> Costs:
+    """Return the predictions of a program's kernels as co-scheduling takes them."""
+    caches = [layer.kept_bytes for layer in spec.memory_layers[:-1] if layer.scope == "device"]
+    hot = spec.traits.keeps_caches and caches
+    common = ["dram_s", *(f"{layer.name}_s" for layer in spec.memory_layers if layer.scope == "device")]
+    return Costs(
+        {k: e.seconds for k, e in whole.items()},
+        {k: e.seconds for k, e in share.items()},
+        spec.execution.fork_s if spec.execution.fork_s is not None else spec.execution.launch_s,
+        lanes,
+        units,
+        {k: max((e.terms.get(name, 0.0) for name in common), default=0.0) for k, e in whole.items()},
+        spec.memory_layers[-1].bandwidth_bytes_per_s / 2,
+        caches[-1] if hot else math.inf,
+        spec.memory_layers[-1].bandwidth_bytes_per_s,
+        spec.accuracy.ranking_error or LEAST_GAIN,
+        *(_own_caches(spec, units) if hot else ()),
+    )
+
+
+def _own_caches(spec: DeviceSpec, units: int) -> tuple[float, tuple[float, float]]:
+    """Return the constants a unit keeps, and the seconds a byte found there saves on the whole device and in a lane."""
+    own = [n for n, layer in enumerate(spec.memory_layers) if layer.scope == "unit"][-1]
+    saved = []
+    for part in (spec, spec.share(units)):
+        near, far = (part.memory_layers[n].bandwidth_bytes_per_s for n in (own, own + 1))
+        saved.append(max(0.0, 1.0 / far - 1.0 / near))
+    return spec.memory_layers[own].kept_bytes, (saved[0], saved[1])
+
+
+def with_company(program: Program) -> set[str]:
+    """Return the kernels that something else could run beside: the others need no prediction for a share.
+
+    A step can be moved between the earliest and the latest place it has on the longest way through the model; alone
+    there are those that no other step's places overlap.
+    """
+    graph = Dependencies.of(program.steps)
+    weight = [int(isinstance(s, Run)) for s in program.steps]
+    earliest = [0] * len(weight)
+    for i, before in enumerate(graph.before):
+        earliest[i] = max((earliest[j] + weight[j] for j in before), default=0)
+    length = max((e + w for e, w in zip(earliest, weight, strict=True)), default=0)
+    latest = [length] * len(weight)
+    for i in reversed(range(len(weight))):
+        latest[i] = min((latest[j] for j in graph.after[i]), default=length) - weight[i]
+    runs = [i for i, w in enumerate(weight) if w]
+    crowd = _running_sum(length, ((earliest[i], latest[i]) for i in runs))
+    found = set()
+    for i in runs:
+        step = program.steps[i]
+        if isinstance(step, Run) and crowd[latest[i] + 1] - crowd[earliest[i]] > latest[i] + 1 - earliest[i]:
+            found.add(step.kernel)
+    return found
+
+
+def _running_sum(length: int, places: Iterable[tuple[int, int]]) -> list[int]:
+    """Return, for every place, how many steps could be at the places before it, steps counted once per place."""
+    change = [0] * (length + 2)
+    for first, last in places:
+        change[first] += 1
+        change[last + 1] -= 1
+    out, here = [0], 0
+    for place in range(length + 1):
+        here += change[place]
+        out.append(out[-1] + here)
+    return out
+
+
+def lanes_of(spec: DeviceSpec) -> list[tuple[int, int]]:
+    """Return the divisions of a device that are tried: lanes, and units of each.
+
+    What starts threads cannot start them within a lane, so that a lane of a CPU is one core.
+    """
+    if spec.execution.fork_s is not None:
+        return [(spec.units, 1)]
+    return [(n, spec.units // n) for n in _STREAMS if spec.units >= n]
+
+
+def _as_it_is(program: Program, known: Mapping[str, Estimate]) -> Outcome:
+    keys = [s.kernel for s in program.steps if isinstance(s, Run)]
+    seconds = sum(known[k].seconds for k in keys if k in known)
+    return Outcome(program, seconds, seconds)

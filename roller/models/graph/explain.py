@@ -1,0 +1,75 @@
+"""For people: which nodes of a model went into which kernel, and why a chain of them was cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from roller.core.display import one_line
+from roller.models.graph.fusion import Cut
+from roller.models.graph.steps import Call, Copy, Foreign, Join, Program, Run, View
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """A kernel, the nodes it computes the first time it runs, and how often it runs."""
+
+    key: str
+    nodes: tuple[str, ...]
+    runs: int
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What became of a model's nodes.
+
+    Parameters
+    ----------
+    program
+        The steps.
+    kernels
+        Every kernel once, in the order in which they first run.
+    steps
+        Number of steps by kind; views cost nothing, joins where their parts lie in one piece.
+    cuts
+        Parts that stayed two kernels though one reads the other, with the reason.
+    outside
+        Reasons by node for what another runtime computes.
+    """
+
+    program: Program
+    kernels: tuple[KernelUse, ...]
+    steps: dict[str, int]
+    cuts: tuple[Cut, ...]
+    outside: dict[str, str]
+
+    def __repr__(self) -> str:
+        """Model and counts on one line."""
+        counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
+        return one_line("Partition", f"{self.program.name}: {len(self.kernels)} kernels", counted)
+
+    def __str__(self) -> str:
+        """Several lines: counts, kernels, what runs elsewhere, cuts grouped by reason."""
+        counted = ", ".join(f"{n} {kind}" for kind, n in self.steps.items())
+        lines = [f"{self.program.name}: {len(self.kernels)} kernels; steps: {counted}"]
+        lines += [f"  {k.runs:4d}x {k.key[:8]}  {' + '.join(k.nodes)}" for k in self.kernels]
+        lines += [f"  outside: {node}: {why}" for node, why in self.outside.items()]
+        reasons = Counter(c.reason for c in self.cuts)
+        first = {c.reason: c for c in reversed(self.cuts)}
+        lines += [
+            f"  cut {n}x ('{first[r].producer}' -> '{first[r].reader}' ...): {r}" for r, n in reasons.most_common()
+        ]
+        return "\n".join(lines)
+
+
+def explained(program: Program, cuts: tuple[Cut, ...], outside: dict[str, str]) -> Partition:
+    """Return the report of a program."""
+    runs = [s for s in program.steps if isinstance(s, Run)]
+    times = Counter(s.kernel for s in runs)
+    first: dict[str, Run] = {}
+    for s in runs:
+        first.setdefault(s.kernel, s)
+    kernels = tuple(KernelUse(key, s.nodes, times[key]) for key, s in first.items())
+    names = {Run: "runs", View: "views", Join: "joins", Copy: "copies", Call: "calls", Foreign: "foreign"}
+    counted = Counter(names[type(s)] for s in program.steps if type(s) in names)
+    return Partition(program, kernels, dict(counted), cuts, outside)

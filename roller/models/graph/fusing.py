@@ -1,0 +1,343 @@
+"""Putting two parts into one: a stage into its reader's loads, an element-wise reader behind what it reads.
+
+Every function here returns a new part that computes the same, or ``None`` where positions do not compose. Whether that
+pays is :mod:`roller.models.graph.fusion`'s to say.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from roller.expr import Axis, Cast, Index, Load, Scalar, Stage, Tensor, map_indices, transform
+from roller.expr.compose import may_wrap, read_through, substituted
+from roller.expr.index_arithmetic import Split, composed, inverted, reshaped, simplified, splits_to_affine
+from roller.expr.scalar import walk
+from roller.models.graph.parts import Computed
+
+#: Marks a tensor that is read in a second shape while two parts become one.
+_OTHER = "\0other"
+
+
+def plain_load(s: Stage) -> Load | None:
+    """Return the load of a stage that only moves elements, converted or not."""
+    body = s.body
+    while isinstance(body, Cast):
+        body = body.arg
+    return body if s.combiner is None and isinstance(body, Load) else None
+
+
+def element_wise(part: Computed) -> Stage | None:
+    """Return the only stage of a part without a reduction."""
+    return part.stages[0] if part.is_element_wise else None
+
+
+def size_of(body: Scalar) -> int:
+    """Return the nodes of a scalar tree."""
+    return sum(1 for _ in walk(body))
+
+
+def assembled(reads: Sequence[Tensor], stages: Sequence[Stage], like: Computed, nodes: tuple[str, ...]) -> Computed:
+    """Return a part of new stages with the outputs of another; what nobody reads any more is gone."""
+    used = dict.fromkeys(ld.tensor for s in stages for ld in s.loads)
+    own = {s.name for s in stages}
+    known = {t.name: t for t in reads if t.name not in own}
+    return Computed(tuple(known[n] for n in used if n in known), tuple(stages), like.outputs, nodes)
+
+
+def nodes_of(first: Computed, second: Computed) -> tuple[str, ...]:
+    """Return the nodes of two parts, each once."""
+    return tuple(dict.fromkeys((*first.nodes, *second.nodes)))
+
+
+def inlined(producer: Computed, reader: Computed) -> Computed | None:
+    """Return ``reader`` with every load of what an element-wise part writes replaced by its arithmetic."""
+    made = element_wise(producer)
+    if made is None:
+        return None
+    other = marked(producer, reader)
+    stage = other.stages[0]
+    possible = True
+
+    def swap(s: Stage) -> Stage:
+        def leaf(n: Scalar) -> Scalar:
+            nonlocal possible
+            if not isinstance(n, Load) or n.tensor != stage.name:
+                return n
+            value = read_through(n, reader.shapes[stage.name], s.extents, stage, other.dtypes)
+            possible &= value is not None
+            return n if value is None else value
+
+        return replace(s, body=transform(s.body, leaf))
+
+    stages = [swap(s) if any(ld.tensor == stage.name for ld in s.loads) else s for s in reader.stages]
+    if not possible:
+        return None
+    out = assembled((*reader.reads, *other.reads), stages, reader, nodes_of(producer, reader))
+    return unmarked(out)
+
+
+def appended(anchor: Computed, reader: Computed) -> Computed | None:
+    """Return ``anchor`` with an element-wise part behind it that reads its result point by point.
+
+    The anchor then writes what the reader does, where the reader does: a last stage that reduces gets one more that
+    reads it in place, an element-wise last stage computes more.
+    """
+    last, after = anchor.stages[-1], element_wise(reader)
+    if after is None or anchor.outputs != (last.name,):
+        return None
+    other = marked(reader, anchor)
+    after = other.stages[0]
+    own = {ld.index for ld in after.loads if ld.tensor == last.name}
+    if len(own) != 1 or any(ld.guard for ld in after.loads if ld.tensor == last.name):
+        return None
+    spatial = {a.name: a.extent for a in last.spatial_axes}
+    if math.prod(spatial.values()) != after.points:
+        return None
+    place = reshaped(last.store, last.output.shape, other.shapes[last.name], spatial)
+    at = None if place is None else inverted(next(iter(own)), after.extents, place, spatial)
+    if at is None:
+        return None
+    store = tuple(composed(i, at, spatial) for i in after.store)
+    body = substituted(after.body, at, spatial)
+    if body is None or any(i is None for i in store):
+        return None
+    stages = _behind(anchor, after, tuple(i for i in store if i is not None), body)
+    if stages is None:
+        return None
+    return unmarked(assembled((*anchor.reads, *other.reads), stages, reader, nodes_of(anchor, reader)))
+
+
+def beside(first: Computed, reader: Computed) -> Computed | None:
+    """Return one part with the results of two element-wise parts, the second of which reads the first in place."""
+    one, two = element_wise(first), element_wise(reader)
+    if one is None or two is None or may_wrap(one.body, one.output.dtype):
+        return None
+    other = marked(reader, first)
+    two = other.stages[0]
+    own = {(ld.index, ld.guard) for ld in two.loads if ld.tensor == one.name}
+    if len(own) != 1 or two.points != one.points:
+        return None
+    index, guard = next(iter(own))
+    place = reshaped(one.store, one.output.shape, other.shapes[one.name], one.extents)
+    at = None if place is None or guard else inverted(index, two.extents, place, one.extents)
+    body = None if at is None else substituted(two.body, at, one.extents)
+    store = () if at is None else tuple(composed(i, at, one.extents) for i in two.store)
+    if body is None or any(i is None for i in store):
+        return None
+    second = Stage(two.output, one.axes, tuple(i for i in store if i is not None),
+                   _moved_to(body, one.name, one.store), None, two.acc_dtype)  # fmt: skip
+    both = replace(reader, outputs=(one.name, two.name))
+    out = unmarked(assembled((*first.reads, *other.reads), [one, second], both, nodes_of(first, reader)))
+    out = None if out is None else with_affine_axes(out) or out
+    # Where a transpose cuts the axes the first one writes, they are split; what is stored at digits is no loop.
+    return with_whole_dimensions(out) if out is not None and _stores_affinely(out) else None
+
+
+def _behind(anchor: Computed, after: Stage, store: tuple[Index, ...], body: Scalar) -> list[Stage] | None:
+    """Return the anchor's stages with ``body`` as the last one, stored at ``store`` over the anchor's axes.
+
+    ``None`` where what the anchor stores may wrap around in being stored.
+    """
+    last = anchor.stages[-1]
+    if last.combiner is not None:
+        # In the accumulator's precision: the result is converted once.
+        wide = "float" in last.acc_dtype and "float" in last.output.dtype
+        kind = last.acc_dtype if wide else last.output.dtype
+        between = Tensor(f"{after.name}/acc", after.output.shape, kind)
+        total: Scalar = Load(between.name, store)
+        rest = [*anchor.stages[:-1], replace(last, output=between, store=store)]
+    else:
+        same = last.output.dtype == last.acc_dtype or "float" in last.output.dtype
+        if may_wrap(last.body, last.output.dtype):
+            return None
+        total = last.body if same else Cast(last.output.dtype, last.body)
+        rest = list(anchor.stages[:-1])
+        if anchor.expr.epilogue is not None:  # what reduces is stored where it is read, element by element
+            (first,) = rest
+            rest = [replace(first, output=replace(first.output, shape=after.output.shape), store=store)]
+            total = _moved_to(total, first.name, store)
+    value = transform(body, lambda n: total if isinstance(n, Load) and n.tensor == last.name else n)
+    return [*rest, Stage(after.output, last.spatial_axes, store, value, None, after.acc_dtype)]
+
+
+def _moved_to(body: Scalar, name: str, index: tuple[Index, ...]) -> Scalar:
+    """Return ``body`` with all loads of a tensor at ``index``."""
+    return transform(body, lambda n: replace(n, index=index) if isinstance(n, Load) and n.tensor == name else n)
+
+
+# --- one shape per tensor -----------------------------------------------------------------------
+
+
+def marked(part: Computed, other: Computed) -> Computed:
+    """Return ``part`` with other names for what it reads in another shape than ``other`` reads it in."""
+    names = {t.name: t.name + _OTHER for t in part.reads if t.name in other.inputs and other.shapes[t.name] != t.shape}
+    return _renamed(part, names) if names else part
+
+
+def _renamed(part: Computed, names: dict[str, str]) -> Computed:
+    def leaf(n: Scalar) -> Scalar:
+        return replace(n, tensor=names[n.tensor]) if isinstance(n, Load) and n.tensor in names else n
+
+    reads = tuple(replace(t, name=names.get(t.name, t.name)) for t in part.reads)
+    return replace(part, reads=reads, stages=tuple(replace(s, body=transform(s.body, leaf)) for s in part.stages))
+
+
+def unmarked(part: Computed) -> Computed | None:
+    """Return a part that reads every tensor in one shape, or ``None`` where two do not go together."""
+    for t in part.reads:
+        if not t.name.endswith(_OTHER):
+            continue
+        name = t.name.removesuffix(_OTHER)
+        found = part
+        if name in part.inputs:
+            shape = part.shapes[name]
+            one = seen_as(part, t.name, shape)
+            if one is None:
+                shape, one = t.shape, seen_as(part, name, t.shape)
+            if one is None:
+                return None
+            found = one
+        found = _renamed(found, {t.name: name})
+        part = replace(found, reads=tuple({r.name: r for r in found.reads}.values()))
+    return part
+
+
+def seen_as(part: Computed, name: str, shape: Sequence[int]) -> Computed | None:
+    """Return a part that reads (or writes) a tensor in another shape of as many elements."""
+    old, possible = part.shapes[name], True
+
+    def place(index: tuple[Index, ...], s: Stage) -> tuple[Index, ...]:
+        nonlocal possible
+        found = reshaped(index, old, shape, s.extents)
+        possible &= found is not None
+        return index if found is None else found
+
+    def change(s: Stage) -> Stage:
+        def leaf(n: Scalar) -> Scalar:
+            return replace(n, index=place(n.index, s)) if isinstance(n, Load) and n.tensor == name else n
+
+        body = transform(s.body, leaf)
+        if s.name != name:
+            return replace(s, body=body)
+        return replace(s, output=replace(s.output, shape=tuple(shape)), store=place(s.store, s), body=body)
+
+    reads = tuple(replace(t, shape=tuple(shape)) if t.name == name else t for t in part.reads)
+    out = replace(part, reads=reads, stages=tuple(change(s) for s in part.stages))
+    return out if possible else None
+
+
+# --- axes ---------------------------------------------------------------------------------------
+
+
+def indices_of(part: Computed) -> list[Index]:
+    """Return every index of a part: of stores, loads and guards."""
+    return [i for s in part.stages for i in indices_of_stage(s)]
+
+
+def indices_of_stage(s: Stage) -> list[Index]:
+    """Return every index of a stage."""
+    return [*s.store, *(i for ld in s.loads for i in (*ld.index, *(b.index for b in ld.guard)))]
+
+
+def is_affine(part: Computed) -> bool:
+    """Whether no access divides or takes a remainder."""
+    return all(i.is_affine for i in indices_of(part))
+
+
+def _stores_affinely(part: Computed) -> bool:
+    return all(i.is_affine for s in part.stages for i in s.store)
+
+
+def with_affine_axes(part: Computed) -> Computed | None:
+    """Return a part whose axes are split into digits until every access is affine; ``None`` where that fails."""
+    if is_affine(part):
+        return part
+    extents = {a.name: a.extent for s in part.stages for a in s.axes}
+    cuts = splits_to_affine(indices_of(part), extents)
+    if not cuts:
+        return None
+    out = _split(part, {c.axis: c for c in cuts})
+    return out if out is not None and is_affine(out) else None
+
+
+def _split(part: Computed, cuts: dict[str, Split]) -> Computed | None:
+    stages = []
+    for s in part.stages:
+        axes: list[Axis] = []
+        for a in s.axes:
+            parts = cuts[a.name].parts if a.name in cuts else ((a.name, a.extent),)
+            axes += [Axis(name, n, a.kind) for name, n in parts]
+        extents = {a.name: a.extent for a in axes}
+        at = {a.name: cuts[a.name].index for a in s.axes if a.name in cuts}
+        body = substituted(s.body, at, extents)
+        store = [composed(i, at, extents) for i in s.store]
+        if body is None or any(i is None for i in store):
+            return None
+        stages.append(replace(s, axes=tuple(axes), store=tuple(i for i in store if i is not None), body=body))
+    return replace(part, stages=tuple(stages))
+
+
+def with_whole_dimensions(part: Computed) -> Computed:
+    """Return a part whose tensors have a dimension per axis wherever axes write one like a number.
+
+    ``64 * h + d`` of a dimension of 768 becomes ``h, d`` of two: the same memory, and accesses that are axes.
+    """
+    for name in [*part.inputs, *(s.name for s in part.stages)]:
+        shape: list[int] = []
+        for d, n in enumerate(part.shapes[name]):
+            digits = {_digits_of(index[d], guards, s.extents, n) for s, index, guards in _accesses(part, name)}
+            only = next(iter(digits)) if len(digits) == 1 else None
+            shape += only or (n,)
+        if tuple(shape) != part.shapes[name]:
+            part = seen_as(part, name, shape) or part
+    return part
+
+
+def _accesses(part: Computed, name: str) -> list[tuple[Stage, tuple[Index, ...], set[Index]]]:
+    found = [(s, s.store, set[Index]()) for s in part.stages if s.name == name]
+    loads = ((s, ld) for s in part.stages for ld in s.loads if ld.tensor == name)
+    return found + [(s, ld.index, {b.index for b in ld.guard}) for s, ld in loads]
+
+
+def _digits_of(index: Index, guards: set[Index], extents: dict[str, int], size: int) -> tuple[int, ...] | None:
+    """Return the elements of the axes that write all of a dimension like a number, most significant first."""
+    if index.const or len(index.terms) < 2 or index in guards:
+        return None
+    reach, out = 1, []
+    for t in sorted(index.terms, key=lambda t: t.coef):
+        if not t.is_affine or t.coef != reach:
+            return None
+        reach *= extents[t.axis]
+        out.append(extents[t.axis])
+    return tuple(out[::-1]) if reach == size else None
+
+
+def tidy(part: Computed) -> Computed:
+    """Return a part whose accesses are simple: terms put together, dimensions split where axes are.
+
+    Axes of an element-wise part are fused: the fewer it has, the more anchors it fits behind. An anchor keeps its own
+    until the end, so that movement finds them (batch and head of an attention).
+    """
+    if any(_is_loose(i, s.extents) for s in part.stages for i in indices_of_stage(s)):
+        part = with_whole_dimensions(replace(part, stages=tuple(_simpler(s) for s in part.stages)))
+    return part if element_wise(part) is None else part.canonical
+
+
+def _simpler(s: Stage) -> Stage:
+    fewer: Callable[[Index], Index] = lambda i: simplified(i, s.extents)  # noqa: E731
+    return replace(s, store=tuple(fewer(i) for i in s.store), body=map_indices(s.body, fewer))
+
+
+def _is_loose(index: Index, extents: dict[str, int]) -> bool:
+    """Whether an index may be written in a simpler way, or its dimension be several."""
+    return len(index.terms) > 1 or any(t.mod or t.div > 1 or extents[t.axis] == 1 for t in index.terms)
+
+
+def reading(part: Computed, name: str, source: str) -> Computed | None:
+    """Return a part that reads ``source``, in the shape of ``name``, instead of ``name`` (the same memory)."""
+    if source in part.inputs and part.shapes[source] != part.shapes[name]:
+        return unmarked(_renamed(part, {name: source + _OTHER}))
+    out = _renamed(part, {name: source})
+    return replace(out, reads=tuple({t.name: t for t in out.reads}.values()))

@@ -1,0 +1,85 @@
+"""From stages to a kernel: an expression whose names say nothing about the model, and its key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+
+from roller.expr import SPATIAL, Axis, Index, Load, Scalar, Stage, TensorExpr, map_indices, transform
+from roller.models.graph.parts import Computed
+from roller.models.graph.steps import KernelSource
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel and what it is called with.
+
+    Parameters
+    ----------
+    key
+        Equal for parts that may share the kernel: names do not matter, the values of constants do not either.
+    source
+        What it is compiled from.
+    inputs, outputs
+        Names of values (or constants), one per input and output of the expression.
+    """
+
+    key: str
+    source: KernelSource
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def kernel_of(part: Computed, constants: Container[str], label: str) -> Kernel:
+    """Return the kernel of a part; ``constants`` are the names of what never changes."""
+    fixed = tuple(k for k, t in enumerate(part.reads) if t.name in constants)
+    key, source = source_of(numbered(part)[0], fixed, label)
+    return Kernel(key, source, part.inputs, part.outputs)
+
+
+def source_of(form: Computed, fixed: tuple[int, ...], label: str) -> tuple[str, KernelSource]:
+    """Return key and source of the kernel of a numbered part whose inputs ``fixed`` never change."""
+    first = len(form.reads)
+    names = {f"#{k}": f"x{k}" if k < first else f"t{k - first}" for k in range(first + len(form.stages))}
+    names |= {n: f"y{k}" for k, n in enumerate(form.outputs)}
+    axes = {a.name: a.name for s in form.stages for a in s.axes}
+    inputs = tuple(replace(t, name=names[t.name]) for t in form.reads)
+    stages = tuple(_renamed(s, names, axes) for s in form.stages)
+    expr = TensorExpr(label, inputs, stages, tuple(names[n] for n in form.outputs))
+    types = [(t.shape, t.dtype) for t in (*expr.inputs, *expr.output_tensors)]
+    text = json.dumps([expr.key, types, fixed, expr.allow_padding])
+    key = hashlib.sha256(text.encode()).hexdigest()[:24]
+    return key, KernelSource(expr, tuple(inputs[k].name for k in fixed))
+
+
+def numbered(part: Computed) -> tuple[Computed, tuple[str, ...]]:
+    """Return a part whose tensors are ``#0``, ``#1`` ... (inputs first) and whose axes are numbered, and the names."""
+    names = (*part.inputs, *(s.name for s in part.stages))
+    renamed = {n: f"#{k}" for k, n in enumerate(names)}
+    axes: dict[str, str] = {}
+    for s in part.stages:
+        for a in s.axes:
+            axes.setdefault(a.name, f"{'d' if a.kind == SPATIAL else 'k'}{len(axes)}")
+    reads = tuple(replace(t, name=renamed[t.name]) for t in part.reads)
+    stages = tuple(_renamed(s, renamed, axes) for s in part.stages)
+    return Computed(reads, stages, tuple(renamed[o] for o in part.outputs)), names
+
+
+def _renamed(s: Stage, tensors: Mapping[str, str], axes: Mapping[str, str]) -> Stage:
+    def index(i: Index) -> Index:
+        return replace(i, terms=tuple(replace(t, axis=axes[t.axis]) for t in i.terms))
+
+    def leaf(n: Scalar) -> Scalar:
+        return replace(n, tensor=tensors[n.tensor]) if isinstance(n, Load) else n
+
+    same = all(a == b for a, b in axes.items())  # most forms are renamed once, and their axes never again
+    body = s.body if same else map_indices(s.body, index)
+    return replace(
+        s,
+        output=replace(s.output, name=tensors[s.name]),
+        axes=s.axes if same else tuple(Axis(axes[a.name], a.extent, a.kind) for a in s.axes),
+        store=s.store if same else tuple(index(i) for i in s.store),
+        body=transform(body, leaf),
+    )

@@ -1,0 +1,266 @@
+"""Which values of a model hold their channels in blocks, by predicted seconds.
+
+Every step runs either on plain or on blocked values (:mod:`roller.models.graph.blocking`), and a value that passes
+between steps that differ is converted by a kernel of its own. The cheapest choice is a minimum cut: of what each step
+costs either way, and what a value costs whose readers do not agree with its writer. So a layout spreads over whatever takes
+it (element-wise arithmetic, pooling, sums, joins) and ends where it gains less than the conversion costs; inputs and
+outputs of a model stay as they are declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from roller.hardware import DeviceSpec
+from roller.models.graph.blocking import Blocked, Rewritten, converted, rewritten, sums_channels
+from roller.models.graph.mincut import INFINITE, Network
+from roller.models.graph.steps import Copy, Join, KernelSource, Program, Run, Step, Together, Value, View, reads, writes
+from roller.perf.estimate import Estimate
+
+#: Predicts kernels by key; those that fit no program are left out.
+Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
+
+#: Part of a model's predicted seconds that blocks must gain: less is not worth other kernels.
+LEAST_GAIN = 0.01
+#: Whole numbers of the network per second, and seconds no kernel takes.
+_PER_SECOND, _FOREVER_S = 10**12, 1e6
+
+
+@dataclass(frozen=True)
+class ChosenLayouts:
+    """A program with its layouts chosen.
+
+    Parameters
+    ----------
+    program
+        As it is to be compiled.
+    plain_s, chosen_s
+        Predicted seconds of the kernels that could be blocked: with none blocked, and as chosen, conversions included.
+    blocked
+        Labels of the steps that run on blocked values.
+    conversions
+        Kernels that convert a value.
+    written
+        Values that the steps on blocked values write: what names these steps in the same program of other sizes.
+    """
+
+    program: Program
+    plain_s: float = 0.0
+    chosen_s: float = 0.0
+    blocked: tuple[str, ...] = ()
+    conversions: int = 0
+    written: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        """One line: what was chosen, and what it is predicted to gain."""
+        if not self.blocked:
+            return "layouts: those of the model"
+        gain = f"{self.plain_s * 1e3:.4g} -> {self.chosen_s * 1e3:.4g} ms predicted"
+        return f"channels in blocks in {len(self.blocked)} steps, {self.conversions} values converted: {gain}"
+
+
+def laid_out(program: Program, spec: DeviceSpec, predict: Predict) -> ChosenLayouts:
+    """Return a program whose values hold their channels in blocks where that is predicted to be faster."""
+    if not spec.limits.usable_vector_registers:
+        return ChosenLayouts(program)
+    choice = _Choice(program, spec.teu.lanes)
+    if not choice.sums_channels:  # nothing to gain: what else there is would only follow
+        return ChosenLayouts(program)
+    plain = {s.kernel: program.kernels[s.kernel] for n in choice.able if isinstance(s := program.steps[n], Run)}
+    seconds = {key: e.seconds for key, e in predict(plain | choice.sources, None).items()}
+    chosen = choice.cheapest(seconds)
+    plain_s, chosen_s = choice.seconds(frozenset(), seconds), choice.seconds(chosen, seconds)
+    if not chosen or plain_s - chosen_s < LEAST_GAIN * plain_s:
+        return ChosenLayouts(program, plain_s, plain_s)
+    return replace(choice.applied(chosen), plain_s=plain_s, chosen_s=chosen_s)
+
+
+def laid_out_as(program: Program, spec: DeviceSpec, chosen: ChosenLayouts) -> Program:
+    """Return a program with the layouts that were chosen for the same one of other sizes."""
+    if not chosen.written:
+        return program
+    choice = _Choice(program, spec.teu.lanes)
+    return choice.applied(
+        frozenset(n for n in choice.able if chosen.written.issuperset(writes(program.steps[n])))
+    ).program
+
+
+@dataclass
+class _Choice:
+    """A program, what of it may be in blocks, and the kernels that takes.
+
+    Parameters
+    ----------
+    program
+        With no value blocked.
+    block
+        Channels per block.
+    values
+        Layout of every value that may be blocked.
+    able
+        Positions of the steps that may run on blocked values, and the kernel each then runs (none for a join).
+    """
+
+    program: Program
+    block: int
+    values: dict[str, Blocked] = field(default_factory=dict)
+    able: dict[int, Rewritten | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Find the values and the steps."""
+        p = self.program
+        outside = {n for s in p.steps if not isinstance(s, (Run, Join)) for n in writes(s)}
+        for name in p.values.keys() - {*p.inputs, *p.outputs, *p.constants} - outside:
+            layout = Blocked.of(p.values[name].shape, self.block)
+            if layout is not None:
+                self.values[name] = layout
+        known: dict[tuple[object, ...], Rewritten | None] = {}
+        for n, step in enumerate(p.steps):
+            if isinstance(step, Join) and {*step.sources, step.target} <= self.values.keys():
+                self.able[n] = None
+            elif isinstance(step, Run):
+                found = self._rewritten(step, known)
+                if found is not None:
+                    self.able[n] = found
+
+    def _rewritten(self, step: Run, known: dict[tuple[object, ...], Rewritten | None]) -> Rewritten | None:
+        """Return the kernel of a step with all its values blocked that may be."""
+        source = self.program.kernels[step.kernel]
+        expr = source.expression
+        tensors = (*zip(expr.inputs, step.inputs, strict=True), *zip(expr.output_tensors, step.outputs, strict=True))
+        layouts = {t.name: self.values[name] for t, name in tensors if name in self.values}
+        key = (step.kernel, tuple(layouts.items()))
+        if layouts and key not in known:
+            known[key] = rewritten(source, layouts)
+        return known.get(key)
+
+    @cached_property
+    def sums_channels(self) -> bool:
+        """Whether some kernel sums over channels that are in blocks."""
+        runs = ((s, made) for n, made in self.able.items() if isinstance(s := self.program.steps[n], Run))
+        kernels = {made.key: (made.source, [k for k, n in enumerate(s.inputs) if n in self.values])
+                   for s, made in runs if made is not None}  # fmt: skip
+        return any(sums_channels(source, blocked) for source, blocked in kernels.values())
+
+    @cached_property
+    def readers(self) -> dict[str, list[int]]:
+        """Positions of the steps that read each value."""
+        found: dict[str, list[int]] = {}
+        for n, step in enumerate(self.program.steps):
+            for name in reads(step):
+                found.setdefault(name, []).append(n)
+        return found
+
+    @cached_property
+    def writers(self) -> dict[str, int]:
+        """Position of the step that writes each value that may be blocked."""
+        return {m: n for n, s in enumerate(self.program.steps) for m in writes(s) if m in self.values}
+
+    @cached_property
+    def conversions(self) -> dict[tuple[str, bool], Rewritten]:
+        """Kernels that convert a value, by its name and whether to blocks."""
+        known: dict[tuple[Blocked, str, bool], Rewritten] = {}
+        found = {}
+        for name in self.writers:
+            for to_blocked in (True, False):
+                at = self.values[name], self.program.values[name].dtype, to_blocked
+                if at not in known:
+                    known[at] = converted(at[0], at[1], to_blocked=to_blocked)
+                found[name, to_blocked] = known[at]
+        return found
+
+    @cached_property
+    def sources(self) -> dict[str, KernelSource]:
+        """Kernels on blocked values, and conversions, by key."""
+        kernels = (m for m in (*self.able.values(), *self.conversions.values()) if m is not None)
+        return {m.key: m.source for m in kernels}
+
+    def cheapest(self, seconds: Mapping[str, float]) -> frozenset[int]:
+        """Return the positions of the steps that run on blocked values where all together costs least."""
+        net = Network()
+        nodes = {n: net.node() for n in self.able}
+        for n, made in self.able.items():
+            step = self.program.steps[n]
+            if isinstance(step, Run) and made is not None:
+                net.edge(net.SOURCE, nodes[n], _whole(seconds.get(step.kernel)))
+                net.edge(nodes[n], net.SINK, _whole(seconds.get(made.key)))
+        for name, n in self.writers.items():
+            # Paid once, however many readers want the other layout.
+            mine, back, there = nodes.get(n, net.SINK), net.node(), net.node()
+            net.edge(mine, back, _whole(seconds.get(self.conversions[name, False].key)))
+            net.edge(there, mine, _whole(seconds.get(self.conversions[name, True].key)))
+            for reader in self.readers.get(name, ()):
+                net.edge(back, nodes.get(reader, net.SINK), INFINITE)
+                net.edge(nodes.get(reader, net.SINK), there, INFINITE)
+        side = net.source_side()
+        return frozenset(n for n, node in nodes.items() if node in side)
+
+    def seconds(self, chosen: frozenset[int], seconds: Mapping[str, float]) -> float:
+        """Return the predicted seconds of a choice: of the kernels that may be blocked, and of conversions."""
+        keys = [c.key for c in self._needed(chosen).values()]
+        for n, made in self.able.items():
+            step = self.program.steps[n]
+            if isinstance(step, Run) and made is not None:
+                keys.append(made.key if n in chosen else step.kernel)
+        return sum(seconds.get(key, _FOREVER_S) for key in keys)
+
+    def _needed(self, chosen: frozenset[int]) -> dict[str, Rewritten]:
+        """Return the conversions of a choice by the names of the values."""
+        return {
+            name: self.conversions[name, n not in chosen]
+            for name, n in self.writers.items()
+            if any((r in chosen) != (n in chosen) for r in self.readers.get(name, ()))
+        }
+
+    def applied(self, chosen: frozenset[int]) -> ChosenLayouts:
+        """Return the program with the steps at ``chosen`` on blocked values."""
+        p, needed = self.program, self._needed(chosen)
+        names = {name: _fresh(f"{name}/converted", p.values) for name in needed}
+        values, steps = dict(p.values), list[Step]()
+        for n, step in enumerate(p.steps):
+            here = n in chosen
+            other = {m: names[m] for m in reads(step) if m in needed and (self.writers[m] in chosen) != here}
+            steps.append(_reading(step, other, self.able[n] if here else None))
+            for name in writes(step):
+                layout = self.values.get(name)
+                if here and layout is not None:
+                    values[name] = replace(values[name], shape=layout.shape)
+                if name in needed and layout is not None:
+                    shape = p.values[name].shape if here else layout.shape
+                    values[names[name]] = Value(names[name], shape, p.values[name].dtype)
+                    steps.append(Run(f"layout of {name}", needed[name].key, (name,), (names[name],)))
+        known = {**p.kernels, **self.sources}
+        kernels = {s.kernel: known[s.kernel] for s in steps if isinstance(s, Run)}
+        labels = tuple(str(getattr(p.steps[n], "label", "join")) for n in sorted(chosen))
+        done = replace(p, values=values, steps=tuple(steps), kernels=kernels)
+        written = frozenset(name for n in chosen for name in writes(p.steps[n]))
+        return ChosenLayouts(done, blocked=labels, conversions=len(needed), written=written)
+
+
+def _reading(step: Step, names: Mapping[str, str], made: Rewritten | None) -> Step:
+    """Return a step that reads other values, and runs another kernel where one is given."""
+    if isinstance(step, Run):
+        return replace(step, kernel=step.kernel if made is None else made.key, inputs=_renamed(step.inputs, names))
+    if not names:
+        return step
+    assert not isinstance(step, Together)  # sections come later
+    if isinstance(step, Join):
+        return replace(step, sources=_renamed(step.sources, names))
+    if isinstance(step, (View, Copy)):
+        return replace(step, source=names.get(step.source, step.source))
+    return replace(step, inputs=_renamed(step.inputs, names))
+
+
+def _renamed(names: Sequence[str], new: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(new.get(n, n) for n in names)
+
+
+def _fresh(name: str, taken: Mapping[str, object]) -> str:
+    return name if name not in taken else _fresh(f"{name}_", taken)
+
+
+def _whole(seconds: float | None) -> int:
+    """Return a cost as a whole number; what fits no program is never chosen."""
+    return INFINITE if seconds is None or not seconds < _FOREVER_S else round(seconds * _PER_SECOND)

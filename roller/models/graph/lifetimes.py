@@ -1,0 +1,139 @@
+"""When memory is in use: from the first step that touches it to the last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from roller.errors import ModelError
+from roller.models.graph.steps import Program, Step, Together, reads, writes
+
+#: Group of what lives outside any ``Together``, or in more than one lane.
+OUTSIDE = -1
+
+
+@dataclass(frozen=True)
+class Life:
+    """Positions of the first and last step that touch a value's memory.
+
+    Parameters
+    ----------
+    first, last
+        Positions; steps of lanes have positions of their own, lane after lane.
+    group, lane
+        Where the memory is touched in one lane only: the number of its ``Together`` and of the lane. Memory of
+        other lanes of that group is in use at the same time whatever the positions say.
+    """
+
+    first: int
+    last: int
+    group: int = OUTSIDE
+    lane: int = OUTSIDE
+
+    def meets(self, other: Life) -> bool:
+        """Whether both are ever in use at the same time.
+
+        Examples
+        --------
+        >>> Life(0, 3).meets(Life(3, 4)), Life(0, 3).meets(Life(4, 5))
+        (True, False)
+        >>> Life(0, 1, 0, 0).meets(Life(2, 3, 0, 1))
+        True
+        """
+        if self.group != OUTSIDE and self.group == other.group and self.lane != other.lane:
+            return True
+        return self.first <= other.last and other.first <= self.last
+
+
+@dataclass(frozen=True)
+class _Spot:
+    position: int
+    group: int = OUTSIDE
+    lane: int = OUTSIDE
+
+
+def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life]:
+    """Return the life of every root a step writes, in order of the first touch; what is loose has no memory."""
+    touched: dict[str, list[_Spot]] = {}
+    spans: dict[int, tuple[int, int]] = {}
+    given = {*program.inputs, *program.constants}
+    position = 0
+    for step in program.steps:
+        if not isinstance(step, Together):
+            _touch(step, _Spot(position), root_of, touched, given)
+            position += 1
+            continue
+        group, start = len(spans), position
+        for lane, steps in enumerate(step.lanes):
+            for inner in steps:
+                _touch(inner, _Spot(position, group, lane), root_of, touched, given)
+                position += 1
+        spans[group] = (start, max(start, position - 1))
+    return {name: _life(spots, spans) for name, spots in touched.items() if name not in program.loose}
+
+
+def _touch(
+    step: Step,
+    spot: _Spot,
+    root_of: Callable[[str], str],
+    touched: dict[str, list[_Spot]],
+    given: set[str],
+) -> None:
+    for name in reads(step):
+        root = root_of(name)
+        if root not in touched and root not in given:
+            # Lanes within lanes are one position, so what they pass on among themselves is read where it is written.
+            if isinstance(step, Together) and name in writes(step):
+                continue
+            raise ModelError(f"step {spot.position}: reads '{name}', which no step before it writes. Order the steps.")
+        if root in touched:
+            touched[root].append(spot)
+    for name in writes(step):
+        root = root_of(name)
+        if root in given:
+            raise ModelError(f"step {spot.position}: writes '{name}', which is an input or a constant.")
+        touched.setdefault(root, []).append(spot)
+
+
+def _life(spots: Iterable[_Spot], spans: dict[int, tuple[int, int]]) -> Life:
+    found = list(spots)
+    first, last = min(s.position for s in found), max(s.position for s in found)
+    lanes = {(s.group, s.lane) for s in found}
+    if len(lanes) == 1:
+        group, lane = lanes.pop()
+        return Life(first, last, group, lane)
+    # Lanes run at the same time: whoever is touched in one and elsewhere too is in use all the while.
+    for group in {s.group for s in found} - {OUTSIDE}:
+        first, last = min(first, spans[group][0]), max(last, spans[group][1])
+    return Life(first, last)
+
+
+def peak_bytes(lives: Iterable[tuple[Life, int]]) -> int:
+    """Return the most bytes in use at once: no arena can be smaller.
+
+    Examples
+    --------
+    >>> peak_bytes([(Life(0, 1), 8), (Life(1, 2), 4), (Life(2, 3), 8)])
+    12
+    """
+    pairs = list(lives)
+    changes: dict[int, int] = {}
+    lanes: dict[int, dict[int, list[tuple[Life, int]]]] = {}
+    for life, size in pairs:
+        if life.group != OUTSIDE:
+            lanes.setdefault(life.group, {}).setdefault(life.lane, []).append((life, size))
+            continue
+        changes[life.first] = changes.get(life.first, 0) + size
+        changes[life.last + 1] = changes.get(life.last + 1, 0) - size
+    for found in lanes.values():
+        # Lanes may all be at their worst at once; each at any position of the group.
+        most = sum(peak_bytes((Life(x.first, x.last), size) for x, size in lane) for lane in found.values())
+        first = min(x.first for lane in found.values() for x, _ in lane)
+        last = max(x.last for lane in found.values() for x, _ in lane)
+        changes[first] = changes.get(first, 0) + most
+        changes[last + 1] = changes.get(last + 1, 0) - most
+    now = top = 0
+    for position in sorted(changes):
+        now += changes[position]
+        top = max(top, now)
+    return top

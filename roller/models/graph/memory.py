@@ -1,0 +1,50 @@
+"""The memory plan: a place for every value of a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from roller.core.cyclic import held_back
+from roller.models.graph.aliases import Resolved, resolve
+from roller.models.graph.arena import pack
+from roller.models.graph.lifetimes import Life, lifetimes
+from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.models.graph.steps import Program
+
+
+@held_back()
+def plan(
+    program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1,
+    within: Plan | None = None,
+) -> Plan:  # fmt: skip
+    """Give every value of a program a place.
+
+    Inputs are read where the caller has them, outputs written where the caller wants them, views cost nothing, and
+    sources of a join are computed in place where they lie in one piece. What remains shares one arena.
+    """
+    resolved = resolve(program, value_align_bytes)
+    lives = _arena_roots(resolved)
+    if within is None:
+        offsets, total = pack(tuple(lives.values()), [resolved.program.values[name].nbytes for name in lives])
+    else:
+        offsets, total = [within.places[name].offset_bytes for name in lives], within.arena_bytes
+    places = {name: Place(ARENA, offset_bytes=offset) for name, offset in zip(lives, offsets, strict=True)}
+    places |= {name: Place(INPUT, n) for n, name in enumerate(program.inputs)}
+    places |= {name: Place(CONSTANT, name=name) for name in program.constants}
+    for number, name in resolved.outputs.items():
+        places[resolved.aliases.root(name)[0]] = Place(OUTPUT, number)
+    places |= {name: Place(OUTPUT, n) for n, name in enumerate(program.outputs) if name in program.loose}
+    for name in resolved.aliases.parents:
+        root, offset = resolved.aliases.root(name)
+        if root in places:
+            places[name] = replace(places[root], offset_bytes=places[root].offset_bytes + offset)
+    return Plan(resolved.program, places, total, dict(predicted_s or {}))
+
+
+def _arena_roots(resolved: Resolved) -> dict[str, Life]:
+    """Return when the memory is in use that is neither the caller's nor constant."""
+    aliases = resolved.aliases
+    outside = {aliases.root(name)[0] for name in resolved.outputs.values()}
+    lives = lifetimes(resolved.program, lambda name: aliases.root(name)[0])
+    return {name: life for name, life in lives.items() if name not in outside}

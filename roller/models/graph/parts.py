@@ -1,0 +1,215 @@
+"""Parts of a model on its way to a program: what nodes were lowered to, by the names of the graph's values.
+
+A part computes stages, is a view or a join of values, calls a function of the array library, or is what roller itself
+cannot compute. One node gives one part or several; fusion makes kernels of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeAlias
+
+from roller.errors import ExprError
+from roller.expr import Stage, Tensor, TensorExpr
+from roller.expr.canonical import fuse_axes
+from roller.models.graph.nodes import Node
+from roller.tile.geometry import Geometry
+from roller.tile.structures import STREAMING, Structure, structure_of
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Stages over names of values.
+
+    Parameters
+    ----------
+    reads
+        What they read, in the shapes they read it in: those of the values, or others of as many elements.
+    stages
+        In order; shapes of outputs too may be others than the values'.
+    outputs
+        Names others read.
+    nodes
+        Where they come from.
+    """
+
+    reads: tuple[Tensor, ...]
+    stages: tuple[Stage, ...]
+    outputs: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names read."""
+        return tuple(t.name for t in self.reads)
+
+    @cached_property
+    def expr(self) -> TensorExpr:
+        """The stages as an expression."""
+        return TensorExpr(self.outputs[0], self.reads, self.stages, self.outputs)
+
+    @cached_property
+    def canonical(self) -> Computed:
+        """The part in its fused form: as few axes as its accesses need; raises as :attr:`expr` does."""
+        fused = fuse_axes(self.expr)
+        out = Computed(fused.inputs, fused.stages, fused.outputs, self.nodes)
+        out.__dict__["canonical"] = out
+        out.__dict__["expr"] = fused
+        return out
+
+    @cached_property
+    def structure(self) -> Structure | None:
+        """The code-generation structure, ``None`` where the stages are no expression."""
+        try:
+            form = self.canonical
+        except ExprError:
+            return None
+        return STREAMING if form.is_element_wise else structure_of(Geometry.of(form.expr))
+
+    @cached_property
+    def is_element_wise(self) -> bool:
+        """Whether it is one stage without a reduction."""
+        return len(self.stages) == 1 and self.stages[0].combiner is None
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of every tensor, as it is read and written here."""
+        return {t.name: t.shape for t in (*self.reads, *(s.output for s in self.stages))}
+
+    @cached_property
+    def dtypes(self) -> dict[str, str]:
+        """Dtype of every tensor."""
+        return {t.name: t.dtype for t in (*self.reads, *(s.output for s in self.stages))}
+
+
+@dataclass(frozen=True)
+class Viewed:
+    """``target`` is ``source`` from element ``offset`` on, in the same order."""
+
+    source: str
+    target: str
+    offset: int = 0
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The source."""
+        return (self.source,)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """``target`` is its sources side by side along ``axis``."""
+
+    sources: tuple[str, ...]
+    target: str
+    axis: int
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The sources, each once."""
+        return tuple(dict.fromkeys(self.sources))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The target."""
+        return (self.target,)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of the array library; ``arguments`` may hold ``""`` for what is absent, so may ``results``."""
+
+    name: str
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The arguments given, each once."""
+        return tuple(dict.fromkeys(n for n in self.arguments if n))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The results wanted."""
+        return tuple(n for n in self.results if n)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A node that roller cannot lower, and why."""
+
+    node: Node
+    reason: str
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the node reads, each once."""
+        return tuple(dict.fromkeys(n for n in self.node.inputs if n))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the node writes."""
+        return tuple(n for n in self.node.outputs if n)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The node's name."""
+        return (self.node.name,)
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Nodes another runtime computes; ``model`` is them as ONNX bytes."""
+
+    model: bytes = field(repr=False)
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    members: tuple[Node, ...]
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes."""
+        return tuple(n.name or n.outputs[0] for n in self.members)
+
+
+class Named(Protocol):
+    """What every part tells, whatever it is: names read, names written, names of its nodes."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names read."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names written."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of its nodes."""
+
+
+Part: TypeAlias = Computed | Viewed | Beside | Function | Refused | Outside
+
+
+def only(part: Computed, outputs: tuple[str, ...]) -> Computed:
+    """Return a part that computes no more than ``outputs``."""
+    if len(part.stages) == 1 and outputs == part.outputs:
+        return part
+    wanted, kept = set(outputs), []
+    for s in reversed(part.stages):
+        if s.name in wanted:
+            kept.append(s)
+            wanted.update(ld.tensor for ld in s.loads)
+    return replace(part, reads=tuple(t for t in part.reads if t.name in wanted), stages=tuple(kept[::-1]),
+                   outputs=outputs)  # fmt: skip

@@ -1,0 +1,106 @@
+"""Plans as JSON data and back; constants and kernels are kept elsewhere."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ArtifactError
+from roller.models.graph.plan import Place, Plan
+from roller.models.graph.steps import Call, Copy, Foreign, Join, Loose, Program, Run, Step, Together, Value, View
+
+#: Kinds of steps whose fields are plain data.
+_PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """Return a plan as JSON-ready data, without the arrays of its constants and the expressions of its kernels."""
+    program = plan.program
+    return {
+        "name": program.name,
+        "inputs": list(program.inputs),
+        "outputs": list(program.outputs),
+        "values": [[v.name, list(v.shape), v.dtype] for v in program.values.values()],
+        "constants": list(program.constants),
+        "loose": [[v.name, v.dims if v.dims is None else list(v.dims), v.dtype] for v in program.loose.values()],
+        "steps": [_step_to_data(s) for s in program.steps],
+        "places": {n: [p.space, p.index, p.offset_bytes, p.name] for n, p in plan.places.items()},
+        "arena_bytes": plan.arena_bytes,
+        "predicted_s": dict(plan.predicted_s),
+    }
+
+
+def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray], where: str = "plan") -> Plan:
+    """Rebuild a plan; ``where`` names the file in errors."""
+    try:
+        values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
+        held = {n: constants[n] for n in data["constants"]}
+        steps = tuple(_step_from_data(s) for s in data["steps"])
+        loose = {n: Loose(n, dims if dims is None else tuple(dims), dtype) for n, dims, dtype in data.get("loose", ())}
+        program = Program(data["name"], tuple(data["inputs"]), tuple(data["outputs"]), values, held, steps, {}, loose)
+        places = {n: Place(*place) for n, place in data["places"].items()}
+        return Plan(program, places, int(data["arena_bytes"]), dict(data["predicted_s"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Compile the model again.") from err
+
+
+def _step_to_data(step: Step) -> list[Any]:
+    if isinstance(step, Together):
+        return ["packed" if step.packed else "together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
+    if isinstance(step, Call):
+        attributes = _plain(step.attributes)
+        return ["call", {**_fields(step), "attributes": attributes}]
+    if isinstance(step, Foreign):
+        return ["foreign", {**_fields(step), "model": base64.b64encode(step.model).decode("ascii")}]
+    return [type(step).__name__.lower(), _fields(step)]
+
+
+def _fields(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
+    return {k: v for k, v in asdict(step).items() if k not in ("attributes", "model")}
+
+
+def _step_from_data(data: Any) -> Step:
+    kind, fields = data
+    if kind in ("together", "packed"):
+        return Together(tuple(tuple(_step_from_data(s) for s in lane) for lane in fields), kind == "packed")
+    given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
+    if kind == "call":
+        return Call(**{**given, "attributes": _unplain(fields["attributes"])})
+    if kind == "foreign":
+        return Foreign(**{**given, "model": base64.b64decode(fields["model"])})
+    step: Step = _PLAIN[kind](**given)
+    return step
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as JSON data; what JSON has not is marked by its kind."""
+    if isinstance(value, Mapping):
+        return {"map": {str(k): _plain(v) for k, v in value.items()}}
+    if isinstance(value, (tuple, list)):
+        return {"tuple": [_plain(v) for v in value]}
+    if isinstance(value, np.ndarray):
+        text = base64.b64encode(np.ascontiguousarray(value).tobytes()).decode("ascii")
+        return {"array": [str(value.dtype), list(value.shape), text]}
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"float": repr(value)}
+    return value
+
+
+def _unplain(data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        return data
+    ((kind, value),) = data.items()
+    if kind == "map":
+        return {k: _unplain(v) for k, v in value.items()}
+    if kind == "tuple":
+        return tuple(_unplain(v) for v in value)
+    if kind == "float":
+        return float(value)
+    dtype, shape, text = value
+    return np.frombuffer(base64.b64decode(text), np.dtype(dtype)).reshape(shape)

@@ -1,0 +1,115 @@
+"""Row by row: a reduction and what reads it per row become one kernel (a normalisation spelled out in operators).
+
+Mean, difference, mean of squares, root and quotient are five kernels as nodes and one as rows: every stage keeps its
+own columns, and the rows they all share bear one name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller.expr import Axis, Index, Load, Scalar, Stage, Term, map_indices, transform
+from roller.expr.compose import read_through
+from roller.expr.scalar import FUNCTIONS, Call, walk
+from roller.models.graph import fusing
+from roller.models.graph.parts import Computed
+
+#: Functions of an element-wise stage that its readers may evaluate again.
+_CHEAP = 4
+
+
+def joined(rows: Computed, reader: Computed) -> Computed | None:
+    """Return one part that computes ``rows`` and, row by row, the part that reads its result; ``None`` where none can.
+
+    Rows are the axes of the result that every load of it names in the same way; the others are columns.
+    """
+    marked = fusing.marked(rows, reader)
+    last = marked.stages[-1]
+    shape = reader.shapes[last.name]
+    seen = marked if shape == last.output.shape else fusing.seen_as(marked, last.name, shape)
+    if seen is None:
+        return None
+    last = seen.stages[-1]
+    shared = _shared_rows(last, reader)
+    if not shared:
+        return None
+    taken = {a.name for s in reader.stages for a in s.axes}
+    stages = [_renamed(s, shared, taken) for s in seen.stages]
+    out = fusing.assembled((*reader.reads, *seen.reads), [*stages, *reader.stages], reader,
+                           fusing.nodes_of(rows, reader))  # fmt: skip
+    found = fusing.unmarked(out)
+    if found is None:
+        return None
+    # Row by row means the same rows: no template computes one reduction for several rows of another.
+    rows_of = {frozenset(a.name for a in s.spatial_axes if a.extent > 1) for s in found.stages if s.combiner}
+    return _without_cheap(found) if len(rows_of) <= 1 else None
+
+
+def _shared_rows(last: Stage, reader: Computed) -> dict[str, str]:
+    """Return the reader's name of every axis of a result that is a row to it."""
+    found: dict[str, str] = {}
+    uses = [(s, ld) for s in reader.stages for ld in s.loads if ld.tensor == last.name]
+    for d, stored in enumerate(last.store):
+        if len(stored.terms) != 1 or not stored.is_axis(stored.terms[0].axis):
+            continue
+        names = {ld.index[d] for _, ld in uses}
+        only: Index = next(iter(names))
+        if len(names) != 1 or len(only.terms) != 1 or not only.is_axis(only.terms[0].axis):
+            continue
+        axis, row = stored.terms[0].axis, only.terms[0].axis
+        # A row of every stage that reads it, as long as the result is.
+        if all(any(a.name == row and a.extent == last.extents[axis] for a in s.spatial_axes) for s, _ in uses):
+            found[axis] = row
+    return found if len(set(found.values())) == len(found) else {}
+
+
+def _renamed(s: Stage, rows: dict[str, str], taken: set[str]) -> Stage:
+    """Return a stage whose rows bear the reader's names and whose other axes none of them."""
+    names = dict(rows)
+    for a in s.axes:
+        name = a.name
+        while a.name not in rows and name in taken:
+            name += "'"
+        names.setdefault(a.name, name)
+
+    def index(i: Index) -> Index:
+        return replace(i, terms=tuple(Term(names[t.axis], t.coef, t.div, t.mod) for t in i.terms))
+
+    axes = tuple(Axis(names[a.name], a.extent, a.kind) for a in s.axes)
+    return replace(s, axes=axes, store=tuple(index(i) for i in s.store), body=map_indices(s.body, index))
+
+
+def _without_cheap(part: Computed) -> Computed:
+    """Return a part whose cheap element-wise stages are computed where they are read."""
+    for s in part.stages[:-1]:
+        if s.name in part.outputs or s.combiner is not None or not _is_cheap(s):
+            continue
+        stages = _substituted(part, s)
+        if stages is not None:
+            part = fusing.assembled(part.reads, stages, part, part.nodes)
+    return part
+
+
+def _is_cheap(s: Stage) -> bool:
+    calls = [n for n in walk(s.body) if isinstance(n, Call)]
+    return len(calls) <= _CHEAP and all(FUNCTIONS[c.fn].instruction_class != "special" for c in calls)
+
+
+def _substituted(part: Computed, s: Stage) -> list[Stage] | None:
+    """Return the stages without ``s``, its arithmetic where it was loaded."""
+    current = next(t for t in part.stages if t.name == s.name)
+    possible = True
+
+    def swap(t: Stage) -> Stage:
+        def leaf(n: Scalar) -> Scalar:
+            nonlocal possible
+            if not isinstance(n, Load) or n.tensor != s.name:
+                return n
+            value = read_through(n, current.output.shape, t.extents, current, part.dtypes)
+            possible &= value is not None
+            return n if value is None else value
+
+        return replace(t, body=transform(t.body, leaf))
+
+    stages = [swap(t) for t in part.stages if t.name != s.name]
+    return stages if possible else None

@@ -1,0 +1,120 @@
+"""Parts without their names: layers and steps repeat, and what fuses once need not be worked out again.
+
+A :class:`Piece` is a form (a part whose tensors are numbered) and the names the numbers stand for. A rule that was
+applied to two forms that read each other in the same way is remembered, whatever its outcome.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from roller.expr import Const, Load, transform, walk
+from roller.models.graph.kernels import numbered
+from roller.models.graph.parts import Computed
+
+#: What a rule makes of two parts: one part, why not, or nothing to say.
+Outcome: TypeAlias = Computed | str | None
+Rule: TypeAlias = Callable[[Computed, Computed], Outcome]
+
+_NAME = re.compile(r"@(\d+)(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A part: its form, and the names of the form's tensors (what it reads first, then what its stages write)."""
+
+    form: Computed
+    names: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names read."""
+        return self.names[: len(self.form.reads)]
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names others read."""
+        return tuple(self.names[int(o[1:])] for o in self.form.outputs)
+
+
+@dataclass
+class Forms:
+    """All forms of a model, each once, and what rules made of them."""
+
+    _known: dict[tuple[Computed, bool], Computed] = field(default_factory=dict)
+    _same: dict[int, tuple[Computed, Computed]] = field(default_factory=dict)
+    _made: dict[tuple[object, ...], tuple[Computed, tuple[str, ...]] | str | None] = field(default_factory=dict)
+
+    def piece(self, part: Computed) -> Piece:
+        """Return the piece that a part is."""
+        known = part.__dict__.get("numbered")  # of a node like one before it
+        if known is None:
+            form, names = numbered(part)
+            return Piece(self._once(form), names, part.nodes)
+        form, names = known
+        if id(form) not in self._same:
+            self._same[id(form)] = form, self._once(form)
+        return Piece(self._same[id(form)][1], names, part.nodes)
+
+    def _once(self, form: Computed) -> Computed:
+        """Return the first form equal to this one; numbers are equal whose zeros have other signs."""
+        zeros = (n.value for s in form.stages for n in walk(s.body) if isinstance(n, Const) and n.value == 0)
+        return self._known.setdefault((form, any(math.copysign(1, z) < 0 for z in zeros)), form)
+
+    def changed(self, change: Callable[[Computed], Computed], piece: Piece) -> Piece:
+        """Return what a function makes of a piece."""
+        key = (change, id(piece.form))
+        if key not in self._made:
+            joint = {n: k for k, n in enumerate(piece.names)}
+            self._made[key] = self._pattern(change(_named(piece, joint)))
+        found = self._made[key]
+        assert isinstance(found, tuple)
+        return self._filled(found, piece.names, piece.nodes)
+
+    def joined(self, rule: Rule, one: Piece, other: Piece) -> Piece | str | None:
+        """Return what a rule makes of two pieces."""
+        joint = {n: k for k, n in enumerate(dict.fromkeys((*one.names, *other.names)))}
+        key = (rule, id(one.form), id(other.form), tuple(joint[n] for n in other.names))
+        if key not in self._made:
+            outcome = rule(_named(one, joint), _named(other, joint))
+            self._made[key] = self._pattern(outcome) if isinstance(outcome, Computed) else outcome
+        found = self._made[key]
+        if not isinstance(found, tuple):
+            return found
+        return self._filled(found, tuple(joint), tuple(dict.fromkeys((*one.nodes, *other.nodes))))
+
+    def _pattern(self, part: Computed) -> tuple[Computed, tuple[str, ...]]:
+        form, names = numbered(part)
+        return self._once(form), names
+
+    def _filled(self, found: tuple[Computed, tuple[str, ...]], names: Sequence[str], nodes: tuple[str, ...]) -> Piece:
+        form, patterns = found
+        return Piece(form, tuple(_filled(p, names) for p in patterns), nodes)
+
+
+def _filled(pattern: str, names: Sequence[str]) -> str:
+    """Return a name like ``@3/acc`` with the third name in its place."""
+    match = _NAME.fullmatch(pattern)
+    assert match is not None, pattern
+    return names[int(match[1])] + match[2]
+
+
+def _named(piece: Piece, joint: dict[str, int]) -> Computed:
+    """Return a piece as a part whose tensors are named ``@0``, ``@1`` ... by their place among the names of two."""
+    names = {f"#{k}": f"@{joint[n]}" for k, n in enumerate(piece.names)}
+    form = piece.form
+
+    def leaf(n: object) -> object:
+        return replace(n, tensor=names[n.tensor]) if isinstance(n, Load) else n
+
+    stages = tuple(
+        replace(s, output=replace(s.output, name=names[s.name]), body=transform(s.body, leaf))  # type: ignore[arg-type]
+        for s in form.stages
+    )
+    reads = tuple(replace(t, name=names[t.name]) for t in form.reads)
+    return Computed(reads, stages, tuple(names[o] for o in form.outputs))

@@ -1,0 +1,157 @@
+"""Weights and caches: an order of steps that reads the same ones again soon, and what has to come from memory anew."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from statistics import median_low
+
+from roller.models.graph.dependencies import Dependencies
+from roller.models.graph.steps import Program, Run, Step, Together, View, reads, writes
+
+#: Constants from this size on are worth staying in a core's caches for (bytes): smaller ones always do.
+_LARGE_BYTES = 1 << 15
+
+
+def large_constants(program: Program) -> list[str | None]:
+    """Return per step the largest constant it reads; ``None`` where it reads none that counts."""
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    found = [max((n for n in reads(s) if n in sizes), key=sizes.__getitem__, default=None) for s in program.steps]
+    return [n if n is not None and sizes[n] >= _LARGE_BYTES else None for n in found]
+
+
+def by_constants(lane: Sequence[int], graph: Dependencies, constants: Sequence[str | None]) -> list[int]:
+    """Return the steps of a lane in an order that reads the same weights again while a core's caches still hold them.
+
+    A step with the weights of the last one comes next; else one without weights, which others may wait for; else the
+    first as the lane was given.
+
+    Examples
+    --------
+    >>> graph = Dependencies(((), (), (0,), (1,)), ((2,), (3,), (), ()))
+    >>> by_constants([0, 1, 2, 3], graph, ["w", "w", "r", "r"])
+    [0, 1, 2, 3]
+    >>> by_constants([0, 2, 1, 3], graph, ["w", "w", "r", "r"])
+    [0, 1, 2, 3]
+    """
+    place = {i: n for n, i in enumerate(lane)}
+    missing = {i: sum(b in place for b in graph.before[i]) for i in lane}
+    ready: dict[str | None, list[int]] = defaultdict(list)
+    first: list[int] = []
+    out: list[int] = []
+
+    def release(i: int) -> None:
+        heapq.heappush(ready[constants[i]], place[i])
+        heapq.heappush(first, place[i])
+
+    for i in lane:
+        if not missing[i]:
+            release(i)
+    done, last = set[int](), None
+    while first:
+        if first[0] in done:
+            heapq.heappop(first)
+            continue
+        heap = next(h for h in (ready[last], ready[None], ready[constants[lane[first[0]]]]) if h)
+        n = heapq.heappop(heap)
+        i = lane[n]
+        done.add(n)
+        out.append(i)
+        last = constants[i] or last
+        for j in graph.after[i]:
+            if j in missing:
+                missing[j] -= 1
+                if not missing[j]:
+                    release(j)
+    return out
+
+
+def reloaded_bytes(program: Program, steps: Iterable[Step], kept_bytes: float) -> float:
+    """Return the bytes of constants a call loads anew, where a cache keeps the last ``kept_bytes`` of them.
+
+    Calls follow each other: what the end of one leaves in the cache is there for the next.
+    """
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    if sum(sizes.values()) <= kept_bytes:
+        return 0.0
+    read = [(n, float(sizes[n])) for step in _as_they_run(steps) for n in reads(step) if n in sizes]
+    cache = _Cache(kept_bytes)
+    for _ in range(2):
+        missed = sum(size for name, size in read if not cache.read(name, size))
+    return missed
+
+
+def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, lanes: int) -> tuple[float, float]:
+    """Return the bytes of constants that steps alone, and steps of lanes, find in the cores' own caches.
+
+    A step that has all cores leaves a part of its weights with each; one in a lane leaves all of them with its core.
+    """
+    sizes = {n: program.values[n].nbytes for n in program.constants}
+    cores, alone, inside = [_Cache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
+    for step in steps:
+        if isinstance(step, Together):
+            for core, lane in zip(cores, step.lanes, strict=False):
+                inside += sum(sizes[n] for s in lane for n in reads(s) if n in sizes and core.read(n, sizes[n]))
+            continue
+        for name in reads(step):
+            if name in sizes:
+                found = [core.read(f"{name}/part", sizes[name] / lanes) for core in cores]
+                alone += sizes[name] * all(found)
+    return alone, inside
+
+
+def passing_bytes(program: Program) -> dict[str, int]:
+    """Return per kernel with constants the bytes that a model's calls touch between two reads of these constants.
+
+    What is constant is read again by the next call, if not earlier; a kernel that runs often has the median of its
+    runs. Values are counted as they are read and written, but all together no more than the largest step has of them:
+    their memory is used again.
+    """
+    sizes = {name: value.nbytes for name, value in program.values.items()} | dict.fromkeys(program.loose, 0)
+    steps = [s for s in _as_they_run(program.steps) if not isinstance(s, View)]
+    touched = [tuple(dict.fromkeys((*reads(s), *writes(s)))) for s in steps]
+    changing = max((sum(sizes[n] for n in names if n not in program.constants) for names in touched), default=0)
+    most = changing + sum(sizes[n] for n in {n for names in touched for n in names} if n in program.constants)
+    total, read = 0, dict[str, int]()
+    between: dict[str, list[int]] = {}
+    for _ in range(2):  # calls follow each other
+        between = defaultdict(list)
+        for step, names in zip(steps, touched, strict=True):
+            held = [n for n in names if n in program.constants]
+            weights = max(held, key=sizes.__getitem__, default=None)
+            if isinstance(step, Run) and weights is not None:
+                between[step.kernel].append(min(most, total - read.get(weights, 0)))
+            total += sum(sizes[n] for n in names)
+            read |= dict.fromkeys(held, total)
+    return {kernel: median_low(found) for kernel, found in between.items()}
+
+
+class _Cache:
+    """The constants read last, as many bytes of them as it keeps."""
+
+    def __init__(self, kept_bytes: float) -> None:
+        self._kept, self._held = kept_bytes, 0.0
+        self._sizes: OrderedDict[str, float] = OrderedDict()
+
+    def read(self, name: str, size: float) -> bool:
+        """Read a constant; whether it was there."""
+        if name in self._sizes:
+            self._sizes.move_to_end(name)
+            return True
+        if size <= self._kept:
+            self._sizes[name] = size
+            self._held += size
+            while self._held > self._kept:
+                self._held -= self._sizes.popitem(last=False)[1]
+        return False
+
+
+def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield steps in the order they run, lanes in turn."""
+    for step in steps:
+        if isinstance(step, Together):
+            yield from (s for turn in zip_longest(*step.lanes) for s in turn if s is not None)
+        else:
+            yield step

@@ -1,0 +1,344 @@
+"""Per-channel scales and shifts (batch normalisation, biases) folded into the weights of the operator before them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller.core.dtypes import FLOATS, NARROW_FLOATS
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+
+#: Weights that other nodes read too are scaled into a copy only up to here.
+_COPY_BYTES = 1 << 26
+#: Shifts of which no more than this part is left cancel each other.
+_LEFT = 2.0**-10
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``output = source * scale + shift`` along one axis, in float64.
+
+    Parameters
+    ----------
+    source, output
+        Names of values of one shape.
+    scale, shift
+        Of shape ``(channels,)``, or ``(1,)`` where one number serves all; ``None`` for 1 and 0.
+    axis
+        Of the channels, from the front; ``None`` where both are single numbers.
+    origin
+        The node it stands for; ``None`` where it stands for several, or for one that is better written this way.
+    name, version
+        Of the nodes it becomes.
+    """
+
+    source: str
+    output: str
+    scale: np.ndarray | None
+    shift: np.ndarray | None
+    axis: int | None
+    origin: Node | None
+    name: str
+    version: int
+
+
+def fold_affine(draft: Draft) -> bool:
+    """Fold scales and shifts in place; return whether anything changed."""
+    users = draft.users()
+    placed: list[Node | Affine] = []
+    writer: dict[str, int] = {}
+    changed = False
+    for node in draft.nodes:
+        found = _affine(draft, node)
+        item: Node | Affine = node if found is None else found
+        at = writer.get(found.source) if found is not None else None
+        if found is not None and at is not None and users[found.source] == 1:
+            merged = _absorbed(draft, placed[at], found, users)
+            if merged is not None:
+                placed[at], *rest = merged
+                changed = True
+                writer.update((n, at) for n in _outputs(placed[at]))
+                if not rest:
+                    continue
+                item = rest[0]
+        placed.append(item)
+        writer.update((n, len(placed) - 1) for n in _outputs(item))
+    nodes: list[Node] = []
+    for item in placed:
+        written = _written(draft, item)
+        changed = changed or (isinstance(item, Affine) and item.origin is None)
+        nodes.extend(written)
+    draft.nodes = nodes
+    return changed
+
+
+def _outputs(item: Node | Affine) -> tuple[str, ...]:
+    return (item.output,) if isinstance(item, Affine) else tuple(n for n in item.outputs if n)
+
+
+def _affine(draft: Draft, node: Node) -> Affine | None:
+    """Return a node as a scale and a shift of one of its inputs, ``None`` where it is none."""
+    if node.domain or not any(node.outputs[:1]) or draft.values[node.outputs[0]].dtype not in FLOATS:
+        return None
+    if node.op == "BatchNormalization":
+        return _normalisation(draft, node)
+    if node.op not in ("Mul", "Add", "Sub", "Div"):
+        return None
+    for position in (0, 1):
+        array, source = draft.known(node, position), node.inputs[1 - position]
+        if array is None or source in draft.constants or draft.shape(source) != draft.shape(node.outputs[0]):
+            continue
+        if node.op == "Div" and position == 0:
+            continue
+        channels = _channels(array, draft.shape(source))
+        if channels is None:
+            continue
+        numbers, axis = channels
+        scale, shift = _terms(node.op, position, numbers)
+        if scale is not None and not np.isfinite(scale).all():
+            continue
+        return Affine(source, node.outputs[0], scale, shift, axis, node, node.name, node.version)
+    return None
+
+
+def _terms(op: str, position: int, numbers: np.ndarray) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return scale and shift of ``x op numbers`` (``position`` 1) or ``numbers op x`` (0)."""
+    if op == "Mul":
+        return numbers, None
+    if op == "Div":
+        with np.errstate(divide="ignore"):
+            return 1 / numbers, None
+    if op == "Add":
+        return None, numbers
+    return (None, -numbers) if position == 1 else (np.full(1, -1.0), numbers)
+
+
+def _channels(array: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, int | None] | None:
+    """Return a constant as numbers along one axis of ``shape``, ``None`` where it varies along several."""
+    if array.ndim > len(shape) or array.size == 0:
+        return None
+    wide = (1,) * (len(shape) - array.ndim) + array.shape
+    axes = [d for d, extent in enumerate(wide) if extent != 1]
+    if len(axes) > 1:
+        return None
+    return array.reshape(-1).astype(np.float64), axes[0] if axes else None
+
+
+def _normalisation(draft: Draft, node: Node) -> Affine | None:
+    """Return a batch normalisation at inference as a scale and a shift.
+
+    One of floats of fewer than 32 bits stays what it is: its lowering keeps both in float32.
+    """
+    if draft.values[node.outputs[0]].dtype in NARROW_FLOATS:
+        return None
+    parts = [draft.known(node, p) for p in range(1, 5)]
+    training = node.attributes.get("training_mode", 0) or not node.attributes.get("spatial", 1)
+    if training or any(node.outputs[1:]) or len(draft.shape(node.inputs[0])) < 2 or any(p is None for p in parts):
+        return None
+    gamma, beta, mean, variance = (np.asarray(p).astype(np.float64) for p in parts)
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + node.attributes.get("epsilon", 1e-5))
+        shift = beta - mean * scale
+    if not (np.isfinite(scale).all() and np.isfinite(shift).all()):
+        return None
+    return Affine(node.inputs[0], node.outputs[0], scale, shift, 1, None, node.name, node.version)
+
+
+def _absorbed(
+    draft: Draft, before: Node | Affine, affine: Affine, users: dict[str, int]
+) -> tuple[Node | Affine, ...] | None:
+    """Return what replaces the writer of the source: it alone, or it and what is left; ``None`` where both stay."""
+    if isinstance(before, Affine):
+        return _composed(before, affine)
+    rule = None if before.domain else _LINEAR.get(before.op)
+    if rule is None or len(_outputs(before)) != 1:
+        return None
+    weights = draft.known(before, 1)
+    if affine.scale is not None and draft.values[affine.output].dtype in NARROW_FLOATS:
+        return None  # weights would be rounded once more, alike for all the results they make
+    if weights is None or (affine.scale is not None and users[before.inputs[1]] > 1 and weights.nbytes > _COPY_BYTES):
+        return None
+    return rule(draft, before, weights, affine)
+
+
+def _composed(first: Affine, second: Affine) -> tuple[Affine] | None:
+    """Return two affine maps as one, where their channels lie along one axis.
+
+    A product and the sum after it are two nodes either way, and stay as they are; so do two operators of the model,
+    which round one after the other.
+    """
+    if (first.shift is None and second.scale is None) or (first.origin is not None and second.origin is not None):
+        return None
+    if first.axis is not None and second.axis is not None and first.axis != second.axis:
+        return None
+    scale = _product(first.scale, second.scale)
+    shift = _product(first.shift, second.scale) if first.shift is not None else None
+    if (first.origin is not None or second.origin is not None) and _cancel(shift, second.shift):
+        return None
+    if second.shift is not None:
+        shift = second.shift if shift is None else shift + second.shift
+    axis = first.axis if first.axis is not None else second.axis
+    return (Affine(first.source, second.output, scale, shift, axis, None, second.name, second.version),)
+
+
+def _cancel(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Return whether next to nothing is left of a sum of shifts somewhere: the first rounds, and the second shows it.
+
+    So are numbers rounded to whole ones, by adding ``1.5 * 2^23`` and subtracting it again.
+    """
+    if one is None or other is None:
+        return False
+    with np.errstate(invalid="ignore"):  # infinities cancel as well
+        left, largest = np.abs(one + other), np.maximum(np.abs(one), np.abs(other))
+        return bool((~(left > largest * _LEFT) & (largest > 0)).any())
+
+
+def _product(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
+    return other if one is None else one if other is None else one * other
+
+
+def _written(draft: Draft, item: Node | Affine) -> list[Node]:
+    """Return the nodes of an item: itself, or a product and a sum with constants."""
+    if isinstance(item, Node):
+        return [item]
+    if item.origin is not None:
+        return [item.origin]
+    value = draft.values[item.output]
+    nodes: list[Node] = []
+    source = item.source
+    terms = [(op, t) for op, t in (("Mul", item.scale), ("Add", item.shift)) if t is not None]
+    for op, term in terms:
+        last = op == terms[-1][0]
+        shape = (len(term),) + (1,) * (len(value.shape) - 1 - item.axis) if item.axis is not None else ()
+        if item.axis is not None and len(term) == 1:
+            shape = ()
+        # The values of a model's arrays tell their dtypes: those of `ml_dtypes` are known once an array has one.
+        array = term.reshape(shape).astype(_dtype(value.dtype))
+        name = draft.constant(f"{item.output}/{'scale' if op == 'Mul' else 'shift'}", array)
+        target = item.output if last else draft.value(f"{item.output}/scaled", value)
+        label = item.name if last else f"{item.name}/scale"
+        nodes.append(Node(op, (source, name), (target,), {}, label, "", max(item.version, 7)))
+        source = target
+    return nodes or [Node("Identity", (source,), (item.output,), {}, item.name, "", item.version)]
+
+
+def _dtype(name: str) -> np.dtype[np.generic]:
+    from roller.models.onnx.types import onnx_dtype
+
+    return onnx_dtype(name)
+
+
+def _scaled(weights: np.ndarray, scale: np.ndarray | None, axis: int) -> np.ndarray | None:
+    """Return weights times a scale along one axis, rounded once; ``None`` where a finite weight would overflow."""
+    if scale is None:
+        return weights
+    scale = np.broadcast_to(scale, (weights.shape[axis],))
+    result = np.empty(weights.shape, weights.dtype)
+    step = max(1, (1 << 22) * weights.shape[axis] // max(weights.size, 1))  # float64 of a part at a time
+    for start in range(0, weights.shape[axis], step):
+        part = (slice(None),) * axis + (slice(start, start + step),)
+        factor = scale[start : start + step].reshape((-1,) + (1,) * (weights.ndim - axis - 1))
+        with np.errstate(over="ignore"):
+            result[part] = (weights[part].astype(np.float64) * factor).astype(weights.dtype)
+        if not np.isfinite(result[part].astype(np.float32 if weights.dtype.itemsize < 4 else weights.dtype)).all():
+            return None
+    return result
+
+
+def _convolution(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tuple[Node] | None:
+    """Fold into a Conv (weights of shape (out, in / group, ...)) or ConvTranspose ((in, out / group, ...))."""
+    channels = draft.shape(node.outputs[0])[1]
+    bias = draft.known(node, 2)
+    if affine.axis not in (None, 1) or (draft.given(node, 2) and bias is None) or _lost(bias, affine):
+        return None
+    if node.op == "Conv":
+        scaled = _scaled(weights, affine.scale, 0)
+    else:
+        group = node.attributes.get("group", 1)
+        each = weights.reshape(group, weights.shape[0] // group, *weights.shape[1:])
+        if affine.scale is None or len(affine.scale) == 1:
+            scaled = _scaled(weights, affine.scale, 1)
+        else:
+            parts = [_scaled(w, s, 1) for w, s in zip(each, affine.scale.reshape(group, -1), strict=True)]
+            if any(p is None for p in parts):
+                return None
+            scaled = np.concatenate([p for p in parts if p is not None])
+    if scaled is None:
+        return None
+    return (_rewritten(draft, node, affine, weights, scaled, 2, _bias(bias, affine, channels, weights.dtype)),)
+
+
+def _bias(
+    bias: np.ndarray | None, affine: Affine, channels: int, dtype: np.dtype[np.generic], beta: float = 1.0
+) -> np.ndarray | None:
+    """Return the bias (float64 inside, rounded once) after the affine map; ``None`` where there is none at all."""
+    if bias is None and affine.shift is None:
+        return None
+    total = np.zeros(channels) if bias is None else np.broadcast_to(bias.astype(np.float64).reshape(-1), (channels,))
+    scale = 1.0 if affine.scale is None else affine.scale
+    return np.asarray(beta * total * scale + (0.0 if affine.shift is None else affine.shift)).astype(dtype)
+
+
+def _lost(bias: np.ndarray | None, affine: Affine, beta: float = 1.0) -> bool:
+    """Return whether a bias and a shift that an operator of the model adds cancel."""
+    if bias is None or affine.origin is None:
+        return False
+    scaled = beta * bias.astype(np.float64).reshape(-1)
+    return _cancel(scaled if affine.scale is None else scaled * affine.scale, affine.shift)
+
+
+def _rewritten(
+    draft: Draft, node: Node, affine: Affine, before: np.ndarray, weights: np.ndarray, position: int,
+    bias: np.ndarray | None,
+) -> Node:  # fmt: skip
+    """Return a node with other weights and another bias, writing the affine map's output."""
+    inputs = list(node.inputs)
+    if weights is not before:
+        inputs[1] = draft.constant(f"{inputs[1]}/folded", weights)
+    if bias is not None:
+        inputs = [*inputs, *[""] * (position + 1 - len(inputs))]
+        inputs[position] = draft.constant(f"{affine.output}/bias", bias)
+    return replace(node, inputs=tuple(inputs), outputs=(affine.output,))
+
+
+def _gemm(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tuple[Node] | None:
+    channels = draft.shape(node.outputs[0])[1]
+    bias = draft.known(node, 2)
+    if affine.axis not in (None, 1) or (draft.given(node, 2) and bias is None):
+        return None
+    if bias is not None and bias.size != 1 and (bias.size != channels or bias.shape[-1] != channels):
+        return None  # one number per row, or per element
+    if _lost(bias, affine, float(node.attributes.get("beta", 1.0))):
+        return None
+    scaled = _scaled(weights, affine.scale, 0 if node.attributes.get("transB", 0) else 1)
+    if scaled is None:
+        return None
+    new = _bias(bias, affine, channels, weights.dtype, float(node.attributes.get("beta", 1.0)))
+    found = _rewritten(draft, node, affine, weights, scaled, 2, new)
+    return (replace(found, attributes={**node.attributes, "beta": 1.0}),)
+
+
+def _matmul(draft: Draft, node: Node, weights: np.ndarray, affine: Affine) -> tuple[Node | Affine, ...] | None:
+    """Fold a scale into the second factor; a shift stays a sum after it."""
+    rank = len(draft.shape(node.outputs[0]))
+    if weights.ndim != 2 or affine.axis not in (None, rank - 1) or affine.scale is None:
+        return None
+    scaled = _scaled(weights, affine.scale, 1)
+    if scaled is None:
+        return None
+    if affine.shift is None:
+        return (_rewritten(draft, node, affine, weights, scaled, 2, None),)
+    between = replace(affine, output=node.outputs[0])
+    rest = replace(affine, scale=None, origin=None)
+    return _rewritten(draft, node, between, weights, scaled, 2, None), rest
+
+
+_LINEAR: dict[str, Callable[[Draft, Node, np.ndarray, Affine], tuple[Node | Affine, ...] | None]] = {
+    "Conv": _convolution,
+    "ConvTranspose": _convolution,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+}

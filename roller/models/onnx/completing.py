@@ -1,0 +1,169 @@
+"""Shapes that onnx does not infer though they are known, or infers otherwise than the operator makes them.
+
+A rule per operator: some are asked where inference says nothing, others whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller.errors import ExprError
+from roller.models.graph.nodes import Node
+from roller.models.graph.steps import Value
+from roller.models.onnx.building import windows_of
+from roller.models.onnx.interpolation import resized
+from roller.models.onnx.lowering import Site, Unsupported
+from roller.models.onnx.operators.conv_transpose import shape_of
+from roller.models.onnx.operators.movement import axis_of
+
+Inputs = Sequence[Value | None]
+Constants = Sequence[np.ndarray | None]
+#: The shape of the first result, from the types of a node's inputs and those of them that are constant.
+Rule = Callable[[Node, Inputs, Constants], tuple[int, ...] | None]
+
+
+def completed(
+    found: list[Value | None] | str, node: Node, outputs: Sequence[str], inputs: Inputs, constants: Constants
+) -> list[Value | None] | str:
+    """Return the types of a node's outputs with the first one filled in, if it is missing and a rule knows it."""
+    rule = None if node.domain else _RULES.get(node.op)
+    missing = "deprecated" in found if isinstance(found, str) else found[0] is None
+    if rule is None or not missing or not inputs or (first := inputs[0]) is None:
+        return found
+    try:
+        shape = rule(node, inputs, constants)
+    except (IndexError, TypeError, ValueError):  # inputs or attributes that are none of this operator's
+        return found
+    return found if shape is None else [Value(outputs[0], shape, first.dtype), *[None] * (len(outputs) - 1)]
+
+
+def corrected(
+    found: list[Value | None] | str, node: Node, declared: Sequence[Value | None], inputs: Inputs, constants: Constants
+) -> list[Value | None] | str:
+    """Return the types of a node's outputs with those that the operator's attributes make where inference errs."""
+    rule = None if node.domain else _MADE.get(node.op)
+    if rule is None or isinstance(found, str) or found[0] is None:
+        return found
+    try:
+        shape = rule(node, inputs, constants)
+    except (Unsupported, ExprError, IndexError, TypeError, ValueError):  # lowering says why
+        return found
+    if shape is None or shape == found[0].shape:
+        return found
+    said = next(iter(declared), None)
+    shape = shape if said is None else said.shape
+    return [None if v is None else Value(v.name, shape, v.dtype) for v in found]
+
+
+def _transposed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a transposed convolution; onnx adds ``output_padding`` where ``auto_pad`` says the size."""
+    return shape_of(Site(node, tuple(inputs), (), tuple(constants)))
+
+
+def _pooled(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a pooling; onnx counts last windows that begin behind the image."""
+    x, kernel = inputs[0], tuple(int(k) for k in node.attributes.get("kernel_shape", ()))
+    if x is None or 0 in x.shape or len(kernel) != len(x.shape) - 2:
+        return None
+    site = Site(node, tuple(inputs), (), tuple(constants))
+    over = windows_of(site, x.shape[2:], kernel, ceil=bool(node.attributes.get("ceil_mode", 0)))
+    return (*x.shape[:2], *(a.extent for a in over.outs))
+
+
+def _resized(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a Resize to sizes that keep the aspect ratio; onnx rounds halves of float32."""
+    x, sizes = inputs[0], constants[3] if len(constants) > 3 else None
+    if x is None or sizes is None or not sizes.size or 0 in x.shape:
+        return None
+    rank = len(x.shape)
+    axes = [axis_of(int(a), rank) for a in node.attributes.get("axes") or range(rank)]
+    return resized(x.shape, sizes.ravel().tolist(), axes, node.attributes.get("keep_aspect_ratio_policy", "stretch"))[1]
+
+
+def _axes(node: Node, constants: Constants, rank: int) -> list[int] | None:
+    """Return the axes of a node, an attribute or a constant, counted from the front."""
+    given = node.attributes.get("axes")
+    if given is None and len(constants) > 1 and constants[1] is not None:
+        given = constants[1].ravel().tolist()
+    return None if given is None else [axis_of(int(a), rank) for a in given]
+
+
+def _unsqueezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape with dimensions of one element; onnx ignores negative axes in the first version."""
+    x, given = inputs[0], node.attributes.get("axes", ())
+    axes = None if x is None else _axes(node, constants, len(x.shape) + len(given))
+    if x is None or axes is None or not given or len(set(axes)) < len(axes):
+        return None
+    left = iter(x.shape)
+    return tuple(1 if d in axes else next(left) for d in range(len(x.shape) + len(axes)))
+
+
+def _squeezed(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape without some dimensions of one element; likewise."""
+    x = inputs[0]
+    axes = None if x is None else _axes(node, constants, len(x.shape))
+    if x is None or axes is None or any(x.shape[d] != 1 for d in axes):
+        return None
+    return tuple(n for d, n in enumerate(x.shape) if d not in axes)
+
+
+def _same(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a result that has its input's: onnx infers none for a definition, and nothing deprecated."""
+    return None if inputs[0] is None else inputs[0].shape
+
+
+def _tuples(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of slices that tuples name; onnx takes no single tuple."""
+    data, indices = inputs[0], inputs[1]
+    batch = int(node.attributes.get("batch_dims", 0))
+    if data is None or indices is None or not indices.shape or indices.shape[-1] + batch > len(data.shape):
+        return None
+    return (*indices.shape[:-1], *data.shape[batch + indices.shape[-1] :])
+
+
+def _chosen(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of what a constant condition leaves."""
+    data, condition = inputs[0], constants[1]
+    if data is None or condition is None:
+        return None
+    axis = node.attributes.get("axis")
+    length = data.elements if axis is None else data.shape[axis] if -len(data.shape) <= axis < len(data.shape) else -1
+    if condition.ndim != 1 or condition.size > length:
+        return None
+    left = int(np.count_nonzero(condition))
+    if axis is None:
+        return (left,)
+    axis %= len(data.shape)
+    return (*data.shape[:axis], left, *data.shape[axis + 1 :])
+
+
+def _cut(node: Node, inputs: Inputs, constants: Constants) -> tuple[int, ...] | None:
+    """Return the shape of a slice by attributes (before version 10); onnx infers none where nothing is left."""
+    if inputs[0] is None or "starts" not in node.attributes or "ends" not in node.attributes:
+        return None
+    shape = list(inputs[0].shape)
+    starts, ends = node.attributes["starts"], node.attributes["ends"]
+    axes = node.attributes.get("axes", tuple(range(len(starts))))
+    if not len(starts) == len(ends) == len(axes) or any(not -len(shape) <= a < len(shape) for a in axes):
+        return None
+    for axis, start, end in zip(axes, starts, ends, strict=True):
+        shape[axis] = len(range(*slice(start, end).indices(inputs[0].shape[axis])))
+    return tuple(shape)
+
+
+#: Rules for what inference does not say.
+_RULES: dict[str, Rule] = {
+    "GroupNormalization": _same,
+    "MeanVarianceNormalization": _same,
+    "GatherND": _tuples,
+    "Compress": _chosen,
+    "Slice": _cut,
+}
+#: Rules that hold whatever inference says.
+_MADE: dict[str, Rule] = {
+    "Squeeze": _squeezed, "Unsqueeze": _unsqueezed,
+    **dict.fromkeys(("AveragePool", "LpPool", "MaxPool"), _pooled),
+    "ConvTranspose": _transposed, "Resize": _resized,
+}  # fmt: skip

@@ -1,0 +1,221 @@
+"""If, Loop and Scan: taken where the choice is constant, computed on both sides or unrolled where that is finite.
+
+No body is left after reading: a graph is a plain list of nodes. That is sound because operators have no side effects,
+and possible wherever the shapes of results do not depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.scope import Scope
+
+if TYPE_CHECKING:
+    from roller.models.onnx.tracing import Tracer
+
+#: Nodes one loop may become (rounds times nodes of its body).
+MAX_UNROLLED = 20_000
+#: Rounds of a loop that does not say how often it runs.
+MAX_ROUNDS = 1024
+
+
+class _Refused(Exception):
+    """Why a node with bodies cannot be written without them."""
+
+
+def is_control(node: onnx.NodeProto) -> bool:
+    """Whether a node holds bodies that are written without it."""
+    return node.domain in ("", "ai.onnx") and node.op_type in _RULES
+
+
+def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
+    """Trace a node that holds bodies; return whether it was one."""
+    if not is_control(node):
+        return False
+    from roller.models.onnx.dynamic_values import leave
+
+    rule = _RULES[node.op_type]
+    label = tracer.label(node, scope)
+    before = len(tracer.refused)
+    try:
+        results = rule(tracer, node, inputs, scope, label)
+        if len(results) != len(node.output):
+            raise _Refused(f"its body returns {len(results)} values where {len(node.output)} are read")
+    except (_Refused, KeyError, IndexError, ValueError) as error:
+        reason = str(error) if isinstance(error, _Refused) else f"its body does not fit it ({error!r})"
+        inside, tracer.refused[before:] = tracer.refused[before:], []
+        if leave(tracer, node, inputs, scope, label, reason):
+            return True
+        tracer.refused += inside
+        if not inside:  # else something in the body is refused, which says more
+            tracer.refuse(Node(node.op_type, inputs, (), {}, label), reason)
+        tracer.forget(node, scope)
+        return True
+    for name, result in zip(node.output, results, strict=True):
+        if name in scope.used:
+            tracer.alias(scope, name, result)
+    return True
+
+
+def _body(
+    tracer: Tracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
+) -> list[str]:
+    """Trace a body whose inputs are ``given`` (names of the whole); return what it returns."""
+    body = _graph(node, attribute)
+    inner = Scope({}, scope, prefix)
+    if len(body.input) > len(given):
+        raise _Refused(f"its body takes {len(body.input)} values where {len(given)} are given")
+    for entry, name in zip(body.input, given, strict=False):
+        inner.names[entry.name] = name
+    for tensor in body.initializer:
+        tracer.constant(tracer.define(inner, tensor.name), tracer.loaded.array(tensor))
+    wanted = [o.name for o in body.output]
+    tracer.run(body.node, inner, wanted)
+    found = [inner.find(n) for n in wanted]
+    if any(f is None for f in found):
+        raise _Refused("its body returns what it does not compute")
+    return [f for f in found if f is not None]
+
+
+def _graph(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
+    found: onnx.GraphProto | None = next((a.g for a in node.attribute if a.name == attribute), None)
+    if found is None:
+        raise _Refused(f"its body '{attribute}' is missing")
+    return found
+
+
+def _if(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+    """Return the branch a constant condition takes, else both with a choice between them."""
+    condition = tracer.constants.get(inputs[0])
+    if condition is not None:
+        taken = "then" if bool(condition.reshape(-1)[0]) else "else"
+        return _body(tracer, node, f"{taken}_branch", scope, f"{label}/{taken}/", ())
+    both = [_body(tracer, node, f"{t}_branch", scope, f"{label}/{t}/", ()) for t in ("then", "else")]
+    return [_choice(tracer, inputs[0], one, other, "its branches") for one, other in zip(*both, strict=True)]
+
+
+def _choice(tracer: Tracer, condition: str, one: str, other: str, what: str) -> str:
+    """Return ``one`` where the condition holds, else ``other``."""
+    if one == other:
+        return one
+    if one in tracer.unknown or other in tracer.unknown:
+        raise _Refused(f"{what} hold what cannot be compiled")
+    if tracer.is_loose(one) or tracer.is_loose(other):
+        raise _Refused(f"{what} return what has a shape that only a run knows")
+    a, b = tracer.values[one], tracer.values[other]
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        raise _Refused(
+            f"{what} return {a.dtype}{list(a.shape)} and {b.dtype}{list(b.shape)}, and only run time tells which one"
+        )
+    if tracer.values[condition].shape:
+        condition = tracer.emit("Squeeze", [condition])
+    return tracer.emit("Where", [condition, one, other])
+
+
+def _loop(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+    """Unroll a loop; a condition of run time freezes its values once it fails."""
+    limit, going, state = _known_limit(tracer, inputs[0]), inputs[1], list(inputs[2:])
+    body = _graph(node, "body")
+    scans: list[list[str]] = [[] for _ in range(len(body.output) - 1 - len(state))]
+    going = going or _constant(tracer, f"{label}/going", np.array(True))
+    live = ""  # what says at run time whether the loop still runs
+    turn = 0
+    while limit is None or turn < limit:
+        known = tracer.constants.get(going)
+        if known is not None and not bool(known.reshape(-1)[0]):
+            break
+        if known is None:
+            if limit is None:
+                raise _Refused("how often it runs is computed at run time")
+            if scans:
+                raise _Refused("how many results it collects is computed at run time")
+            live = going if not live else tracer.emit("And", [live, going])
+        if limit is None and turn >= MAX_ROUNDS:
+            raise _Refused(f"it does not say how often it runs, and does not end within {MAX_ROUNDS} rounds")
+        if (turn + 1) * max(len(body.node), 1) > MAX_UNROLLED:
+            raise _Refused(f"unrolled it has more than {MAX_UNROLLED} nodes")
+        count = _constant(tracer, f"{label}/turn", np.array(turn, np.int64))
+        found = _body(tracer, node, "body", scope, f"{label}/{turn}/", [count, going, *state])
+        going, new = found[0], found[1 : 1 + len(state)]
+        if any(n in tracer.unknown for n in found):
+            raise _Refused("its body holds what cannot be compiled")
+        state = [_choice(tracer, live, n, o, "its rounds") for n, o in zip(new, state, strict=True)] if live else new
+        for scan, name in zip(scans, found[1 + len(state) :], strict=True):
+            scan.append(name)
+        turn += 1
+    return state + [_stacked(tracer, s, 0) for s in scans]
+
+
+def _known_limit(tracer: Tracer, name: str) -> int | None:
+    """Return how often a loop runs at most, ``None`` where it does not say."""
+    if not name:
+        return None
+    array = tracer.constants.get(name)
+    if array is None:
+        raise _Refused("how often it runs is computed at run time")
+    return int(array.reshape(-1)[0])
+
+
+def _scan(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+    """Unroll a scan: its length is a dimension."""
+    if tracer.loaded.opsets.get("", 0) < 9:
+        raise _Refused("the Scan of operator set 8 is not read. Convert the model (onnx.version_converter)")
+    told = {a.name: list(a.ints) for a in node.attribute if a.type == onnx.AttributeProto.INTS}
+    count = next((int(a.i) for a in node.attribute if a.name == "num_scan_inputs"), 0)
+    if not 0 < count <= len(inputs):
+        raise _Refused(f"expected at least one sequence, got num_scan_inputs {count} of {len(inputs)} inputs")
+    body = _graph(node, "body")
+    state, sources = list(inputs[: len(inputs) - count]), inputs[len(inputs) - count :]
+    collected = len(body.output) - len(state)
+    axes, out_axes = told.get("scan_input_axes", [0] * count), told.get("scan_output_axes", [0] * collected)
+    back, out_back = told.get("scan_input_directions", [0] * count), told.get("scan_output_directions", [0] * collected)
+    axes = [a % len(tracer.values[s].shape) for a, s in zip(axes, sources, strict=True)]
+    lengths = {tracer.values[s].shape[a] for s, a in zip(sources, axes, strict=True)}
+    if len(lengths) != 1:
+        raise _Refused(f"its sequences have different lengths: {sorted(lengths)}")
+    (length,) = lengths
+    if length * max(len(body.node), 1) > MAX_UNROLLED:
+        raise _Refused(f"unrolled it has more than {MAX_UNROLLED} nodes")
+    scans: list[list[str]] = [[] for _ in range(collected)]
+    for turn in range(length):
+        given = list(state)
+        for source, axis, reverse in zip(sources, axes, back, strict=True):
+            at = np.array(length - 1 - turn if reverse else turn, np.int64)
+            given.append(tracer.emit("Gather", [source, _constant(tracer, f"{label}/turn", at)], axis=axis))
+        found = _body(tracer, node, "body", scope, f"{label}/{turn}/", given)
+        if any(n in tracer.unknown for n in found):
+            raise _Refused("its body holds what cannot be compiled")
+        state = found[: len(state)]
+        for scan, name in zip(scans, found[len(state) :], strict=True):
+            scan.append(name)
+    ordered = [s[::-1] if r else s for s, r in zip(scans, out_back, strict=True)]
+    return state + [_stacked(tracer, s, a) for s, a in zip(ordered, out_axes, strict=True)]
+
+
+def _stacked(tracer: Tracer, names: Sequence[str], axis: int) -> str:
+    """Return values side by side along a new axis."""
+    if not names:
+        raise _Refused("it runs zero times, and what it would have collected has no known shape")
+    if any(map(tracer.is_loose, names)):
+        raise _Refused("what it collects has a shape that only a run knows")
+    shape = tracer.values[names[0]].shape
+    axis %= len(shape) + 1
+    target = np.array([*shape[:axis], 1, *shape[axis:]], np.int64)
+    wide = [tracer.emit("Reshape", [n, _constant(tracer, "loop:shape", target)]) for n in names]
+    if any(w in tracer.unknown for w in wide):
+        raise _Refused("its rounds return different shapes")
+    return tracer.emit("Concat", wide, axis=axis)
+
+
+def _constant(tracer: Tracer, base: str, array: np.ndarray) -> str:
+    name = tracer.fresh(base)
+    tracer.constant(name, array)
+    return name
+
+
+_RULES = {"If": _if, "Loop": _loop, "Scan": _scan}

@@ -1,0 +1,85 @@
+"""A graph while it is simplified: the same parts, open to change, and what every pass asks of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.steps import Loose, Value
+
+
+@dataclass
+class Draft:
+    """A graph that passes change in place; see :class:`~roller.models.graph.nodes.Graph`."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nodes: list[Node]
+    values: dict[str, Value]
+    constants: dict[str, np.ndarray]
+    loose: Mapping[str, Loose] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, graph: Graph) -> Draft:
+        """Return a graph opened."""
+        return cls(
+            graph.name, graph.inputs, graph.outputs, list(graph.nodes), dict(graph.values), dict(graph.constants),
+            graph.loose,
+        )  # fmt: skip
+
+    def close(self) -> Graph:
+        """Return the graph with only the values and constants that it still uses."""
+        used = {n for node in self.nodes for n in (*node.inputs, *node.outputs) if n}
+        used.update(self.inputs, self.outputs)
+        values = {n: v for n, v in self.values.items() if n in used}
+        constants = {n: a for n, a in self.constants.items() if n in used}
+        return Graph(self.name, self.inputs, self.outputs, tuple(self.nodes), values, constants, self.loose)
+
+    def users(self) -> Counter[str]:
+        """Return how often every value is read; being an output of the graph counts as one."""
+        found: Counter[str] = Counter(n for node in self.nodes for n in node.inputs if n)
+        found.update(self.outputs)
+        return found
+
+    def producers(self) -> dict[str, Node]:
+        """Return the node that writes each value."""
+        return {n: node for node in self.nodes for n in node.outputs if n}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
+        return self.values[name].shape
+
+    def constant(self, base: str, array: np.ndarray) -> str:
+        """Enter a new constant under a name like ``base``; return that name."""
+        name = self._fresh(base)
+        array = np.asarray(array)
+        self.constants[name] = array
+        self.values[name] = Value(name, array.shape, array.dtype.name)
+        return name
+
+    def value(self, base: str, like: Value) -> str:
+        """Enter a new value of run time of the type ``like``; return its name."""
+        name = self._fresh(base)
+        self.values[name] = replace(like, name=name)
+        return name
+
+    def _fresh(self, base: str) -> str:
+        """Return a name like ``base`` that no value has."""
+        name, count = base, 0
+        while name in self.values:
+            count += 1
+            name = f"{base}/{count}"
+        return name
+
+    def known(self, node: Node, position: int) -> np.ndarray | None:
+        """Return the value of a constant input; ``None`` where it is absent or known only at run time."""
+        return self.constants.get(node.inputs[position]) if position < len(node.inputs) else None
+
+    def given(self, node: Node, position: int) -> bool:
+        """Return whether an input is there."""
+        return position < len(node.inputs) and bool(node.inputs[position])

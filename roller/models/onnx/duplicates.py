@@ -1,0 +1,107 @@
+"""The same thing once: equal constants share one array, equal nodes become one, and what nothing reads is gone."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+
+#: Bytes of an array that are hashed whole; of a larger one a sample is, and equal samples are compared.
+_WHOLE_BYTES = 1 << 16
+#: Places a sample is taken from, and elements in a row at each.
+_PLACES, _NEIGHBOURS = 16, 32
+#: Large arrays of one sample that are compared: weights that differ also differ in a sample, but for hostile ones.
+_MOST_ALIKE = 8
+
+
+def remove_dead(draft: Draft) -> bool:
+    """Drop nodes whose outputs nothing reads, in place; return whether there were any."""
+    wanted = set(draft.outputs)
+    kept: list[Node] = []
+    for node in reversed(draft.nodes):
+        if any(n in wanted for n in node.outputs):
+            kept.append(node)
+            wanted.update(node.inputs)
+    dropped = len(kept) < len(draft.nodes)
+    draft.nodes = kept[::-1]
+    return dropped
+
+
+def merge_constants(draft: Draft) -> None:
+    """Let equal constants share one name, in place; outputs keep theirs."""
+    used = dict.fromkeys(n for node in draft.nodes for n in node.inputs if n in draft.constants)
+    seen: dict[Hashable, list[str]] = {}
+    same: dict[str, str] = {}
+    outputs = set(draft.outputs)
+    for name in sorted(used, key=lambda n: n not in outputs):
+        array = draft.constants[name]
+        alike = seen.setdefault(_fingerprint(array), [])
+        small = array.nbytes <= _WHOLE_BYTES
+        first = next((o for o in alike if small or _equal(array, draft.constants[o])), None)
+        if first is not None:
+            same[name] = first
+        elif len(alike) < _MOST_ALIKE:
+            alike.append(name)
+    if same:
+        draft.nodes = [replace(n, inputs=tuple(same.get(i, i) for i in n.inputs)) for n in draft.nodes]
+
+
+def merge_nodes(draft: Draft, once_only: frozenset[str]) -> bool:
+    """Let nodes that compute the same from the same be one, in place; return whether any were."""
+    seen: dict[Hashable, Node] = {}
+    same: dict[str, str] = {}
+    kept: list[Node] = []
+    outputs = set(draft.outputs)
+    for node in draft.nodes:
+        if any(n in same for n in node.inputs):
+            node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
+        kept.append(node)
+        if node.op in once_only:
+            continue
+        asked = tuple(bool(n) for n in node.outputs)
+        attributes = tuple(sorted((k, _frozen(v)) for k, v in node.attributes.items()))
+        first = seen.setdefault((node.domain, node.op, node.version, node.inputs, attributes, asked), node)
+        if first is not node and not outputs.intersection(node.outputs):
+            same.update(zip(node.outputs, first.outputs, strict=True))
+            same.pop("", None)
+            kept.pop()
+    merged = len(kept) < len(draft.nodes)
+    draft.nodes = kept
+    return merged
+
+
+def _fingerprint(array: np.ndarray) -> Hashable:
+    """Return a key that equal arrays share; exact for small ones."""
+    flat = array.reshape(-1) if array.nbytes <= _WHOLE_BYTES else _sample(array)
+    digest = hashlib.blake2b(np.ascontiguousarray(flat).view(np.uint8).tobytes(), digest_size=16).digest()
+    return array.dtype.name, array.shape, digest
+
+
+def _sample(array: np.ndarray) -> np.ndarray:
+    """Return a few elements of some places, without copying the array; of a map, few pages are read."""
+    places = np.linspace(0, array.size - 1, _PLACES).astype(np.int64)
+    at = np.minimum(places[:, None] + np.arange(_NEIGHBOURS), array.size - 1).reshape(-1)
+    return np.asarray(array[np.unravel_index(at, array.shape)])
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Return whether two large arrays of one type have equal bytes."""
+    if one is other:
+        return True
+    if not any(one.strides) and not any(other.strides):
+        return True  # one element repeated: the sample told
+    bits = np.dtype(f"u{one.dtype.itemsize}")  # as bytes: a NaN equals itself, and 0.0 is not -0.0
+    return bool(np.array_equal(one.view(bits), other.view(bits)))
+
+
+def _frozen(value: Any) -> Hashable:
+    """Return an attribute as a key that equal attributes share and that sorts; -0.0 and 0.0 differ."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype.name}{value.shape}{hashlib.blake2b(value.tobytes()).hexdigest()}"
+    return repr(value)

@@ -1,0 +1,231 @@
+"""Values whose shape only a run knows, and the nodes around them, which another runtime computes.
+
+A node that makes such a value is left outside, and so is whatever reads one, until shapes are known again. Nodes that
+pass such values among themselves are one region, and a region takes in what lies between two nodes of it, so that these
+values never pass between steps: they leave a region as outputs of the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import onnx
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.errors import UnsupportedError
+from roller.models.graph.nodes import Graph, Node, Region
+from roller.models.graph.steps import Loose, Value
+from roller.models.onnx.bodies import outer_names, renamed
+from roller.models.onnx.fallback import group_root, node_proto, subgraph, typed
+from roller.models.onnx.scope import Scope
+from roller.models.onnx.types import declared_shape, dtype_name, static_value, too_large
+
+if TYPE_CHECKING:
+    from roller.models.onnx.tracing import Tracer
+
+#: Why a node that reads known shapes is left.
+UNKNOWN_SHAPE = "its result has a shape that only a run knows"
+
+
+@dataclass
+class DynamicNodes:
+    """What a tracer has left outside so far.
+
+    Parameters
+    ----------
+    types
+        ONNX types of the values of unknown shape, by name of the whole.
+    nodes
+        Every node left outside by its name, as a message, names of values those of the whole.
+    reasons
+        Why, by the node's name.
+    """
+
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+def leave(tracer: Tracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str) -> bool:
+    """Leave a node to another runtime; whether that can be: where onnx cannot type its results, it cannot."""
+    parts = tracer.loose
+    if parts is None:
+        return False
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    made = renamed(node, inputs, scope.find, f"{label}/", tracer.loaded.array)
+    outer = tuple(n for n in outer_names(made) if n not in inputs)
+    if any(n in tracer.unknown for n in outer):
+        return False
+    traced = Node(node.op_type, (*inputs, *outer), (), {}, label, domain, scope.version(domain, tracer.loaded.opsets))
+    found = tracer.inference.protos(made, traced)
+    if isinstance(found, str):
+        return False
+    wanted = [n for n in node.output if n in scope.used]
+    types = {n: static_value(n, found[n]) for n in wanted if n in found and found[n].WhichOneof("value")}
+    if any(n not in types or (isinstance(v := types[n], Value) and too_large(v)) for n in wanted):
+        return False
+    names = {n: tracer.define(scope, n) for n in wanted}
+    for local, name in names.items():
+        value = types[local]
+        if isinstance(value, Value):
+            tracer.values[name] = Value(name, value.shape, value.dtype)
+        else:
+            parts.types[name] = found[local]
+    del made.output[:]
+    made.output.extend(names.get(n, "") for n in node.output)
+    made.name = label
+    parts.nodes[label], parts.reasons[label] = made, reason
+    outputs = tuple(names.get(n, "") for n in node.output)
+    tracer.nodes.append(Node(traced.op, traced.inputs, outputs, {}, label, domain, traced.version))
+    return True
+
+
+def follow(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> None:
+    """Trace a node that reads values of unknown shape: left to the other runtime, or refused."""
+    assert tracer.loose is not None
+    read = next(n for n in inputs if n in tracer.loose.types)
+    label = tracer.label(node, scope)
+    if not leave(tracer, node, inputs, scope, label, f"reads '{read}', whose shape only a run knows"):
+        told = Node(node.op_type, inputs, (), {}, label)
+        tracer.refuse(told, f"reads '{read}', whose shape only a run knows, and onnx cannot tell what it returns")
+        tracer.forget(node, scope)
+
+
+def with_regions(graph: Graph, tracer: Tracer) -> Graph:
+    """Return a graph in which nodes that were left outside are regions, and outputs of unknown shape are loose."""
+    parts = tracer.loose
+    if parts is None or not parts.nodes:
+        return graph
+    nodes = _live(graph)
+    members: dict[int, list[Node]] = {}
+    for node, group in zip(nodes, _groups(nodes, parts), strict=True):
+        members.setdefault(group, []).append(node)
+    whole = [_region(some, nodes, graph, parts) if any(n.name in parts.nodes for n in some) else some[0]
+             for some in members.values()]  # fmt: skip
+    loose = {n: _loose(n, parts.types[n]) for n in graph.outputs if n in parts.types}
+    _check(graph, whole, loose)
+    return Graph(graph.name, graph.inputs, graph.outputs, tuple(_in_order(whole)), graph.values, graph.constants, loose)
+
+
+def _loose(name: str, found: onnx.TypeProto) -> Loose:
+    shape = declared_shape(found)
+    dims = None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
+    return Loose(name, dims, dtype_name(found.tensor_type.elem_type) or "")
+
+
+def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, Loose]) -> None:
+    """Refuse values at the border of regions that are of no dtype of steps."""
+    odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
+    for node in whole:
+        for n in (*node.inputs, *node.outputs) if isinstance(node, Region) else ():
+            if n in graph.values and graph.values[n].dtype not in DTYPE_BYTES:
+                odd[n] = graph.values[n].dtype
+    if odd:
+        told = tuple(f"'{n}' is {dtype}" for n, dtype in odd.items())
+        raise UnsupportedError(
+            f"{graph.name}: values that pass between kernels and ONNX Runtime:\n  " + "\n  ".join(told)
+            + "\nChange the nodes that make them.", graph.name, told,
+        )  # fmt: skip
+
+
+def _groups(nodes: Sequence[Node], parts: DynamicNodes) -> list[int]:
+    """Return the group of every node: regions, and nodes of their own.
+
+    Nodes joined by values of unknown shape are one; what is on a way out of such a group and back into it joins it.
+    """
+    writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
+    group = list(range(len(nodes)))
+    root = partial(group_root, group)
+    edges = [[writer[name] for name in node.inputs if name in writer] for node in nodes]
+    for n, node in enumerate(nodes):
+        for name in node.inputs:
+            if name in parts.types:
+                group[root(n)] = root(writer[name])
+    readers: dict[int, set[int]] = {}
+    sources: dict[int, set[int]] = {}
+    for n, read in enumerate(edges):
+        for s in read:
+            if root(s) != root(n):
+                readers.setdefault(root(s), set()).add(root(n))
+                sources.setdefault(root(n), set()).add(root(s))
+    top = _cycles([root(n) for n in range(len(nodes))], readers, sources)
+    return [top[root(n)] for n in range(len(nodes))]
+
+
+def _cycles(roots: Sequence[int], readers: Mapping[int, set[int]], sources: Mapping[int, set[int]]) -> dict[int, int]:
+    """Return the strongly connected component of every root (Kosaraju): what waits for itself must be one."""
+    order: list[int] = []
+    seen: set[int] = set()
+    for start in dict.fromkeys(roots):
+        stack = [(start, iter(sorted(readers.get(start, ()))))] if start not in seen else []
+        seen.add(start)
+        while stack:
+            here, rest = stack[-1]
+            following = next((r for r in rest if r not in seen), None)
+            if following is None:
+                order.append(here)
+                stack.pop()
+            else:
+                seen.add(following)
+                stack.append((following, iter(sorted(readers.get(following, ())))))
+    found: dict[int, int] = {}
+    for start in reversed(order):
+        todo = [start] if start not in found else []
+        while todo:
+            here = todo.pop()
+            if here not in found:
+                found[here] = start
+                todo += [s for s in sources.get(here, ()) if s not in found]
+    return found
+
+
+def _live(graph: Graph) -> list[Node]:
+    """Return the nodes that something needs: bodies that were given up have left others."""
+    wanted, kept = set(graph.outputs), list[Node]()
+    for node in reversed(graph.nodes):
+        if wanted.intersection(node.outputs):
+            wanted.update(node.inputs)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _region(members: Sequence[Node], nodes: Sequence[Node], graph: Graph, parts: DynamicNodes) -> Region:
+    """Return nodes as one: constants inside, what others compute and read as inputs and outputs."""
+    own = {name for m in members for name in m.outputs if name}
+    mine = {m.name for m in members}
+    elsewhere = {name for n in nodes if n.name not in mine for name in n.inputs} | set(graph.outputs)
+    read = dict.fromkeys(name for m in members for name in m.inputs if name and name not in own)
+    inputs = tuple(n for n in read if n not in graph.constants)
+    outputs = tuple(n for m in members for n in m.outputs if n in elsewhere)
+    protos = [parts.nodes[m.name] if m.name in parts.nodes else node_proto(m) for m in members]
+    ends = [[typed(n, graph.values[n]) if n in graph.values else onnx.helper.make_value_info(n, parts.types[n])
+             for n in names] for names in (inputs, outputs)]  # fmt: skip
+    held = {n: graph.constants[n] for n in read if n in graph.constants}
+    model = subgraph(protos, ends[0], ends[1], held, {m.domain: m.version for m in members})
+    between = "lies between such nodes"
+    reasons = {m.name: parts.reasons.get(m.name, between) for m in members}
+    return Region("Region", inputs, outputs, {"model": model}, members[0].name, "roller.outside", 1,
+                  tuple(members), reasons)  # fmt: skip
+
+
+def _in_order(nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes in an order that may run."""
+    writer = {name: n for n, node in enumerate(nodes) for name in node.outputs if name}
+    out: list[Node] = []
+    done = [False] * len(nodes)
+    for start in range(len(nodes)):
+        stack = [start]
+        while stack:
+            n = stack[-1]
+            waits = [writer[name] for name in nodes[n].inputs if name in writer and not done[writer[name]]]
+            if done[n] or not waits:
+                stack.pop()
+                if not done[n]:
+                    done[n] = True
+                    out.append(nodes[n])
+            else:
+                stack += waits
+    return out

@@ -1,0 +1,250 @@
+"""One node computed on constants: NumPy where that is exact and cheap, onnx's reference for small rest."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx.reference import ReferenceEvaluator
+
+from roller.expr import FUNCTIONS
+from roller.models.graph.steps import Value
+from roller.models.onnx.types import onnx_dtype
+
+#: Elements of one folded constant; one that repeats a single element needs no memory.
+MAX_ELEMENTS = 1 << 26
+MAX_REPEATED_ELEMENTS = 1 << 30
+#: Elements in and out of one node, and of all nodes of a model, for the reference implementation (plain Python).
+MAX_REFERENCE_ELEMENTS = 1 << 18
+MAX_REFERENCE_TOTAL = 1 << 25
+#: Bytes of all folded constants together.
+MAX_FOLDED_BYTES = 1 << 31
+
+Arrays = Sequence[np.ndarray]
+Attributes = Mapping[str, Any]
+
+
+class Evaluator:
+    """Computes nodes whose inputs are constants, within a budget of memory and time for one model.
+
+    Parameters
+    ----------
+    opsets
+        Version by domain.
+    """
+
+    def __init__(self, opsets: Mapping[str, int]) -> None:
+        """Start with the whole budget."""
+        self._imports = [onnx.helper.make_opsetid(d, v) for d, v in opsets.items()]
+        self._version = max((v for d, v in opsets.items() if d in ("", "ai.onnx")), default=0)
+        self._reference_left = MAX_REFERENCE_TOTAL
+        self._bytes_left = MAX_FOLDED_BYTES
+
+    def __call__(
+        self, node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None],
+        outputs: Sequence[Value | None],
+    ) -> list[np.ndarray] | None:  # fmt: skip
+        """Return the outputs, or ``None`` where the node stays for run time."""
+        if self._version < _SINCE.get(node.op_type, 0) or _is_kept(node, attributes, inputs):
+            return None
+        if self._bytes_left <= 0 or any(v is not None and v.elements > MAX_REPEATED_ELEMENTS for v in outputs):
+            return None
+        elements = sum(v.elements for v in outputs if v is not None) + sum(a.size for a in inputs if a is not None)
+        rule = _NUMPY.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        found = None
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            if rule is not None and (elements <= MAX_ELEMENTS or rule in _REPEATING):
+                found = _tried(rule, attributes, [a for a in inputs if a is not None], outputs)
+            trusted = node.op_type not in _REFERENCE_IS_WRONG
+            if found is None and trusted and elements <= min(MAX_REFERENCE_ELEMENTS, self._reference_left):
+                self._reference_left -= elements + 1024  # what setting it up costs
+                found = _tried(self._reference, node, inputs)
+        found = None if found is None else [np.asarray(a) if isinstance(a, np.generic) else a for a in found]
+        if found is None or not _fits(found, outputs):
+            return None
+        self._bytes_left -= sum(0 if 0 in a.strides else a.nbytes for a in found)
+        return found if self._bytes_left >= 0 else None
+
+    def _reference(self, node: onnx.NodeProto, inputs: Sequence[np.ndarray | None]) -> list[np.ndarray] | None:
+        given = {n: a for n, a in zip(node.input, inputs, strict=True) if n and a is not None}
+        made = [onnx.ValueInfoProto(name=n) for n in node.output if n]
+        graph = onnx.helper.make_graph([node], "node", [onnx.ValueInfoProto(name=n) for n in given], made)
+        model = onnx.helper.make_model(graph, opset_imports=self._imports)
+        found = dict(zip((m.name for m in made), ReferenceEvaluator(model).run(None, given), strict=True))
+        return [np.asarray(found[n]) if n else np.zeros(0) for n in node.output]
+
+
+def _is_kept(node: onnx.NodeProto, attributes: Attributes, inputs: Sequence[np.ndarray | None]) -> bool:
+    """Return whether a node scales integers, with which :mod:`roller.models.onnx.quantised` computes."""
+    stored = inputs[0] if node.op_type == "DequantizeLinear" and inputs else None
+    return stored is not None and stored.dtype in (np.int8, np.uint8, np.int32) and not attributes.get("block_size")
+
+
+#: Operators that the package's reference computes otherwise than ONNX Runtime and the specification do, for some of
+#: their uses at least (``python -m tests.models.onnx.random_families all 0 500 --reference``): kernels compute them.
+_REFERENCE_IS_WRONG = frozenset({
+    "Attention",  # softcap, is_causal with a past
+    "AveragePool", "GlobalMaxPool", "LpPool", "MaxPool",  # some ranks, ceilings and paddings
+    "BatchNormalization",  # its epsilon before version 15
+    "Clip",  # bounds that are absent are those of the type
+    "ConvTranspose",  # a bias with groups
+    "GRU", "LSTM", "RNN",  # activations, clip, lengths, directions
+    "GridSample",  # cubic neighbours beyond the border
+    "LRN",  # sizes of 1, and 3 over 3 channels
+    "LpNormalization",  # p = 1 forgets the sign
+    "PRelu",  # infinite slopes
+    "QLinearConv",  # scales per channel
+    "Resize", "Upsample",  # coordinates in float64, regions outside
+})  # fmt: skip
+#: Operators that are computed here, whatever the operator set, as this version of them has it.
+_SINCE = {"Softmax": 13, "LogSoftmax": 13, "Hardmax": 13}
+
+
+def _tried(function: Callable[..., Any], *arguments: Any) -> list[np.ndarray] | None:
+    """Return what a function computes, ``None`` where it cannot: the node is left for run time, or refused there."""
+    try:
+        found: list[np.ndarray] | None = function(*arguments)
+    except Exception:  # noqa: BLE001 - rules and the reference raise whatever NumPy does for what they do not take
+        return None
+    return found
+
+
+def _fits(found: Sequence[np.ndarray], outputs: Sequence[Value | None]) -> bool:
+    """Return whether results are what was inferred; where they are not, inference is believed and nothing folded."""
+    for array, value in zip(found, outputs, strict=False):
+        if not isinstance(array, np.ndarray) or array.dtype.kind in "OUS":
+            return False
+        if value is not None and (array.shape != value.shape or array.dtype.name != value.dtype):
+            return False
+    return True
+
+
+_NUMPY: dict[str, Callable[[Attributes, Arrays, Sequence[Value | None]], list[np.ndarray] | None]] = {}
+
+
+def _rule(*ops: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        for op in ops:
+            _NUMPY[op] = function
+        return function
+
+    return register
+
+
+def _known(outputs: Sequence[Value | None]) -> Value:
+    first = outputs[0]
+    if first is None:
+        raise ValueError("the type of the result is not known")
+    return first
+
+
+@_rule("ConstantOfShape")
+def _filled(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    value = np.asarray(attributes.get("value", np.zeros(1, np.float32))).reshape(-1)[:1]
+    return [np.broadcast_to(value.reshape(()), _known(outputs).shape)]
+
+
+@_rule("Expand")
+def _expanded(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    return [np.broadcast_to(inputs[0], _known(outputs).shape)]
+
+
+@_rule("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity")
+def _reshaped(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    shape = _known(outputs).shape
+    if 0 in inputs[0].strides and inputs[0].size and inputs[0].strides == (0,) * inputs[0].ndim:
+        return (
+            [np.broadcast_to(inputs[0].reshape(-1)[0], shape)] if inputs[0].ndim < 2 else [_repeated(inputs[0], shape)]
+        )
+    return [inputs[0].reshape(shape)]
+
+
+def _repeated(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    return np.broadcast_to(array[(0,) * array.ndim], shape)
+
+
+@_rule("Transpose")
+def _transposed(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    turned = inputs[0].transpose(attributes.get("perm"))
+    return [turned if 0 in turned.strides else np.ascontiguousarray(turned).reshape(turned.shape)]
+
+
+@_rule("Concat")
+def _concat(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    return [np.concatenate(inputs, attributes["axis"])]
+
+
+@_rule("Gather")
+def _gather(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    return [np.asarray(np.take(inputs[0], inputs[1], attributes.get("axis", 0)))]
+
+
+@_rule("Cast")
+def _cast(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    target = onnx_dtype(_known(outputs).dtype)
+    source = inputs[0]
+    plain = "?bBhHiIlLqQefd"
+    if source.dtype.char not in plain or target.char not in plain:
+        raise ValueError("rounding of this type is the reference's business")
+    if source.dtype.kind == "f" and target.kind in "iu" and not np.all(np.isfinite(source)):
+        raise ValueError("no integer for what is not finite")
+    return [source.astype(target)]
+
+
+def _elementwise(function: Callable[..., Any], kinds: str = "fiu") -> Callable[..., Any]:
+    def rule(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+        if inputs[0].dtype.kind not in kinds or len(inputs) > 2 + (function is np.where):
+            raise ValueError("another form of the operator")
+        return [np.asarray(function(*inputs))]
+
+    return rule
+
+
+for _op, _function, _kinds in (
+    ("Add", np.add, "fiu"), ("Sub", np.subtract, "fiu"), ("Mul", np.multiply, "fiu"),
+    ("Neg", np.negative, "fi"), ("Sqrt", np.sqrt, "f"), ("Exp", np.exp, "f"), ("Where", np.where, "b"),
+    ("Equal", np.equal, "fiub"), ("Greater", np.greater, "fiu"), ("Less", np.less, "fiu"), ("Not", np.logical_not, "b"),
+    ("And", np.logical_and, "b"), ("Or", np.logical_or, "b"), ("Abs", np.abs, "fi"), ("Floor", np.floor, "f"),
+    ("Ceil", np.ceil, "f"),
+):  # fmt: skip
+    _NUMPY[_op] = _elementwise(_function, _kinds)
+
+
+@_rule("Clip")
+def _clipped(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    return [np.asarray(np.minimum(np.maximum(inputs[0], inputs[1]), inputs[2]))] if len(inputs) == 3 else None
+
+
+@_rule("Div")
+def _quotient(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    a, b = inputs
+    if a.dtype.kind == "f":
+        return [np.divide(a, b)]
+    if a.dtype.kind not in "iu" or (b == 0).any():
+        return None
+    return [np.asarray(FUNCTIONS["idiv"].numpy(a, b)).astype(a.dtype)]  # towards zero
+
+
+@_rule("LogSoftmax")
+def _log_softmax(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray] | None:
+    """Never the logarithm of an exponential that is nought already, as the reference has it."""
+    x = inputs[0]
+    if x.dtype.kind != "f":
+        return None
+    axis = attributes.get("axis", -1)
+    below = x - x.max(axis=axis, keepdims=True)
+    return [(below - np.log(np.exp(below).sum(axis=axis, keepdims=True))).astype(x.dtype)]
+
+
+@_rule("Range")
+def _range(attributes: Attributes, inputs: Arrays, outputs: Sequence[Value | None]) -> list[np.ndarray]:
+    start, step, value = inputs[0], inputs[2], _known(outputs)
+    return [(start + np.arange(value.shape[0]).astype(start.dtype) * step).astype(start.dtype).reshape(value.shape)]
+
+
+#: Rules whose results need no memory of their own.
+_REPEATING = (_filled, _expanded)

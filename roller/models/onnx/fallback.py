@@ -1,0 +1,151 @@
+"""What roller cannot compile, left to another runtime: the largest subgraphs of such nodes that make no cycle."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from functools import partial
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+import onnx
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.models.graph.lowering import Lowering
+from roller.models.graph.nodes import Node
+from roller.models.graph.parts import Named, Outside, Refused
+from roller.models.graph.steps import Value
+from roller.models.onnx.types import element_type, onnx_dtype
+
+
+def leave_outside(low: Lowering) -> list[Refused]:
+    """Put refused nodes, grouped, in the hands of ONNX Runtime; return those that cannot be left to it either."""
+    stuck = [why for p in low.refused if (why := _untyped(p, low)) is not None]
+    if stuck or not low.refused:
+        return stuck
+    groups = _groups(low.parts)
+    kept = [p for n, p in enumerate(low.parts) if n not in groups]
+    members: dict[int, list[Refused]] = defaultdict(list)
+    for n, p in enumerate(low.parts):
+        if isinstance(p, Refused):
+            members[groups[n]].append(p)
+    low.parts = _in_order([*kept, *(_outside(m, low) for m in members.values())])
+    return []
+
+
+def _untyped(part: Refused, low: Lowering) -> Refused | None:
+    """Return the refusal of a node whose values cannot pass between steps."""
+    for name in (*part.inputs, *part.outputs):
+        value = low.values.get(name)
+        if value is None:
+            return Refused(part.node, f"{part.reason}; not for fallback either, as the shape of '{name}' is unknown")
+        if value.dtype not in DTYPE_BYTES and name not in low.constants:
+            return Refused(part.node, f"{part.reason}; not for fallback either, as '{name}' is {value.dtype}")
+    return None
+
+
+def _groups(parts: Sequence[Named]) -> dict[int, int]:
+    """Return the group of every refused part by its position.
+
+    Parts have levels, which never fall along an edge and rise where one leads from a refused part to another kind or
+    back. Neighbours of one level are a group: a way out of it and back would have to rise twice. Refused parts are as
+    late as those that read them, so that few groups are left.
+    """
+    writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
+    sources = [sorted({writer[name] for name in p.inputs if name in writer}) for p in parts]
+    refused = [isinstance(p, Refused) for p in parts]
+    level: list[int] = []
+    for n, read in enumerate(sources):
+        level.append(max((level[s] + (refused[s] != refused[n]) for s in read), default=int(refused[n])))
+    readers: dict[int, list[int]] = defaultdict(list)
+    for n, read in enumerate(sources):
+        for s in read:
+            readers[s].append(n)
+    for n in reversed(range(len(parts))):
+        if refused[n] and any(refused[r] for r in readers[n]):
+            level[n] = min(level[r] - (not refused[r]) for r in readers[n])
+    group = {n: n for n in range(len(parts)) if refused[n]}
+    root = partial(group_root, group)
+    for n in group:
+        for s in sources[n]:
+            if refused[s] and level[s] == level[n]:
+                group[root(s)] = root(n)
+    return {n: root(n) for n in group}
+
+
+def group_root(group: MutableSequence[int] | MutableMapping[int, int], n: int) -> int:
+    """Return the member that stands for the group of ``n``; ways to it get shorter (union-find)."""
+    while group[n] != n:
+        group[n] = group[group[n]]
+        n = group[n]
+    return n
+
+
+def _in_order(parts: Sequence[Named]) -> list[Named]:
+    """Return parts in an order that may run, as near to the given one as that allows."""
+    writer = {name: n for n, p in enumerate(parts) for name in p.outputs}
+    waits = {n: {writer[name] for name in p.inputs if name in writer} for n, p in enumerate(parts)}
+    followers: dict[int, list[int]] = defaultdict(list)
+    for n, sources in waits.items():
+        for s in sources:
+            followers[s].append(n)
+    ready = [n for n, sources in waits.items() if not sources]
+    heapify(ready)
+    out: list[Named] = []
+    while ready:
+        n = heappop(ready)
+        out.append(parts[n])
+        for f in followers[n]:
+            waits[f].discard(n)
+            if not waits[f]:
+                heappush(ready, f)
+    assert len(out) == len(parts), "groups of refused nodes make no cycle"
+    return out
+
+
+def _outside(members: Sequence[Refused], low: Lowering) -> Outside:
+    """Return a group as a model of its own: constants inside, what others compute and read as inputs and outputs."""
+    own = {name for m in members for name in m.outputs}
+    mine = {id(m) for m in members}
+    read = dict.fromkeys(name for m in members for name in m.inputs if name not in own)
+    read_inside = {name for m in members for name in m.inputs}
+    read_elsewhere = {name for p in low.parts if id(p) not in mine for name in p.inputs} | set(low.graph.outputs)
+    outputs = [name for m in members for name in m.outputs if name in read_elsewhere or name not in read_inside]
+    inputs = [name for name in read if name not in low.constants]
+    held = {n: low.constants[n] for n in read if n in low.constants}
+    ends = [[typed(n, low.values[n]) for n in names] for names in (inputs, outputs)]
+    versions = {m.node.domain: m.node.version for m in members}
+    model = subgraph([node_proto(m.node) for m in members], ends[0], ends[1], held, versions)
+    return Outside(model, tuple(inputs), tuple(outputs), tuple(m.node for m in members))
+
+
+def subgraph(
+    nodes: Sequence[onnx.NodeProto], inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto],
+    constants: Mapping[str, np.ndarray], versions: Mapping[str, int],
+) -> bytes:  # fmt: skip
+    """Return nodes as a model of their own; ``versions`` of operators by domain, 0 for the newest."""
+    held = [onnx.numpy_helper.from_array(np.ascontiguousarray(a).reshape(a.shape), n) for n, a in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "fallback", inputs, outputs, held)
+    newest = onnx.defs.onnx_opset_version()
+    sets = [onnx.helper.make_opsetid(domain, v or newest) for domain, v in {"": newest, **versions}.items()]
+    made: bytes = onnx.helper.make_model(graph, opset_imports=sets, ir_version=10).SerializeToString()
+    return made
+
+
+def node_proto(node: Node) -> onnx.NodeProto:
+    """Return a node as a message, attributes of the kinds its operator has."""
+    made = onnx.helper.make_node(node.op, node.inputs, node.outputs, node.name, domain=node.domain or None)
+    try:
+        known = onnx.defs.get_schema(node.op, node.version, node.domain).attributes if node.version else {}
+    except onnx.defs.SchemaError:
+        known = {}
+    for name, value in node.attributes.items():
+        kind = int(known[name].type.value) if name in known else None  # type: ignore[attr-defined]
+        plain = onnx.numpy_helper.from_array(value) if isinstance(value, np.ndarray) else value
+        made.attribute.append(onnx.helper.make_attribute(name, plain, attr_type=kind))
+    return made
+
+
+def typed(name: str, value: Value) -> onnx.ValueInfoProto:
+    """Return a value as a model declares it."""
+    return onnx.helper.make_tensor_value_info(name, element_type(onnx_dtype(value.dtype)), value.shape)

@@ -1,0 +1,61 @@
+"""What functions local to a model expand to, counted before anything is expanded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from roller.errors import ModelError
+from roller.models.onnx.ordering import MAX_DEPTH
+
+#: Nodes after expansion; functions that call functions grow exponentially.
+MAX_EXPANDED = 400_000
+#: Calls within calls.
+MAX_CALLS = 64
+
+_Key = tuple[str, str, str]
+
+
+def check_expansion(functions: Iterable[onnx.FunctionProto], graph: onnx.GraphProto, where: str) -> None:
+    """Refuse functions that call themselves, or expand to more than a model holds."""
+    bodies = {(f.domain, f.name, _overload(f)): f for f in functions}
+    sizes: dict[_Key, int] = {}
+    open_calls: list[_Key] = []
+
+    def size(nodes: Iterable[onnx.NodeProto]) -> int:
+        total = 0
+        for node in _all_nodes(nodes, where, 0):
+            key = node.domain, node.op_type, _overload(node)
+            total += called(key) if key in bodies else 1
+            if total > MAX_EXPANDED:
+                raise ModelError(f"{where}: its functions expand to more than {MAX_EXPANDED} nodes.")
+        return total
+
+    def called(key: _Key) -> int:
+        if key in open_calls:
+            raise ModelError(f"{where}: function '{key[1]}' calls itself.")
+        if len(open_calls) >= MAX_CALLS:
+            raise ModelError(f"{where}: its functions call each other more than {MAX_CALLS} deep.")
+        if key not in sizes:
+            open_calls.append(key)
+            sizes[key] = size(bodies[key].node)
+            open_calls.pop()
+        return sizes[key]
+
+    size(graph.node)
+
+
+def _overload(proto: onnx.FunctionProto | onnx.NodeProto) -> str:
+    return str(getattr(proto, "overload", ""))  # the field is younger than the oldest onnx package we take
+
+
+def _all_nodes(nodes: Iterable[onnx.NodeProto], where: str, depth: int) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their bodies."""
+    if depth > MAX_DEPTH:
+        raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
+    for node in nodes:
+        yield node
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                yield from _all_nodes(attribute.g.node, where, depth + 1)

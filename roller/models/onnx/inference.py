@@ -1,0 +1,165 @@
+"""Types of what a node writes, from the types of what it reads and the small constants among that.
+
+onnx infers one node at a time. What it has once said of a node is asked again for no other one like it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import onnx
+
+from roller.models.graph.nodes import Node
+from roller.models.graph.steps import Value
+from roller.models.onnx.completing import completed, corrected
+from roller.models.onnx.loading import Loaded
+from roller.models.onnx.types import element_type, onnx_dtype, static_value, tensor_type
+
+#: Constants up to this many elements are shown to shape inference: shapes, axes, pads, sizes of parts.
+MAX_SHAPE_ELEMENTS = 4096
+
+#: Attributes whose default onnx's inference takes for another value than the operator has: name and default.
+_FORGOTTEN = {"STFT": ("onesided", 1)}
+
+
+class Inference:
+    """Types of the results of one model's nodes.
+
+    Parameters
+    ----------
+    loaded
+        The model.
+    declared
+        Types the model itself declares, believed where nothing else tells; empty where shapes were overridden.
+    values, constants
+        What is known so far, by names of the whole; whoever traces the model adds to them.
+    loose
+        Types of values that have no known shape, likewise.
+    """
+
+    def __init__(
+        self, loaded: Loaded, declared: Mapping[str, Value], values: Mapping[str, Value],
+        constants: Mapping[str, np.ndarray], loose: Mapping[str, onnx.TypeProto] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
+        self.loaded, self.declared, self.values, self.constants = loaded, declared, values, constants
+        self.loose = loose
+        self._seen: dict[Hashable, list[Value | None]] = {}
+        self._imports = [onnx.helper.make_opsetid(d, v) for d, v in loaded.opsets.items()]
+        self._data: dict[str, onnx.TensorProto] = {}
+        self._schemas: dict[tuple[str, str, int], onnx.defs.OpSchema | None] = {}
+
+    def schema(self, traced: Node) -> onnx.defs.OpSchema | None:
+        """Return what onnx knows of a node's operator, ``None`` where it knows none of this name."""
+        key = traced.domain, traced.op, traced.version
+        if key not in self._schemas:
+            try:
+                self._schemas[key] = onnx.defs.get_schema(traced.op, traced.version, traced.domain)
+            except onnx.defs.SchemaError:
+                self._schemas[key] = None
+        return self._schemas[key]
+
+    def types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
+        """Return the types of a node's outputs (``None`` where unknown), or why the node is refused."""
+        inputs = [self.values[i] if i else None for i in traced.inputs]
+        found, constants = self._types(node, traced), [self.constants.get(i) for i in traced.inputs]
+        found = corrected(found, traced, [self.declared.get(o) for o in node.output], inputs, constants)
+        return completed(found, traced, node.output, inputs, constants)
+
+    def _types(self, node: onnx.NodeProto, traced: Node) -> list[Value | None] | str:
+        """Return what onnx, or the model itself, says of a node."""
+        schema = self.schema(traced)
+        declared = [self.declared.get(o) for o in node.output]
+        if schema is None:
+            if all(d is not None for d, o in zip(declared, node.output, strict=True) if o):
+                return declared
+            known = traced.domain in ("", "ai.onnx.ml") and traced.domain in self.loaded.opsets
+            where = f"operator set {traced.version}" if known else f"domain '{traced.domain}'"
+            return f"no operator of this name is known in {where}, and the model does not declare what it returns"
+        data = {n: d for n, i in zip(node.input, traced.inputs, strict=True) if n and (d := self._datum(i)) is not None}
+        if data:
+            return self._inferred(schema, node, traced, data, declared)
+        # Layers repeat: a node like one before it has results like its.
+        given = tuple((v.shape, v.dtype) if (v := self.values.get(i)) else None for i in traced.inputs)
+        told = b"".join(a.SerializeToString() for a in node.attribute)
+        key = traced.domain, traced.op, traced.version, told, given, tuple(map(bool, node.output))
+        if key in self._seen and not any(declared):
+            return self._seen[key]
+        types = self._inferred(schema, node, traced, data, declared)
+        if not isinstance(types, str):
+            self._seen[key] = types
+        return types
+
+    def _inferred(
+        self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, data: Mapping[str, onnx.TensorProto],
+        declared: Sequence[Value | None],
+    ) -> list[Value | None] | str:  # fmt: skip
+        """Return the types of a node's outputs as onnx infers them, or why it refuses the node."""
+        names = {n: i for n, i in zip(node.input, traced.inputs, strict=True) if n}
+        inferred = self._asked(schema, node, traced, names, data)
+        if isinstance(inferred, str):
+            return inferred
+        types: list[Value | None] = []
+        for name, own in zip(node.output, declared, strict=True):
+            value = static_value(name, inferred[name]) if name in inferred else own
+            if isinstance(value, str):
+                if "not known" not in value:
+                    return value
+                value = own
+            types.append(value)
+        return types
+
+    def protos(self, node: onnx.NodeProto, traced: Node) -> Mapping[str, onnx.TypeProto] | str:
+        """Return the ONNX types of a node's outputs, shapes known or not, or why onnx refuses the node."""
+        schema = self.schema(traced)
+        if schema is None:
+            return "no operator of this name is known"
+        names = {n: n for n in traced.inputs if n}
+        return self._asked(schema, node, traced, names, {n: d for n in names if (d := self._datum(n)) is not None})
+
+    def _asked(
+        self, schema: onnx.defs.OpSchema, node: onnx.NodeProto, traced: Node, names: Mapping[str, str],
+        data: Mapping[str, onnx.TensorProto],
+    ) -> Mapping[str, onnx.TypeProto] | str:  # fmt: skip
+        """Return what onnx infers of a node; ``names`` are those of the whole by the node's own."""
+        given = {n: self._type(name) for n, name in names.items()}
+        if (forgotten := _FORGOTTEN.get(node.op_type)) is not None and forgotten[0] not in traced.attributes:
+            told, node = node, onnx.NodeProto()
+            node.CopyFrom(told)
+            node.attribute.append(onnx.helper.make_attribute(*forgotten))
+        try:
+            found: Mapping[str, onnx.TypeProto] = onnx.shape_inference.infer_node_outputs(
+                schema,
+                node,
+                given,
+                dict(data),
+                opset_imports=self._imports_of(traced),
+                ir_version=self.loaded.ir_version,
+            )
+        except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError) as error:
+            return str(error).replace("[ShapeInferenceError] ", "").replace("[TypeInferenceError] ", "").strip()
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            return f"its shape cannot be inferred: {error}"
+        return found
+
+    def _type(self, name: str) -> onnx.TypeProto:
+        if name in self.loose:
+            return self.loose[name]
+        value = self.values[name]
+        return tensor_type(element_type(onnx_dtype(value.dtype)), value.shape)
+
+    def _imports_of(self, traced: Node) -> list[onnx.OperatorSetIdProto]:
+        """Return the operator sets a node is of: the model's, or those of a definition."""
+        if self.loaded.opsets.get(traced.domain) == traced.version:
+            return self._imports
+        return [onnx.helper.make_opsetid(traced.domain, traced.version)]
+
+    def _datum(self, name: str) -> onnx.TensorProto | None:
+        """Return a small constant as inference takes it."""
+        array = self.constants.get(name)
+        if array is None or array.ndim > 1 or array.size > MAX_SHAPE_ELEMENTS or array.dtype.kind == "O":
+            return None
+        if name not in self._data:
+            self._data[name] = onnx.numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape))
+        return self._data[name]

@@ -1,0 +1,119 @@
+"""Sums of products of 8-bit integers: zero points taken out of the sum where that is exact.
+
+With constant weights ``sum (x - x0) (w - w0)`` is ``sum x w' - x0 sum w'`` of ``w' = w - w0``, where ``w'`` has 8 bits
+too: a sum of plain products, which processors have instructions for, and a constant per column behind it. Padding
+reads ``x0``, which stands for zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from roller.expr import Axis, Call, Cast, Index, Load, Scalar, Stage, Tensor
+from roller.models.graph.steps import Value
+from roller.models.onnx.elementwise import literal
+from roller.models.onnx.lowering import Compute, Site
+
+#: Position of the constant bias, integers per column, of roller's own ``ConvInteger`` and ``MatMulInteger``.
+BIAS = 4
+#: Largest byte, less a zero point or not.
+_LARGEST = 255
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a sum of plain products ends, and the constants that takes."""
+
+    ending: Callable[[Scalar], Scalar] | None = None
+    constants: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def centred(weights: np.ndarray, zero: np.ndarray | None, axis: int) -> np.ndarray | None:
+    """Return constant weights less their zero points in 8 bits; ``None`` where they need more.
+
+    Examples
+    --------
+    >>> centred(np.array([[128, 255]], np.uint8), np.array(128, np.uint8), 0)
+    array([[  0, 127]], dtype=int8)
+    >>> centred(np.array([[0, 255]], np.uint8), np.array(100, np.uint8), 0) is None
+    True
+    """
+    if weights.dtype not in (np.uint8, np.int8):
+        return None
+    if zero is None or not zero.any():
+        small = weights.dtype == np.uint8 and weights.max(initial=0) <= np.iinfo(np.int8).max
+        return weights.astype(np.int8) if small else weights
+    shape = [1] * weights.ndim
+    if zero.size > 1:
+        if zero.size != weights.shape[axis]:
+            return None
+        shape[axis] = zero.size
+    found = weights.astype(np.int16) - zero.astype(np.int16).reshape(shape)
+    limits = np.iinfo(np.int8)
+    if found.min(initial=0) < limits.min or found.max(initial=0) > limits.max:
+        return None
+    return found.astype(np.int8)
+
+
+def fits(weights: np.ndarray, bias: np.ndarray | None, axis: int) -> bool:
+    """Return whether no sum of bytes times constant weights, its zero point and its bias leave 32 bits on the way."""
+    others = tuple(d for d in range(weights.ndim) if d != axis % weights.ndim)
+    most = 2 * _LARGEST * np.abs(weights.astype(np.int64)).sum(others)
+    added = np.abs(bias.astype(np.int64)).reshape(-1) if bias is not None else np.zeros(1, np.int64)
+    return bool((most + added <= np.iinfo(np.int32).max).all())
+
+
+def ended(site: Site, along: Index, totals: np.ndarray) -> Ended:
+    """Return what ends a sum of plain products: the zero point of input 2 times ``-totals``, and the bias."""
+    zero, known, bias = site.input(2), site.constant(2), site.constant(BIAS)
+    name, shift = site.output.name, np.zeros(1, np.int64)
+    constants, moving = dict[str, np.ndarray](), zero is not None and known is None
+    if moving:
+        constants[f"{name}/totals"] = totals.astype(np.int32)
+    elif known is not None:
+        shift = -int(known.ravel()[0]) * totals
+    if bias is not None:
+        shift = shift + bias.reshape(-1)
+    if shift.any():
+        shift = np.broadcast_to(shift, totals.shape)
+        constants[f"{name}/shift"] = np.ascontiguousarray(shift).astype(np.int32)  # wraps as the sum does
+
+    def ending(total: Scalar) -> Scalar:
+        if moving and zero is not None:
+            one = Cast("int32", Load(zero.name, (Index(),) * len(zero.shape)))
+            total = Call("sub", (total, Call("mul", (one, Load(f"{name}/totals", (along,))))))
+        if f"{name}/shift" in constants:
+            total = Call("add", (total, Load(f"{name}/shift", (along,))))
+        return total if site.output.dtype == "int32" else Cast(site.output.dtype, total)
+
+    return Ended(ending if constants or site.output.dtype != "int32" else None, constants)
+
+
+def stages(
+    y: Value, axes: Sequence[Axis], store: tuple[Index, ...], body: Scalar, end: Ended
+) -> Compute:  # fmt: skip
+    """Return a sum of 32-bit integers over ``axes`` and its ending."""
+    total = Tensor(y.name if end.ending is None else f"{y.name}/acc", y.shape, "int32")
+    first = Stage(total, tuple(axes), store, body, "sum", "int32")
+    if end.ending is None:
+        return Compute((first,), end.constants)
+    value = end.ending(Load(total.name, store))
+    last = Stage(Tensor(y.name, y.shape, y.dtype), first.spatial_axes, store, value, None, y.dtype)
+    return Compute((first, last), end.constants)
+
+
+def less(site: Site, read: Load, position: int, where: tuple[Index, ...]) -> Scalar:
+    """Return an element less its zero point at input ``position``, in 32 bits."""
+    zero, wide = site.input(position), Cast("int32", read)
+    known = site.constant(position)
+    if zero is None:
+        return wide
+    if known is not None and known.size == 1:
+        shift = int(known.ravel()[0])
+        return Call("sub", (wide, literal(shift, "int32"))) if shift else wide
+    if zero.elements == 1:
+        where = (Index(),) * len(zero.shape)
+    return Call("sub", (wide, Cast("int32", Load(zero.name, where))))

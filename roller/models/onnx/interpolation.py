@@ -1,0 +1,259 @@
+"""Interpolation along one axis, as positions, a matrix of weights or its band: what Resize needs to know, in NumPy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from roller.models.onnx.lowering import Unsupported
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the positions of one axis relate to those of its source.
+
+    Parameters
+    ----------
+    source, target
+        Elements of the axis before and after.
+    scale
+        Positions of the target per position of the source: a ratio of sizes, or :func:`simplest` of a factor.
+    mode
+        Coordinate transformation of ONNX.
+    roi
+        First and last position taken, as parts of the axis (``tf_crop_and_resize``).
+    """
+
+    source: int
+    target: int
+    scale: Fraction | float
+    mode: str
+    roi: tuple[Fraction, Fraction] = (Fraction(0), Fraction(1))
+
+    def coordinates(self) -> np.ndarray:
+        """Return the place in the source of every position of the target, float64 ``(target,)``."""
+        places, unit = self.places()
+        return np.asarray(places / unit, np.float64)
+
+    def places(self) -> tuple[np.ndarray, int]:
+        """Return the place in the source of every position of the target as integers of one unit, ``(target,)``.
+
+        They are exact: which neighbour is the nearest hangs on the last bit, and ``4.5 * 20 / 6 - 0.5`` is 14.5, which
+        the float32 nearest to ``6 / 20`` makes 14.499999.
+        """
+        slope, first = self._line()
+        unit = math.lcm(slope.denominator, first.denominator)
+        step, begin = int(slope * unit), int(first * unit)
+        small = abs(step) * self.target + abs(begin) < 1 << 52
+        return np.arange(self.target).astype(np.int64 if small else object) * step + begin, unit
+
+    def _line(self) -> tuple[Fraction, Fraction]:
+        """Return the step of the places, and the first of them."""
+        half, scale, n = Fraction(1, 2), Fraction(self.scale), self.source
+        step = 1 / scale
+        if self.mode == "half_pixel" or (self.mode == "pytorch_half_pixel" and self.target > 1):
+            return step, half * step - half
+        if self.mode == "pytorch_half_pixel":
+            return Fraction(0), Fraction(0)
+        if self.mode == "half_pixel_symmetric":
+            return step, Fraction(n, 2) * (1 - self.target / (scale * n)) + half * step - half
+        if self.mode == "align_corners":  # of the length as it is, a whole number, also where a factor makes none
+            return Fraction(n - 1, max(self.target - 1, 1)), Fraction(0)
+        if self.mode == "asymmetric":
+            return step, Fraction(0)
+        if self.mode == "tf_half_pixel_for_nn":
+            return step, half * step
+        if self.mode == "tf_crop_and_resize":
+            begin, end = self.roi
+            if self.target == 1:
+                return Fraction(0), half * (begin + end) * (n - 1)
+            return (end - begin) * (n - 1) / (self.target - 1), begin * (n - 1)
+        raise Unsupported(f"Resize with coordinate_transformation_mode='{self.mode}' is none that ONNX defines")
+
+    def outside(self) -> np.ndarray:
+        """Return which positions of the target take the extrapolation value."""
+        if self.mode != "tf_crop_and_resize":
+            return np.zeros(self.target, bool)
+        places, unit = self.places()
+        return np.asarray((places < 0) | (places > (self.source - 1) * unit), bool)
+
+
+def resized(
+    shape: Sequence[int], sizes: Sequence[int], axes: Sequence[int], policy: str
+) -> tuple[list[Fraction], tuple[int, ...]]:
+    """Return the scale of every axis of ``axes`` and the shape of a Resize to ``sizes``, by its aspect ratio policy.
+
+    Examples
+    --------
+    Of 3 x 5 elements that must not get larger than 7 x 8, both sides grow by 8/5:
+
+    >>> resized((3, 5), (7, 8), (0, 1), "not_larger")
+    ([Fraction(8, 5), Fraction(8, 5)], (5, 8))
+    """
+    factors, made = [Fraction(n, shape[d]) for n, d in zip(sizes, axes, strict=True)], list(shape)
+    if policy == "stretch":
+        wanted = list(sizes)
+    elif policy in ("not_larger", "not_smaller"):
+        factors = [min(factors) if policy == "not_larger" else max(factors)] * len(axes)
+        wanted = [math.floor(f * shape[d] + Fraction(1, 2)) for f, d in zip(factors, axes, strict=True)]
+    else:
+        raise Unsupported(f"Resize keep_aspect_ratio_policy='{policy}' is none that ONNX defines")
+    for d, n in zip(axes, wanted, strict=True):
+        made[d] = n
+    return factors, tuple(made)
+
+
+def simplest(value: float) -> Fraction:
+    """Return the fraction of the smallest denominator that float32 rounds to the same number as ``value``.
+
+    Factors and regions come in float32; what was rounded to it is meant.
+
+    Examples
+    --------
+    >>> simplest(0.6), simplest(np.float32(1 / 3)), simplest(-2.0)
+    (Fraction(3, 5), Fraction(1, 3), Fraction(-2, 1))
+    """
+    held = np.float32(value)
+    if not np.isfinite(held):
+        raise Unsupported(f"Resize by {value}, which is no number")
+    if held < 0:
+        return -simplest(-float(held))
+    exact = Fraction(float(held))
+    if exact.denominator == 1:
+        return exact
+    low, high = ((exact + Fraction(float(np.nextafter(held, np.float32(to))))) / 2 for to in (0, np.inf))
+    return _between(low, high)
+
+
+def _between(low: Fraction, high: Fraction) -> Fraction:
+    """Return the fraction of the smallest denominator strictly between two that are not negative."""
+    whole = low.numerator // low.denominator
+    if whole + 1 < high:
+        return Fraction(whole + 1)
+    if low == whole:  # the next are whole + 1/2, whole + 1/3 ...
+        return whole + Fraction(1, int(1 / (high - whole)) + 1)
+    return whole + 1 / _between(1 / (high - whole), 1 / (low - whole))
+
+
+def nearest(sampling: Sampling, rounding: str) -> np.ndarray:
+    """Return the position each element of the target takes, ``(target,)``; ``rounding`` is ONNX's nearest_mode.
+
+    ``simple`` is what there was before: down where an axis grows, up where it shrinks.
+    """
+    x, unit = sampling.places()
+    if rounding == "simple":
+        rounding = "ceil" if sampling.scale < 1 else "floor"
+    rounds: dict[str, Callable[[], np.ndarray]] = {
+        "round_prefer_floor": lambda: -((unit - 2 * x) // (2 * unit)),
+        "round_prefer_ceil": lambda: (2 * x + unit) // (2 * unit),
+        "floor": lambda: x // unit,
+        "ceil": lambda: -(-x // unit),
+    }
+    if rounding not in rounds:
+        raise Unsupported(f"Resize with nearest_mode='{rounding}' is none that ONNX defines")
+    return np.asarray(np.clip(rounds[rounding](), 0, sampling.source - 1), np.int64)
+
+
+def _linear(distance: np.ndarray) -> np.ndarray:
+    return np.asarray(np.maximum(0.0, 1.0 - np.abs(distance)))
+
+
+def _cubic(a: float) -> Callable[[np.ndarray], np.ndarray]:
+    """Return Keys' cubic kernel of ``a``."""
+
+    def kernel(distance: np.ndarray) -> np.ndarray:
+        d = np.abs(distance)
+        near = ((a + 2) * d - (a + 3)) * d * d + 1
+        far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+    return kernel
+
+
+def weights(
+    sampling: Sampling, kind: str, *, cubic_a: float = -0.75, antialias: bool = False, exclude_outside: bool = False
+) -> np.ndarray:
+    """Return the weight of every source position in every target position, float64 ``(target, source)``."""
+    kernel, reach = (_linear, 1) if kind == "linear" else (_cubic(cubic_a), 2)
+    stretch = min(1.0, float(sampling.scale)) if antialias else 1.0
+    x = sampling.coordinates()
+    taps = int(np.ceil(reach / stretch))
+    places = np.floor(x)[:, None].astype(np.int64) + np.arange(-taps, taps + 1)[None, :]
+    amount = kernel((places - x[:, None]) * stretch)
+    if exclude_outside:
+        amount = np.where((places < 0) | (places >= sampling.source), 0.0, amount)
+    if exclude_outside or antialias:
+        amount = amount / amount.sum(axis=1, keepdims=True)
+    table = np.zeros((sampling.target, sampling.source))
+    rows = np.broadcast_to(np.arange(sampling.target)[:, None], places.shape)
+    np.add.at(table, (rows, np.clip(places, 0, sampling.source - 1)), amount)
+    return table
+
+
+#: Largest step of a band: a period of the target over as many positions of the source has weights of its own.
+_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Band:
+    """The weights of a matrix that are not zero: few per target, from a position on that an access map can say.
+
+    Target ``y`` takes ``table[y, k]`` times source ``step * (y // period) + offset + k``; positions outside of the
+    source have no weight.
+
+    Parameters
+    ----------
+    step, period, offset
+        Of the first position of each target.
+    table
+        Weights, float64 ``(target, taps)``.
+    """
+
+    step: int
+    period: int
+    offset: int
+    table: np.ndarray
+
+
+def band(table: np.ndarray) -> Band | None:
+    """Return the narrowest band that holds all weights; ``None`` where it is not at most half as wide as the source.
+
+    Notes
+    -----
+    An access map has no multiplication before a division, so that a ratio ``period / step`` costs up to ``step - 1``
+    taps beyond those of the kernel. Of bands of one width that of the smallest step and period is taken.
+
+    Examples
+    --------
+    Rows of a picture that grows from 3 to 5 lie between two rows of it:
+
+    >>> found = band(np.array([[1, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 1, 0]]))
+    >>> found.step, found.period, found.offset, found.table.tolist()
+    (1, 2, 0, [[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [1.0, 0.0]])
+    """
+    target, source = table.shape
+    held, y = table != 0, np.arange(target)
+    some = held.any(axis=1)  # outside of a region a target has no weight at all
+    if not some.any():
+        return None
+    first, last = held.argmax(axis=1)[some], source - 1 - held[:, ::-1].argmax(axis=1)[some]
+    found: tuple[int, int, int, int] | None = None
+    for step in range(1, _STEPS + 1):
+        near = step * target / source
+        for period in {max(1, int(near) + d) for d in (-1, 0, 1)}:
+            begin = step * (y[some] // period)
+            offset = int((first - begin).min())
+            taps = int((last - begin).max()) - offset + 1
+            found = min(found or (taps, step, period, offset), (taps, step, period, offset))
+    assert found is not None
+    taps, step, period, offset = found
+    if 2 * taps > source:
+        return None
+    places = step * (y // period)[:, None] + offset + np.arange(taps)
+    inside = (places >= 0) & (places < source)
+    narrow = np.where(inside, table[y[:, None], np.clip(places, 0, source - 1)], 0.0)
+    return Band(step, period, offset, narrow)

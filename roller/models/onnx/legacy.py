@@ -1,0 +1,231 @@
+"""Operators as the sets before 7 have them, written as set 7 has them while a model is traced.
+
+Shapes are numbers then, so alignment by ``axis`` is exact, and bodies are traced like the graph. onnx's own converter
+(1.23) is not asked: of second operands that ``axis`` aligns it takes those alone that stand at axis 0 or at the end, of
+logic and comparisons none, and it leaves the slopes of a PRelu where set 7 reads them along the last axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import onnx
+
+if TYPE_CHECKING:
+    from roller.models.onnx.tracing import Tracer
+
+#: The oldest operator set that inference and lowerings know.
+OLDEST = 7
+
+
+class _Odd(Exception):
+    """Why a node cannot be written in set 7."""
+
+
+Inputs: TypeAlias = tuple[str, ...]
+#: Changes a node in place; returns what it reads then, by names of the whole.
+Rule: TypeAlias = "Callable[[Tracer, onnx.NodeProto, Inputs], Inputs]"
+
+
+def modern(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
+    """Return a node of ONNX's own domain as set 7 has it and what it reads, or why that cannot be."""
+    if tracer.loaded.written not in range(1, OLDEST):
+        return node, inputs
+    out = onnx.NodeProto()
+    out.CopyFrom(node)
+    _dropped(out, "consumed_inputs")  # which inputs an operator may overwrite: before set 6, and no part of the result
+    _say_defaults(out, tracer.loaded.written)
+    rule = _RULES.get(node.op_type)
+    try:
+        return out, (inputs if rule is None else rule(tracer, out, inputs))
+    except _Odd as why:
+        return str(why)
+    except (IndexError, KeyError, AttributeError, TypeError, ValueError) as error:
+        return f"it is no {node.op_type} of operator set {tracer.loaded.written} ({error})"
+
+
+def _say_defaults(node: onnx.NodeProto, written: int) -> None:
+    """Say what a node leaves to the defaults of its own set, where set 7 has others (the constants of a Selu)."""
+    said = {a.name for a in node.attribute}
+    later = _defaults(node.op_type, OLDEST)
+    for name, default in _defaults(node.op_type, written).items():
+        if default.type and name in later and name not in said and default != later[name]:
+            node.attribute.append(default)
+
+
+def _defaults(operator: str, version: int) -> dict[str, onnx.AttributeProto]:
+    """Return the attributes an operator of a set has, by name; one without a default holds no value."""
+    try:
+        schema = onnx.defs.get_schema(operator, version, "")
+    except onnx.defs.SchemaError:  # nothing of ONNX's own
+        return {}
+    return {name: a.default_value for name, a in schema.attributes.items()}
+
+
+def _value(node: onnx.NodeProto, name: str, default: object = None) -> object:
+    found = next((a for a in node.attribute if a.name == name), None)
+    return default if found is None else onnx.helper.get_attribute_value(found)
+
+
+def _dropped(node: onnx.NodeProto, *names: str) -> None:
+    kept = [a for a in node.attribute if a.name not in names]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+
+
+def _given(node: onnx.NodeProto, name: str, value: object) -> None:
+    _dropped(node, name)
+    node.attribute.append(onnx.helper.make_attribute(name, value))
+
+
+def _renamed(node: onnx.NodeProto, old: str, new: str) -> None:
+    for attribute in node.attribute:
+        if attribute.name == old:
+            attribute.name = new
+
+
+def _constant(tracer: Tracer, node: onnx.NodeProto, what: str, array: np.ndarray) -> str:
+    name = tracer.fresh(f"{node.output[0]}/{what}")
+    tracer.constant(name, array)
+    return name
+
+
+def _reshaped(tracer: Tracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
+    """Return a value in another shape."""
+    if tracer.values[name].shape == shape:
+        return name
+    return tracer.emit("Reshape", [name, _constant(tracer, node, "shape", np.array(shape, np.int64))])
+
+
+def _aligned(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Give the second operand the dimensions of one element that put it where ``axis`` says."""
+    told, axis = bool(_value(node, "broadcast", 0)), _value(node, "axis")
+    _dropped(node, "broadcast", "axis")
+    one, other = (tracer.values[n] for n in inputs)
+    if one.shape == other.shape:
+        return inputs
+    if not told:
+        raise _Odd(f"its operands have shapes {list(one.shape)} and {list(other.shape)}, and broadcast is not set")
+    rank, length = len(one.shape), len(other.shape)
+    if other.elements == 1 and length <= rank:
+        return inputs
+    first = rank - length if axis is None else int(str(axis)) % max(rank, 1)
+    behind = rank - first - length
+    if behind < 0 or first < 0 or any(s not in (1, t) for s, t in zip(other.shape, one.shape[first:], strict=False)):
+        raise _Odd(f"{list(other.shape)} does not broadcast to {list(one.shape)} from axis {first} on")
+    return inputs[0], _reshaped(tracer, node, inputs[1], (*other.shape, *(1,) * behind))
+
+
+def _product(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say nothing of broadcasting: the third operand of a Gemm aligns with the last dimensions."""
+    _dropped(node, "broadcast")
+    return inputs
+
+
+def _slopes(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Put slopes per channel where the channels are."""
+    x, slope = (tracer.values[n] for n in inputs)
+    if len(slope.shape) == 1 and slope.elements != 1 and len(x.shape) > 1 and slope.shape[0] == x.shape[1]:
+        return inputs[0], _reshaped(tracer, node, inputs[1], (slope.elements, *(1,) * (len(x.shape) - 2)))
+    return inputs
+
+
+def _inference(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Refuse training where a node says it; what says nothing is meant for inference, as in set 7."""
+    if _value(node, "is_test", 1) == 0:
+        raise _Odd("is_test=0 is training. Export the model for inference")
+    _dropped(node, "is_test")
+    return inputs
+
+
+def _shape_beside(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Read the target of a Reshape from an input."""
+    shape = _value(node, "shape")
+    if shape is None:
+        return inputs
+    _dropped(node, "shape")
+    node.input.append(f"{node.output[0]}/shape")
+    return (*inputs, _constant(tracer, node, "shape", np.array(shape, np.int64)))
+
+
+def _channels(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Concat along axis 1 where a node does not say which one."""
+    if _value(node, "axis") is None:
+        _given(node, "axis", 1)
+    return inputs
+
+
+def _target(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say the type of a Cast by its number."""
+    to = _value(node, "to")
+    if isinstance(to, bytes):
+        _given(node, "to", onnx.TensorProto.DataType.Value(to.decode().upper()))
+    return inputs
+
+
+def _paddings(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Name the amounts of a Pad as set 2 does."""
+    _renamed(node, "paddings", "pads")
+    return inputs
+
+
+def _power(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say the p of a norm as an integer."""
+    p = _value(node, "p", 2)
+    if float(str(p)) != int(float(str(p))):
+        raise _Odd(f"p={p} is no whole number")
+    _given(node, "p", int(float(str(p))))
+    return inputs
+
+
+def _parts(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say the sizes of a Split by an attribute."""
+    if len(inputs) > 1 and inputs[1]:
+        sizes = tracer.constants.get(inputs[1])
+        if sizes is None:
+            raise _Odd("the sizes of its parts are computed at run time")
+        _given(node, "split", [int(s) for s in sizes.reshape(-1)])
+    del node.input[1:]
+    return inputs[:1]
+
+
+def _repeats(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say how often a Tile repeats each dimension, instead of one."""
+    if len(inputs) < 3:
+        return inputs
+    tiles, axis = (tracer.constants.get(n) for n in inputs[1:3])
+    if tiles is None or axis is None:
+        raise _Odd("how often it repeats which axis is computed at run time")
+    repeats = np.ones(len(tracer.values[inputs[0]].shape), np.int64)
+    repeats[int(axis.reshape(-1)[0])] = int(tiles.reshape(-1)[0])
+    del node.input[2:]
+    return inputs[0], _constant(tracer, node, "repeats", repeats)
+
+
+def _scales(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Say the scales of an Upsample in one attribute."""
+    height, width = _value(node, "height_scale"), _value(node, "width_scale")
+    if height is not None and width is not None:
+        _dropped(node, "height_scale", "width_scale")
+        _given(node, "scales", [1.0, 1.0, float(str(height)), float(str(width))])
+    return inputs
+
+
+def _recurrent(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+    """Drop what says whether the whole sequence is wanted: outputs that are named say it."""
+    _dropped(node, "output_sequence")
+    if _value(node, "direction") == b"foward":  # as set 1 spells its own default
+        _given(node, "direction", "forward")
+    return inputs
+
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _aligned),
+    **dict.fromkeys(("BatchNormalization", "Dropout"), _inference),
+    **dict.fromkeys(("GlobalLpPool", "LpPool"), _power),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    "Cast": _target, "Concat": _channels, "Gemm": _product, "PRelu": _slopes, "Pad": _paddings,
+    "Reshape": _shape_beside, "Split": _parts, "Tile": _repeats, "Upsample": _scales,
+}  # fmt: skip

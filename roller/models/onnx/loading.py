@@ -1,0 +1,216 @@
+"""A model as it comes (path, bytes, message) taken apart: a graph without weights, and the weights as arrays."""
+
+from __future__ import annotations
+
+import codecs
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+
+from roller.core.files import read_file
+from roller.errors import ModelError
+from roller.models.onnx.external import ExternalData
+from roller.models.onnx.functions import check_expansion
+from roller.models.onnx.inline import Weights, without_weights
+from roller.models.onnx.legacy import OLDEST
+from roller.models.onnx.ordering import MAX_DEPTH
+from roller.models.onnx.types import inline_array, tensor_type
+
+#: A protobuf message cannot be larger; beyond it weights lie beside the model.
+MAX_MESSAGE_BYTES = (1 << 31) - 1
+#: Bytes a model may begin with, the tags of its fields, and how many bytes are looked at to tell what else a file is.
+_FIRST_BYTES = {bytes([f.number << 3 | (0 if f.cpp_type == f.CPPTYPE_INT64 else 2)])
+                for f in onnx.ModelProto.DESCRIPTOR.fields if f.number < 16}  # fmt: skip
+_LOOKED_AT = 256
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model taken apart.
+
+    Parameters
+    ----------
+    name
+        For people.
+    graph
+        Without initialisers and without calls of functions local to the model.
+    initialisers
+        Arrays by name.
+    opsets
+        Version by domain; ``""`` is ONNX's own, of which sets before 7 are read as 7.
+    written
+        Version of ONNX's own domain that the file is written in.
+    ir_version
+        Of the file.
+    array
+        Reads a tensor of a body, wherever its data lies.
+    """
+
+    name: str
+    graph: onnx.GraphProto
+    initialisers: dict[str, np.ndarray] = field(repr=False)
+    opsets: dict[str, int]
+    written: int
+    ir_version: int
+    array: Callable[[onnx.TensorProto], np.ndarray]
+
+
+def load(model: str | Path | bytes | onnx.ModelProto, base_dir: str | Path | None = None) -> Loaded:
+    """Return a model taken apart; the message passed in stays as it is."""
+    folder = None if base_dir is None else Path(base_dir)
+    label = "model"
+    if isinstance(model, (str, Path)):
+        path = Path(model)
+        label, folder = path.name, folder or path.parent
+        message, weights = _contents(path)
+        return _apart(_parse(message, label), label, ExternalData(folder), weights)
+    if isinstance(model, (bytes, bytearray, memoryview)):
+        model = _parse(bytes(model), label)
+    elif not isinstance(model, onnx.ModelProto):
+        raise ModelError(f"model: expected a path, bytes or an onnx.ModelProto, got {type(model).__name__}.")
+    return _apart(model, label, ExternalData(folder), Weights())
+
+
+def _contents(path: Path) -> tuple[bytes, Weights]:
+    """Return the message of a file, and where the weights lie that are not in it."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            hint = " Load a saved model with roller.load_model." if (path / "model.json").exists() else ""
+            raise ModelError(f"'{path}': expected a file, got a folder or a device.{hint}")
+        if found.st_size > MAX_MESSAGE_BYTES:
+            raise ModelError(
+                f"{path.name}: {found.st_size} bytes in one file; beyond 2 GB weights lie beside the model."
+            )
+        return without_weights(path) or (read_file(path), Weights())
+    except ModelError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{str(path)!r}: cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _parse(data: bytes, label: str) -> onnx.ModelProto:
+    try:
+        model: onnx.ModelProto = onnx.ModelProto.FromString(data)
+    except DecodeError as error:
+        remedy = _other_format(data) or f"and it cannot be parsed ({error}). It is damaged"
+        raise ModelError(f"{label}: expected an ONNX model, {remedy}.") from None
+    if not model.HasField("graph"):
+        raise ModelError(f"{label}: expected an ONNX model, and it has no graph. It is damaged or of another format.")
+    return model
+
+
+def _other_format(data: bytes) -> str:
+    r"""Return what data are that begin as no ONNX model does, and what to do; empty where they do.
+
+    Examples
+    --------
+    >>> _other_format(b"import torch")
+    'got text. Pass the file that an export to ONNX wrote'
+    >>> _other_format(b"\x08\x07\x12\x00")
+    ''
+    """
+    start = data[:_LOOKED_AT]
+    if start and _is_text(start):
+        return "got text. Pass the file that an export to ONNX wrote"
+    if start.startswith(b"PK"):
+        return "got an archive, as PyTorch, Keras and NumPy write it. Export it to ONNX (torch.onnx.export)"
+    return "" if start[:1] in _FIRST_BYTES else "got another kind of file. Pass the file that an export to ONNX wrote"
+
+
+def _is_text(start: bytes) -> bool:
+    """Whether the first bytes of a file are UTF-8 without control characters; the last one may be cut."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return not any(byte < 0x20 and byte not in b"\t\n\f\r" for byte in start)
+
+
+def _apart(model: onnx.ModelProto, label: str, external: ExternalData, weights: Weights) -> Loaded:
+    """Take the weights out and call functions inline, in a message of our own."""
+    source = model.graph
+    name = source.name or label
+    check_names(source, label)
+
+    def array(tensor: onnx.TensorProto) -> np.ndarray:
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            return external.array(tensor)
+        return inline_array(tensor, name)
+
+    initialisers: dict[str, np.ndarray] = {}
+    for number, tensor in enumerate(source.initializer):
+        if not tensor.name or tensor.name in initialisers:
+            raise ModelError(f"{name}: two initialisers are named '{tensor.name}', or one has no name.")
+        mapped = weights.array(number, tensor)
+        initialisers[tensor.name] = array(tensor) if mapped is None else mapped
+    if source.sparse_initializer:
+        raise ModelError(f"{name}: {len(source.sparse_initializer)} sparse initialisers; only dense ones are read.")
+    opsets = _opsets(model, name)
+    graph = onnx.GraphProto(name=source.name)
+    for part in ("node", "input", "output", "value_info"):
+        getattr(graph, part).extend(getattr(source, part))
+    if model.functions:
+        graph = _inlined(model, graph, initialisers, name)
+    written = opsets.get("", OLDEST)
+    opsets = {d: max(v, OLDEST) if not d else v for d, v in opsets.items()}
+    return Loaded(name, graph, initialisers, opsets, written, int(model.ir_version), array)
+
+
+def check_names(graph: onnx.GraphProto, where: str, depth: int = 0) -> None:
+    """Refuse names that are no text (protobuf hands them out as bytes), and bodies nested too deep."""
+    if depth > MAX_DEPTH:
+        raise ModelError(f"{where}: bodies are nested deeper than {MAX_DEPTH}.")
+    entries = (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+    names = [graph.name, *(e.name for e in entries)]
+    for node in graph.node:
+        names += (node.name, node.op_type, node.domain, *node.input, *node.output)
+        for attribute in node.attribute:
+            names.append(attribute.name)
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                check_names(attribute.g, where, depth + 1)
+    if not all(isinstance(name, str) for name in names):
+        raise ModelError(f"{where}: expected names in UTF-8, got other bytes. The model is damaged.")
+
+
+def _opsets(model: onnx.ModelProto, name: str) -> dict[str, int]:
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: int(o.version) for o in model.opset_import}
+    if not opsets:
+        raise ModelError(f"{name}: the model imports no operator set. It is damaged, or of a format before 2017.")
+    version, newest = opsets.get("", OLDEST), onnx.defs.onnx_opset_version()
+    if not 1 <= version <= newest:
+        raise ModelError(
+            f"{name}: expected operator set 1 to {newest}, got {version}. "
+            + ("Install a newer onnx package." if version > newest else "The model is damaged.")
+        )
+    return opsets
+
+
+def _inlined(
+    model: onnx.ModelProto, graph: onnx.GraphProto, initialisers: dict[str, np.ndarray], name: str
+) -> onnx.GraphProto:
+    """Return the graph with calls of the model's functions replaced by their bodies."""
+    check_expansion(model.functions, graph, name)
+    shell = onnx.ModelProto(ir_version=model.ir_version)
+    shell.opset_import.extend(model.opset_import)
+    shell.functions.extend(model.functions)
+    shell.graph.CopyFrom(graph)
+    known = {i.name for i in graph.input}
+    # Weights become inputs meanwhile: the inliner copies what it is given, and must see their names as taken.
+    extra = [n for n in initialisers if n not in known]
+    for n in extra:
+        shell.graph.input.append(onnx.ValueInfoProto(name=n, type=tensor_type(onnx.TensorProto.FLOAT, ())))
+    try:
+        inlined: onnx.GraphProto = onnx.inliner.inline_local_functions(shell, convert_version=True).graph
+    except Exception as error:  # the inliner raises plain RuntimeError and others for bad models
+        raise ModelError(f"{name}: its local functions cannot be inlined: {error}") from error
+    kept = [i for i in inlined.input if i.name in known]
+    del inlined.input[:]
+    inlined.input.extend(kept)
+    return inlined

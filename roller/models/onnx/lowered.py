@@ -1,0 +1,170 @@
+"""Every node of a graph lowered: to parts (:mod:`roller.models.graph.parts`), one or several each.
+
+:mod:`roller.models.graph.fusion` makes kernels of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from roller.errors import ExprError, ModelError, counted
+from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, transform
+from roller.models.graph.lowering import Lowering
+from roller.models.graph.nodes import Graph, Node, Region
+from roller.models.graph.parts import Beside, Computed, Function, Outside, Part, Refused, Viewed
+from roller.models.graph.repeats import Repeats
+from roller.models.graph.steps import Value
+from roller.models.onnx.lowering import (
+    Called,
+    Compute,
+    Joined,
+    Lowered,
+    Reshaped,
+    Rewritten,
+    Site,
+    Unsupported,
+    lower_node,
+)
+
+#: How often a node may be rewritten into simpler ones: a lowering that goes round in circles is an error.
+_MOST_REWRITES = 32
+
+
+def lower_graph(graph: Graph) -> Lowering:
+    """Lower every node; nodes that cannot be stay among the parts with their reasons."""
+    out = Lowering(graph, values=dict(graph.values), constants=dict(graph.constants))
+    found: list[Part] = []
+    repeats = Repeats()
+    for node in graph.nodes:
+        origin = node.name or node.outputs[0]
+        kind = repeats.kind(node, out.values, out.constants)
+        known = None if kind is None else repeats.part(kind, node, origin)
+        parts: list[Part] = _lowered(node, origin, out, 0) if known is None else [known]
+        if kind is not None and known is None:
+            repeats.learn(kind, node, parts)
+        refused = next((p for p in parts if isinstance(p, Refused)), None)
+        # A node of which a part is refused is refused whole: what it was rewritten into means nothing to a reader.
+        found += parts if refused is None else [Refused(node, refused.reason)]
+    out.parts = found
+    out.drop_unread()
+    return out
+
+
+def refusal(name: str, refused: list[Refused], fallback: str | None = None) -> ModelError:
+    """Return the error that lists all nodes that cannot be lowered, like ones together."""
+    remedy = "Change these nodes: their values cannot pass between kernels and another runtime."
+    if fallback is None:
+        remedy = "Pass fallback='onnxruntime' to run these nodes, and only these, with ONNX Runtime."
+    alike: dict[tuple[str, str], list[str]] = {}
+    for r in refused:
+        alike.setdefault((r.node.op, r.reason), []).append(r.node.name or r.node.outputs[0])
+    lines = [f"  {op} ({len(names)}x: {_some(names)}): {reason}" for (op, reason), names in alike.items()]
+    what = f"{name}: expected operators roller can compile, got {counted(len(refused), 'node')} it cannot:"
+    return ModelError("\n".join([what, *lines, remedy]))
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(f"'{n}'" for n in names[:most]) + (", ..." if len(names) > most else "")
+
+
+def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
+    """Lower one node, and what it is rewritten into."""
+    if isinstance(node, Region):
+        return [Outside(node.attributes["model"], node.inputs, node.outputs, node.members)]
+    for name in node.outputs:
+        if name and name not in out.values:
+            return [Refused(node, f"the shape of its output '{name}' is unknown")]
+    if all(out.values[n].elements == 0 for n in node.outputs if n):
+        out.constants.update({n: _empty(out.values[n]) for n in node.outputs if n})
+        return []
+    try:
+        found = lower_node(_site(node, out))
+        return _parts(node, origin, found, out, depth)
+    except Unsupported as why:
+        return [Refused(node, str(why))]
+    except ExprError as why:  # a form the lowering did not foresee
+        return [Refused(node, f"no tensor expression: {why}")]
+
+
+def _empty(value: Value) -> np.ndarray:
+    from roller.core.dtypes import numpy_dtype
+
+    return np.empty(value.shape, numpy_dtype(value.dtype))
+
+
+def _site(node: Node, out: Lowering) -> Site:
+    missing = [n for n in node.inputs if n and n not in out.values]
+    if missing:
+        raise Unsupported(f"the shape of its input '{missing[0]}' is unknown")
+    return Site(
+        node,
+        tuple(out.values[n] if n else None for n in node.inputs),
+        tuple(out.values[n] if n else None for n in node.outputs),
+        tuple(out.constants.get(n) if n else None for n in node.inputs),
+    )
+
+
+def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -> list[Part]:
+    """Return the parts of what a node was lowered to; what it brings along joins ``out``."""
+    nodes = (origin,)
+    if isinstance(found, (Compute, Called, Rewritten)):
+        for name, array in found.constants.items():
+            out.constants[name] = array
+            out.values.setdefault(name, Value(name, array.shape, array.dtype.name))
+    if isinstance(found, Compute):
+        return [_stages(node, found, out, nodes)]
+    if isinstance(found, Reshaped):
+        return _view(node.inputs[found.position], node.outputs[0], found.offset, out, nodes)
+    if isinstance(found, Joined):
+        filled = tuple(n for n in node.inputs if n and out.values[n].elements)
+        if len(filled) == 1:
+            return _view(filled[0], node.outputs[0], 0, out, nodes)
+        return [Beside(filled, node.outputs[0], found.axis, nodes)]
+    if isinstance(found, Called):
+        arguments = node.inputs if found.inputs is None else found.inputs
+        return [Function(found.function, arguments, node.outputs, found.attributes, nodes)]
+    if depth >= _MOST_REWRITES:
+        raise Unsupported(f"its lowering rewrites {node.op} into itself")
+    out.values.update(found.values)
+    return [p for simpler in found.nodes for p in _lowered(simpler, origin, out, depth + 1)]
+
+
+def _view(source: str, target: str, offset: int, out: Lowering, nodes: tuple[str, ...]) -> list[Part]:
+    held = out.constants.get(source)
+    if held is None:
+        return [Viewed(source, target, offset, nodes)]
+    value = out.values[target]
+    out.constants[target] = held.reshape(-1)[offset : offset + value.elements].reshape(value.shape)
+    return []
+
+
+def _stages(node: Node, found: Compute, out: Lowering, nodes: tuple[str, ...]) -> Computed:
+    """Return the stages as one part; every stage has a spatial axis to tile, even that of a scalar."""
+    stages = tuple(_literal(s, out.constants) for s in found.stages)
+    made = {s.name for s in stages}
+    wanted = tuple(n for n in node.outputs if n and n in made)
+    missing = [n for n in node.outputs if n and n not in made]
+    if missing:
+        raise Unsupported(f"its lowering does not write output '{missing[0]}'")
+    reads = dict.fromkeys(ld.tensor for s in stages for ld in s.loads if ld.tensor not in made)
+    tensors = (Tensor(n, out.values[n].shape, out.values[n].dtype) for n in reads)
+    part = Computed(tuple(tensors), stages, wanted, nodes)
+    part.expr  # noqa: B018 - refuses what is none
+    return part
+
+
+def _literal(s: Stage, constants: Mapping[str, np.ndarray]) -> Stage:
+    """Return a stage that has a spatial axis and constants of one element as literals."""
+
+    def leaf(n: Scalar) -> Scalar:
+        held = constants.get(n.tensor) if isinstance(n, Load) and not n.guard else None
+        if held is None or held.size != 1:
+            return n
+        value = held.reshape(()).item()
+        return Const(int(value) if held.dtype.kind == "b" else value, held.dtype.name)
+
+    axes = s.axes if s.spatial_axes else (Axis("one", 1), *s.axes)
+    return replace(s, axes=axes, body=transform(s.body, leaf))

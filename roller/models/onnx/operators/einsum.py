@@ -1,0 +1,96 @@
+"""Einstein sums of one or two tensors; more are multiplied one after another."""
+
+from __future__ import annotations
+
+from roller.expr import REDUCTION, Axis, Call, Index, Scalar, Stage, axis_index
+from roller.models.graph.steps import Value
+from roller.models.onnx.building import ended, floats_of, require_elements, require_shape, tensor, types_of
+from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
+from roller.models.onnx.rewriting import Steps
+from roller.ops.build import Types, indices, rows_of
+
+
+@lowers("Einsum")
+def einsum(site: Site) -> Lowered:
+    """Lower a sum of products: letters of the result are points, the others are summed."""
+    require_elements(site)
+    operands = [site.required(i) for i in range(len(site.inputs))]
+    y = site.output
+    terms, result = _parsed(str(site.attribute("equation", "")), [len(v.shape) for v in operands])
+    sizes = _sizes(terms, operands)
+    require_shape(y, [sizes[c] for c in result])
+    if len(operands) > 2:
+        return _one_after_another(site, operands, terms, result, sizes)
+    t = types_of(operands[0], y)
+    loads = [_load(v, term, t, sizes) for v, term in zip(operands, terms, strict=True)]
+    body: Scalar = Call("mul", tuple(loads)) if len(loads) == 2 else loads[0]
+    points = tuple(Axis(_name(c), sizes[c]) for c in result)
+    summed = tuple(Axis(_name(c), sizes[c], REDUCTION) for c in dict.fromkeys("".join(terms)) if c not in result)
+    if not summed:
+        return Compute((Stage(tensor(y), rows_of(points), indices(points), body, None, t.acc),))
+    return Compute(ended(y, (*points, *summed), indices(points), body, "sum", t))
+
+
+def _parsed(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Return letters per operand and of the result; what an ellipsis stands for has digits for letters."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    terms = left.split(",")
+    if len(terms) != len(ranks):
+        raise Unsupported(f"equation '{equation}' has {len(terms)} terms for {len(ranks)} operands")
+    hidden = [r - len(term.replace("...", "")) for term, r in zip(terms, ranks, strict=True)]
+    most = max((n for n, term in zip(hidden, terms, strict=True) if "..." in term), default=0)
+    digits = "0123456789"
+    if most > len(digits) or any(n < 0 or (n and "..." not in term) for n, term in zip(hidden, terms, strict=True)):
+        raise Unsupported(f"equation '{equation}' does not fit operands of ranks {ranks}")
+    letters = "".join(terms).replace("...", "")
+    if not arrow:
+        once = sorted(c for c in set(letters) if letters.count(c) == 1)
+        right = ("..." if most else "") + "".join(once)
+    expanded = [term.replace("...", digits[most - n : most]) for term, n in zip(terms, hidden, strict=True)]
+    result = right.replace("...", digits[:most])
+    if not set(result) <= set("".join(expanded)) or len(set(result)) != len(result):
+        raise Unsupported(f"equation '{equation}' repeats or invents letters in its result")
+    return expanded, result
+
+
+def _sizes(terms: list[str], operands: list[Value]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for term, value in zip(terms, operands, strict=True):
+        for letter, size in zip(term, value.shape, strict=True):
+            known = sizes.get(letter, 1)
+            if known != size and 1 not in (known, size):
+                raise Unsupported(f"letter '{letter}' stands for {known} and for {size} elements")
+            sizes[letter] = max(known, size)
+    return sizes
+
+
+def _name(letter: str) -> str:
+    return f"e{letter}" if letter.isdigit() else letter if letter.islower() else f"{letter.lower()}_"
+
+
+def _load(value: Value, term: str, t: Types, sizes: dict[str, int]) -> Scalar:
+    """Return an element by its letters; a dimension of one element is read at 0 wherever its letter stands."""
+    at = (axis_index(_name(c)) if n == sizes[c] else Index() for c, n in zip(term, value.shape, strict=True))
+    return t.load(value.name, tuple(at))
+
+
+def _one_after_another(
+    site: Site, operands: list[Value], terms: list[str], result: str, sizes: dict[str, int]
+) -> Lowered:
+    """Return products of two operands at a time, from the left; letters nothing needs later are summed at once."""
+    floats_of(operands[0], site.output)
+    steps = Steps(site)
+    value, term = operands[0], terms[0]
+    spelled = {c: chr(ord("a") + n) for n, c in enumerate(sizes)}
+    if len(spelled) > 26:
+        raise Unsupported(f"an equation of {len(spelled)} letters is too long")
+    for n, (operand, letters) in enumerate(zip(operands[1:], terms[1:], strict=True), 2):
+        later = set(result).union(*terms[n:])
+        kept = result if n == len(terms) else "".join(c for c in dict.fromkeys(term + letters) if c in later)
+        written = "->".join((",".join("".join(spelled[c] for c in p) for p in (term, letters)),
+                             "".join(spelled[c] for c in kept)))  # fmt: skip
+        shape = [sizes[c] for c in kept]
+        value = steps.add("Einsum", (value, operand), shape, out=site.output if n == len(terms) else None,
+                          equation=written)  # fmt: skip
+        term = kept
+    return steps.done()

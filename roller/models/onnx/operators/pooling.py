@@ -1,0 +1,179 @@
+"""Pooling over windows and over whole images."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from roller.expr import Axis, Call, Index, IndexValue, Load, Scalar, Stage, Tensor, Term, axis_index
+from roller.models.graph.steps import Value
+from roller.models.onnx.building import (
+    ended,
+    floats_of,
+    require_elements,
+    require_shape,
+    rows_over,
+    tensor,
+    types_of,
+    windows_of,
+)
+from roller.models.onnx.elementwise import literal
+from roller.models.onnx.lowering import Compute, Lowered, Site, Unsupported, lowers
+from roller.ops.build import Types, indices
+from roller.ops.reduce import p_norm, parts_of
+from roller.ops.windows import Windows
+
+
+def _windows(site: Site) -> tuple[Value, Value, Windows, tuple[Axis, ...], tuple[Index, ...]]:
+    """Return input, output, windows, the axes of the result and where a point of a window is read."""
+    require_elements(site)
+    x, y = site.required(0), site.output
+    kernel = tuple(int(k) for k in site.attribute("kernel_shape", ()))
+    if len(x.shape) < 3 or len(kernel) != len(x.shape) - 2:
+        raise Unsupported(f"expected a kernel_shape of rank {len(x.shape) - 2}, got {list(kernel)}")
+    windows = windows_of(site, x.shape[2:], kernel, ceil=bool(site.attribute("ceil_mode", 0)))
+    require_shape(y, (*x.shape[:2], *(a.extent for a in windows.outs)))
+    axes = (Axis("n", x.shape[0]), Axis("c", x.shape[1]), *windows.outs)
+    return x, y, windows, axes, (axis_index("n"), axis_index("c"), *windows.index)
+
+
+@lowers("MaxPool")
+def maximum(site: Site) -> Lowered:
+    """Lower a maximum over windows; positions, where wanted, are the smallest that attain it."""
+    x, y, windows, axes, at = _windows(site)
+    t = types_of(x, y)
+    element = t.load(x.name, at, windows.guard, t.lowest(-1))
+    stages = ended(y, (*axes, *windows.kernels), indices(axes), element, "max", t)
+    if len(site.outputs) > 1 and site.outputs[1] is not None:
+        stages += _positions(site, x, y, windows, axes, at, t)
+    return Compute(stages)
+
+
+def _positions(
+    site: Site, x: Value, y: Value, windows: Windows, axes: tuple[Axis, ...], at: tuple[Index, ...], t: Types
+) -> tuple[Stage, ...]:
+    """Return the stages of ``Indices``: the first point of a window with the maximum, as its place in the tensor.
+
+    Of windows with NaN it is the last of those, as PyTorch has it: their places count down, below all others.
+    """
+    out = site.outputs[1]
+    assert out is not None
+    # The window's first point that attains the maximum, by its place in row-major order, which grows along the window.
+    element = t.load(x.name, at, windows.guard, t.lowest(-1))
+    largest: Scalar = t.cast(Load(y.name, indices(axes)))
+    # Padding is never a position, even where all elements are the lowest value there is.
+    inside = [Call("le", (literal(0, "int64"), IndexValue(b.index, "int64"))) for b in windows.guard]
+    inside += [Call("lt", (IndexValue(b.index, "int64"), literal(b.high, "int64"))) for b in windows.guard]
+    none = literal(np.iinfo(np.int64).max, "int64")
+
+    def least(value: Scalar, written: Tensor) -> Stage:
+        for condition in inside:
+            value = Call("select", (condition, value, none))
+        return Stage(written, (*axes, *windows.kernels), indices(axes), value, "min", "int64")
+
+    def first(position: Index, hit: Scalar, target: Value, part: str = "") -> tuple[Stage, ...]:
+        value: Scalar = Call("select", (hit, IndexValue(position, "int64"), none))
+        written = tensor(target, "int64", part)
+        if not t.is_float:
+            return (least(value, written),)
+        down = Index(tuple(replace(x, coef=-x.coef) for x in position.terms), -1 - position.const)
+        signed = least(
+            Call("select", (Call("isnan", (element,)), IndexValue(down, "int64"), value)),
+            tensor(Value(y.name, target.shape, "int64"), "int64", "signed"),
+        )
+        found = Load(signed.name, indices(axes))
+        up = Call("sub", (literal(-1, "int64"), found))
+        value = Call("select", (Call("lt", (found, literal(0, "int64"))), up, found))
+        return signed, Stage(written, axes, indices(axes), value, None, "int64")
+
+    row_major = _flat(at, x.shape)
+    equal = Call("eq", (element, largest))
+    if not site.attribute("storage_order", 0):
+        return first(row_major, equal, out)
+    rank = len(x.shape)
+    planes, size = x.shape[:2], x.shape[2:]
+    column_major = _flat((*at[:2], *reversed(at[2:])), (*planes, *reversed(size)))
+    by_row = first(row_major, equal, Value(y.name, out.shape, "int64"), "position")
+    same = Call("eq", (IndexValue(row_major, "int64"), Load(by_row[-1].name, indices(axes))))
+    assert rank == len(column_major.axes) or column_major.terms
+    hit = Call("select", (same, IndexValue(column_major, "int64"), none))
+    return *by_row, least(hit, tensor(out, "int64"))
+
+
+def _flat(at: tuple[Index, ...], shape: tuple[int, ...]) -> Index:
+    """Return the place of an element in its tensor."""
+    terms: list[Term] = []
+    const, pitch = 0, 1
+    for index, size in zip(reversed(at), reversed(shape), strict=True):
+        terms += [Term(x.axis, x.coef * pitch, x.div, x.mod) for x in index.terms]
+        const += index.const * pitch
+        pitch *= size
+    return Index(tuple(terms), const)
+
+
+@lowers("AveragePool")
+def average(site: Site) -> Lowered:
+    """Lower an average over windows: a sum, and a multiplication by one over the elements that count."""
+    x, y, windows, axes, at = _windows(site)
+    t = floats_of(x, y)
+    element = t.load(x.name, at, windows.guard)
+    counted = _counts(windows, bool(site.attribute("count_include_pad", 0)))
+    constants: dict[str, np.ndarray] = {}
+    factors: list[Scalar] = []
+    plain = math.prod(float(c[0]) for c in counted if (c == c[0]).all())
+    if plain != 1:
+        factors.append(t.const(1 / plain))
+    for axis, count in zip(windows.outs, counted, strict=True):
+        if (count != count[0]).any():
+            name = f"{y.name}/count_{axis.name}"
+            constants[name] = (1 / count).astype(np.float64 if t.acc == "float64" else np.float32)
+            factors.append(Load(name, (axis_index(axis.name),)))
+
+    def ending(total: Scalar) -> Scalar:
+        for f in factors:
+            total = Call("mul", (total, f))
+        return total
+
+    stages = ended(y, (*axes, *windows.kernels), indices(axes), element, "sum", t, ending if factors else None)
+    return Compute(stages, constants)
+
+
+def _counts(windows: Windows, with_padding: bool) -> list[np.ndarray]:
+    """Return how many points of each window count along each dimension; what hangs over the padding never does."""
+    out = []
+    for n, kernel, axis, (before, after), stride, dilation in zip(
+        windows.size, windows.kernels, windows.outs, windows.pads, windows.strides, windows.dilations, strict=True
+    ):
+        starts = np.arange(axis.extent)[:, None] * stride - before
+        points = starts + np.arange(kernel.extent)[None, :] * dilation
+        low, high = (-before, n + after) if with_padding else (0, n)
+        out.append(np.maximum(((points >= low) & (points < high)).sum(axis=1), 1).astype(np.float64))
+    return out
+
+
+@lowers("LpPool")
+def norm(site: Site) -> Lowered:
+    """Lower the p-norm of windows."""
+    x, y, windows, axes, at = _windows(site)
+    t = floats_of(x, y)
+    p = float(site.attribute("p", 2))
+    body, ending = p_norm(t, p, t.load(x.name, at, windows.guard))
+    return Compute(ended(y, (*axes, *windows.kernels), indices(axes), body, "sum", t, ending))
+
+
+@lowers("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+def whole(site: Site) -> Lowered:
+    """Lower a pooling over whole images to a reduction over their points."""
+    require_elements(site)
+    x, y = site.required(0), site.output
+    op = site.node.op
+    t = types_of(x, y) if op == "GlobalMaxPool" else floats_of(x, y)
+    require_shape(y, (*x.shape[:2], *(1,) * (len(x.shape) - 2)))
+    rows = rows_over(x, y, t, range(2, len(x.shape)), keepdims=True)
+    if op == "GlobalLpPool":
+        body, ending = p_norm(t, float(site.attribute("p", 2)), rows.element)
+    else:
+        body, ending = parts_of("max" if op == "GlobalMaxPool" else "mean", rows.element, rows.count, t)
+    return Compute(ended(y, rows.axes, rows.at, body, "max" if op == "GlobalMaxPool" else "sum", t, ending))

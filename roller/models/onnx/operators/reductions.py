@@ -1,0 +1,127 @@
+"""Reductions over any dimensions, and positions of extremes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto
+
+from roller.expr import Call, Index, Scalar
+from roller.models.graph.steps import Value
+from roller.models.onnx.building import elementwise, ended, floats_of, normal_axes, rows_over, tensor, types_of
+from roller.models.onnx.elementwise import literal
+from roller.models.onnx.lowering import Compute, Lowered, Reshaped, Site, Unsupported, lowers
+from roller.models.onnx.rewriting import Steps
+from roller.ops.build import Types
+from roller.ops.reduce import COMBINERS, extreme_and_position, parts_of
+from roller.ops.rows import Rows
+
+#: Kind of :func:`roller.ops.reduce.parts_of`.
+_KINDS = {
+    "ReduceSum": "sum", "ReduceMean": "mean", "ReduceMax": "max", "ReduceMin": "min", "ReduceProd": "prod",
+    "ReduceL1": "l1", "ReduceL2": "l2", "ReduceLogSum": "log_sum", "ReduceSumSquare": "sum_square",
+}  # fmt: skip
+#: Reductions of whole numbers that are whole numbers.
+_WHOLE = ("ReduceSum", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceL1", "ReduceSumSquare")
+
+
+def axes_given(site: Site) -> tuple[int, ...] | None:
+    """Return the dimensions to reduce, by attribute or constant input; ``None`` where none is named."""
+    rank = len(site.required(0).shape)
+    given = site.attribute("axes")
+    if given is None:
+        known = site.known(1, "the list of axes") if len(site.inputs) > 1 else None
+        given = None if known is None or not known.size else known.ravel()
+    return normal_axes(given, rank) if given is not None and len(given) else None
+
+
+def _rows(site: Site, reduced: tuple[int, ...], t: Types) -> Rows:
+    """Return the rows a site reduces, by whose points its output is written."""
+    rows = rows_over(site.required(0), site.output, t, reduced, keepdims=bool(site.attribute("keepdims", 1)))
+    if rows.shape != site.output.shape:
+        raise Unsupported(f"the declared result has shape {site.output.shape}, its axes {list(reduced)} make another")
+    return rows
+
+
+@lowers(*_KINDS, "ReduceLogSumExp")
+def reduction(site: Site) -> Lowered:
+    """Lower a reduction: what it sums of an element, how, and what it makes of the sum."""
+    x, y, op = site.required(0), site.output, site.node.op
+    named = axes_given(site)
+    if named is None and site.attribute("noop_with_empty_axes", 0):
+        named = ()
+    reduced = tuple(range(len(x.shape))) if named is None else named
+    t = types_of(x, y)
+    if x.dtype == "bool":
+        return _of_booleans(site, named)
+    if not t.is_float and op not in _WHOLE:
+        t = floats_of(x, y)
+    if not x.elements:
+        return _of_nothing(op, y, t)
+    if op == "ReduceLogSumExp":
+        return _log_sum_exp(site, reduced, t)
+    if not reduced:
+        return _of_points(op, x, y, t)
+    rows = _rows(site, reduced, t)
+    kind = _KINDS[op]
+    body, ending = parts_of(kind, rows.element, rows.count, t)
+    return Compute(ended(y, rows.axes, rows.at, body, COMBINERS.get(kind, "sum"), t, ending))
+
+
+def _of_booleans(site: Site, reduced: tuple[int, ...] | None) -> Lowered:
+    """Return a reduction of booleans as one of bytes."""
+    steps, y = Steps(site), site.output
+    number = steps.add("Cast", (site.required(0),), site.required(0).shape, "uint8", to=TensorProto.UINT8)
+    named: dict[str, Any] = {} if reduced is None else {"axes": reduced}
+    total = steps.add(site.node.op, (number,), y.shape, **named, keepdims=site.attribute("keepdims", 1),
+                      noop_with_empty_axes=site.attribute("noop_with_empty_axes", 0))  # fmt: skip
+    steps.add("Cast", (total,), y.shape, out=y, to=TensorProto.BOOL)
+    return steps.done()
+
+
+def _of_nothing(op: str, y: Value, t: Types) -> Lowered:
+    """Return the reduction of no elements: the neutral value, as its ending makes it."""
+    neutral = {"ReduceProd": 1.0, "ReduceMax": -math.inf, "ReduceMin": math.inf, "ReduceMean": math.nan,
+               "ReduceLogSum": -math.inf, "ReduceLogSumExp": -math.inf}.get(op, 0.0)  # fmt: skip
+    if "float" not in y.dtype and not math.isfinite(neutral):
+        neutral = float(np.iinfo(y.dtype).min if op == "ReduceMax" else np.iinfo(y.dtype).max)
+    return Compute((elementwise(y, lambda at: literal(neutral, t.acc), t.acc),))
+
+
+def _of_points(op: str, x: Value, y: Value, t: Types) -> Lowered:
+    """Return the reduction over no dimension: every element alone."""
+
+    def alone(at: tuple[Index, ...]) -> Scalar:
+        body, ending = parts_of(_KINDS[op], t.load(x.name, at), 1, t)
+        return ending(body) if ending else body
+
+    same = op in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
+    return Reshaped() if same else Compute((elementwise(y, alone, t.acc),))
+
+
+def _log_sum_exp(site: Site, reduced: tuple[int, ...], t: Types) -> Lowered:
+    """Return ``log(sum(exp(x - max))) + max``, which does not overflow."""
+    rows = _rows(site, reduced, t)
+    if not reduced:
+        return Reshaped()
+    largest = rows.reduction("max", rows.element, "max")
+    # A row of infinities keeps them: nothing is subtracted there, where inf - inf would be no number.
+    finite = Call("lt", (Call("abs", (rows.of(largest),)), t.const(math.inf)))
+    shift = Call("select", (finite, rows.of(largest), t.const(0)))
+    total = rows.reduction("sum", Call("exp", (Call("sub", (rows.element, shift)),)))
+    value = Call("add", (Call("log", (rows.of(total),)), shift))
+    return Compute((largest, total, rows.per_row(tensor(site.output), value)))
+
+
+@lowers("ArgMax", "ArgMin")
+def position(site: Site) -> Lowered:
+    """Lower the first (or last) position of an extreme: the extreme, then the position that attains it."""
+    x = site.required(0)
+    (along,) = normal_axes([site.attribute("axis", 0)], len(x.shape))
+    if not x.elements:
+        raise Unsupported("there is no position in an empty tensor")
+    rows = _rows(site, (along,), types_of(x, x))
+    largest, last = site.node.op == "ArgMax", bool(site.attribute("select_last_index", 0))
+    return Compute(extreme_and_position(rows, tensor(site.output, "int64"), largest=largest, last=last))

@@ -1,0 +1,57 @@
+"""Softmax and its relatives, in numerically stable form."""
+
+from __future__ import annotations
+
+import math
+
+from roller.expr import Call, IndexValue, Tensor
+from roller.models.graph.steps import Value
+from roller.models.onnx.building import floats_of, normal_axes, require_elements, rows_over, tensor
+from roller.models.onnx.lowering import Compute, Lowered, Site, lowers
+from roller.models.onnx.rewriting import Steps
+from roller.ops.reduce import extreme_and_position
+from roller.ops.softmax import softmax_stages
+
+#: From this version on they run along one dimension; before, along all from ``axis`` on.
+_ONE_DIMENSION = 13
+
+
+def _reduced(site: Site, x: Value) -> tuple[int, ...]:
+    """Return the dimensions that sum to one, at least one; those of one element beside others are left out."""
+    require_elements(site)
+    rank = len(x.shape)
+    flattens = site.node.version < _ONE_DIMENSION
+    (axis,) = normal_axes([site.attribute("axis", 1 if flattens else -1)], rank or 1)
+    along = tuple(range(axis, rank)) if flattens else (axis,)
+    return tuple(d for d in along if x.shape[d] > 1) or along[-1:]
+
+
+@lowers("Softmax", "LogSoftmax")
+def softmax(site: Site) -> Lowered:
+    """Lower to the stages of :func:`roller.ops.softmax`, or of its logarithm."""
+    x, y = site.required(0), site.output
+    rows = rows_over(x, y, floats_of(x, y), _reduced(site, x))
+    return Compute(softmax_stages(rows, tensor(y), logarithm=site.node.op == "LogSoftmax"))
+
+
+@lowers("Hardmax")
+def hardmax(site: Site) -> Lowered:
+    """Lower to the position of the first maximum, and one where a point stands there."""
+    x, y = site.required(0), site.output
+    t = floats_of(x, y)
+    reduced = _reduced(site, x)
+    if len(reduced) > 1:
+        return _flattened(site, math.prod(x.shape[: reduced[0]]))
+    rows = rows_over(x, y, t, reduced)
+    extreme, found = extreme_and_position(rows, Tensor(f"{y.name}/place", rows.shape, "int64"))
+    here = Call("eq", (IndexValue(rows.point[reduced[0]], "int64"), rows.of(found)))
+    return Compute((extreme, found, rows.pointwise(tensor(y), Call("select", (here, t.const(1), t.const(0))))))
+
+
+def _flattened(site: Site, rows: int) -> Lowered:
+    """Return the same operator over rows of a matrix."""
+    x, steps = site.required(0), Steps(site)
+    shape = (rows, x.elements // rows)
+    flat = steps.add(site.node.op, (steps.reshape(x, shape),), shape, version=_ONE_DIMENSION, axis=1)
+    steps.reshape(flat, x.shape, out=site.output)
+    return steps.done()

@@ -1,0 +1,182 @@
+"""Shapes of a model's inputs: what the model says, what the caller says instead, and what follows for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.errors import ModelError
+from roller.models.graph.steps import Value
+from roller.models.onnx.types import array_value, declared_shape, dtype_name, too_large
+
+if TYPE_CHECKING:
+    from roller.models.onnx.loading import Loaded
+
+Dims = tuple[int | str | None, ...]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Types of a model's inputs.
+
+    Parameters
+    ----------
+    types
+        As they will be, by input.
+    original
+        As the model declares them, where it declares numbers.
+    old_batch, new_batch
+        Set where a number was replaced by another one: constants of the model may still say the old one.
+    changed
+        Whether the caller changed any number the model declares.
+    """
+
+    types: dict[str, Value]
+    original: dict[str, Value]
+    old_batch: int | None = None
+    new_batch: int = 0
+    changed: bool = False
+
+
+@dataclass(frozen=True)
+class Rebatching:
+    """A model traced for one batch whose constants say another one.
+
+    Parameters
+    ----------
+    old, new
+        The number in the constants, and the one wanted.
+    before
+        Types of all values at the old batch.
+    """
+
+    old: int
+    new: int
+    before: Mapping[str, Value]
+
+    def target(self, shape: np.ndarray, source: Value, output: str) -> np.ndarray | None:
+        """Return the shape a Reshape should have, ``None`` where its own is right.
+
+        Only where, at the old batch, source and result both had it as first dimension, the shape says so literally,
+        and the source has the new one now: the result then keeps its rows.
+        """
+        was, result = self.before.get(source.name), self.before.get(output)
+        if was is None or result is None or not (was.shape and result.shape and source.shape) or shape.ndim != 1:
+            return None
+        if not (was.shape[0] == result.shape[0] == self.old and source.shape[0] == self.new and len(shape)):
+            return None
+        if int(shape[0]) != self.old or was.shape[1:] != source.shape[1:]:
+            return None
+        return np.array([self.new, *result.shape[1:]], shape.dtype)
+
+
+def input_types(
+    loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any]
+) -> Chosen:
+    """Return the types of all inputs."""
+    declared: dict[str, tuple[str, Dims | None]] = {}
+    for entry in loaded.graph.input:
+        if entry.name in loaded.initialisers:
+            continue
+        if not entry.name or entry.name in declared:
+            raise ModelError(f"{loaded.name}: two inputs are named '{entry.name}', or one has no name.")
+        dtype = dtype_name(entry.type.tensor_type.elem_type) if entry.type.HasField("tensor_type") else None
+        if dtype is None:
+            raise ModelError(f"{loaded.name}: input '{entry.name}' is no tensor of numbers, which is not compiled.")
+        declared[entry.name] = dtype, declared_shape(entry.type)
+    chosen: dict[str, Dims | None] = {n: d for n, (_, d) in declared.items()}
+    symbols: dict[str, int] = {}
+    for name, given in shapes.items():
+        chosen[name] = _override(loaded.name, name, chosen[name], given, symbols)
+    chosen = {n: d and tuple(symbols.get(x, x) if isinstance(x, str) else x for x in d) for n, d in chosen.items()}
+    old = None
+    free = {n: d for n, d in chosen.items() if n not in shapes and n not in values and d}
+    if batch is not None:
+        old = _set_batch(chosen, free, batch)
+    types = {}
+    for name, (dtype, _) in declared.items():
+        types[name] = _constant_type(loaded, name, dtype, chosen[name], values) if name in values else _fixed(
+            loaded, name, dtype, chosen[name])  # fmt: skip
+    unknown = [f"'{n}' {t}" for n, t in types.items() if isinstance(t, str)]
+    if unknown:
+        name, dims = next((n, chosen[n] or ()) for n, t in types.items() if isinstance(t, str))
+        example = "x".join(str(d) if isinstance(d, int) else "1" for d in dims) or "1x3x224x224"
+        first, shell = ("`batch=`, or ", "--batch 1, or ") if batch is None else ("", "")
+        raise ModelError(
+            f"{loaded.name}: expected inputs of known shapes, got {', '.join(unknown)}. Give {first}"
+            f"`shapes={{name: (...)}}` (on the command line {shell}--shape {name}={example}). "
+            "`compile_model` takes ranges, for sizes that calls choose: ('length', 1, 512)."
+        )
+    done = {n: t for n, t in types.items() if isinstance(t, Value)}
+    original = {n: _was(done[n], declared[n][1]) for n in done}
+    changed = any(original[n] != done[n] for n in done)
+    return Chosen(done, original, old, int(batch or 0), changed)
+
+
+def _override(model: str, name: str, dims: Dims | None, given: Sequence[int], symbols: dict[str, int]) -> Dims:
+    """Return the shape the caller gives an input; symbols it binds are bound everywhere."""
+    shape = tuple(given)
+    if dims is not None and len(dims) != len(shape):
+        raise ModelError(
+            f"shapes: {model} declares '{name}' with {len(dims)} dimensions {list(dims)}, got {list(shape)}."
+        )
+    for symbol, extent in zip(dims or (), shape, strict=False):
+        if isinstance(symbol, str) and symbols.setdefault(symbol, extent) != extent:
+            raise ModelError(f"shapes: '{symbol}' is {symbols[symbol]} in one input and {extent} in '{name}'.")
+    return shape
+
+
+def _set_batch(chosen: dict[str, Dims | None], free: Mapping[str, Dims], batch: int) -> int | None:
+    """Set the first dimension of inputs in place; return the number it replaced, ``None`` where it was a symbol."""
+    symbolic = {n: d for n, d in free.items() if not isinstance(d[0], int)}
+    if symbolic:
+        bound = {d[0] for d in symbolic.values() if isinstance(d[0], str)}
+        for name, dims in free.items():
+            first: tuple[int | str | None, ...] = (batch,) if name in symbolic else dims[:1]
+            chosen[name] = first + tuple(batch if isinstance(d, str) and d in bound else d for d in dims[1:])
+        return None
+    old = next((d[0] for d in free.values()), None)
+    if not isinstance(old, int) or old == batch:
+        return None
+    for name, dims in free.items():
+        if dims[0] == old:
+            chosen[name] = (batch, *dims[1:])
+    return old
+
+
+def _fixed(loaded: Loaded, name: str, dtype: str, dims: Dims | None) -> Value | str:
+    """Return an input's type, or what is unknown about it."""
+    if dims is None:
+        return "of unknown rank"
+    if not all(isinstance(d, int) for d in dims):
+        return f"with dimensions {[d if d is not None else '?' for d in dims]}"
+    value = Value(name, tuple(d for d in dims if isinstance(d, int)), dtype)
+    if min(value.shape, default=0) < 0:
+        raise ModelError(f"{loaded.name}: input '{name}' has a negative dimension: {list(value.shape)}.")
+    if (reason := too_large(value)) is not None:
+        raise ModelError(f"{loaded.name}: input {reason}.")
+    return value
+
+
+def _constant_type(loaded: Loaded, name: str, dtype: str, dims: Dims | None, values: Mapping[str, Any]) -> Value:
+    """Return the type of an input whose value the caller gives."""
+    array = np.asarray(values[name])
+    if array.dtype.name != dtype:
+        raise ModelError(f"values: {loaded.name} takes '{name}' as {dtype}, got {array.dtype.name}.")
+    if dims is not None and (
+        len(dims) != array.ndim or any(isinstance(d, int) and d != s for d, s in zip(dims, array.shape, strict=True))
+    ):
+        raise ModelError(f"values: {loaded.name} takes '{name}' of shape {list(dims)}, got {list(array.shape)}.")
+    return array_value(name, array)
+
+
+def _was(now: Value, dims: Dims | None) -> Value:
+    """Return the type the model declares, with what it leaves open as it is now."""
+    if dims is None or len(dims) != len(now.shape):
+        return now
+    return Value(
+        now.name, tuple(d if isinstance(d, int) else s for d, s in zip(dims, now.shape, strict=True)), now.dtype
+    )

@@ -1,0 +1,72 @@
+"""Zero padding before a convolution or an average folded into its own pads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+
+
+def fold_padding(draft: Draft) -> bool:
+    """Fold Pad nodes into their readers in place; return whether any was."""
+    producers = draft.producers()
+    changed = False
+    for index, node in enumerate(draft.nodes):
+        if node.domain or node.op not in ("Conv", "AveragePool"):
+            continue
+        pad = producers.get(node.inputs[0])
+        amounts = _zero_pads(draft, pad) if pad is not None and pad.op == "Pad" and not pad.domain else None
+        if pad is None or amounts is None:
+            continue
+        rank = len(draft.shape(node.inputs[0]))
+        own = _own_pads(node, rank - 2)
+        if own is None or any(amounts[d] for d in (0, 1, rank, rank + 1)) or min(amounts) < 0:
+            continue
+        spatial = [*amounts[2:rank], *amounts[rank + 2 :]]
+        attributes = {**node.attributes, "pads": tuple(p + o for p, o in zip(spatial, own, strict=True))}
+        attributes.pop("auto_pad", None)
+        if node.op == "AveragePool":
+            # The zeros of the Pad were counted; pads of its own were not unless it says so.
+            if node.attributes.get("ceil_mode", 0) or (any(own) and not node.attributes.get("count_include_pad", 0)):
+                continue
+            attributes["count_include_pad"] = 1
+            if any(p >= k for p, k in zip(attributes["pads"], (*node.attributes["kernel_shape"],) * 2, strict=True)):
+                continue  # runtimes refuse windows that lie in the padding alone
+        draft.nodes[index] = replace(node, inputs=(pad.inputs[0], *node.inputs[1:]), attributes=attributes)
+        changed = True
+    return changed
+
+
+def _own_pads(node: Node, spatial: int) -> tuple[int, ...] | None:
+    """Return the pads a node has already, ``None`` where they depend on the size of its input."""
+    if node.attributes.get("auto_pad", "NOTSET") not in ("NOTSET", "VALID", ""):
+        return None
+    return tuple(node.attributes.get("pads", (0,) * (2 * spatial)))
+
+
+def _zero_pads(draft: Draft, pad: Node) -> list[int] | None:
+    """Return the amounts of a Pad with zeros, all begins before all ends; ``None`` where it is another one."""
+    if pad.attributes.get("mode", "constant") != "constant":
+        return None
+    rank = len(draft.shape(pad.inputs[0]))
+    if pad.version < 11:
+        amounts, filler = np.array(pad.attributes.get("pads", ())), np.array(pad.attributes.get("value", 0.0))
+    else:
+        known, given = draft.known(pad, 1), draft.known(pad, 2)
+        if known is None or (draft.given(pad, 2) and given is None):
+            return None
+        amounts, filler = known, np.zeros(1) if given is None else given
+    if np.any(filler != 0):
+        return None
+    axes = draft.known(pad, 3)
+    if draft.given(pad, 3):
+        if axes is None:
+            return None
+        full = np.zeros(2 * rank, np.int64)
+        for at, axis in enumerate(axes.tolist()):
+            full[axis % rank], full[axis % rank + rank] = amounts[at], amounts[at + len(axes)]
+        amounts = full
+    return [int(a) for a in amounts] if len(amounts) == 2 * rank else None

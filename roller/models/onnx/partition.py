@@ -1,0 +1,86 @@
+"""From a graph to a program: every node lowered, element-wise chains fused into the kernels beside them."""
+
+from __future__ import annotations
+
+from roller.core.cyclic import held_back
+from roller.models.arguments import fallback_of
+from roller.models.graph.explain import Partition, explained
+from roller.models.graph.fusion import fuse
+from roller.models.graph.kernels import kernel_of, source_of
+from roller.models.graph.lowering import Lowering
+from roller.models.graph.nodes import Graph, Region
+from roller.models.graph.parts import Beside, Computed, Function, Named, Outside, Viewed
+from roller.models.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
+from roller.models.graph.unnamed_parts import Piece
+from roller.models.onnx.lowered import lower_graph, refusal
+
+
+def partition(graph: Graph, *, fallback: str | None = None) -> Program:
+    """Return the program of a graph."""
+    return explain(graph, fallback=fallback).program
+
+
+@held_back()
+def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
+    """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
+    fallback = fallback_of(fallback, graph.name)
+    low = lower_graph(graph)
+    refused = low.refused
+    reasons = {r.nodes[0]: r.reason for r in refused}
+    if fallback is not None:
+        from roller.models.onnx.fallback import leave_outside
+
+        refused = leave_outside(low)
+        reasons |= {name: why for n in graph.nodes if isinstance(n, Region) for name, why in n.reasons.items()}
+    if refused:
+        raise refusal(graph.name, refused, fallback)
+    cuts = fuse(low)
+    return explained(program_of(low), tuple(cuts), reasons)
+
+
+def program_of(low: Lowering) -> Program:
+    """Return the program of parts in order."""
+    kernels: dict[str, KernelSource] = {}
+    known: dict[tuple[int, tuple[int, ...]], str] = {}
+    steps = tuple(_run(p, low, kernels, known) if isinstance(p, Piece) else _step(p, low, kernels) for p in low.parts)
+    used = {n for s in steps for n in (*reads(s), *writes(s))} | {*low.graph.inputs, *low.graph.outputs}
+    constants = {n: a for n, a in low.constants.items() if n in used}
+    values = {n: v for n, v in low.values.items() if n in used}
+    return Program(low.graph.name, low.graph.inputs, low.graph.outputs, values, constants, steps, kernels,
+                   low.graph.loose)  # fmt: skip
+
+
+def _run(
+    piece: Piece, low: Lowering, kernels: dict[str, KernelSource], known: dict[tuple[int, tuple[int, ...]], str]
+) -> Run:
+    """Return the step of one piece; the kernel of a form is made once."""
+    label = " + ".join(piece.nodes)
+    at = id(piece.form), tuple(k for k, name in enumerate(piece.inputs) if name in low.constants)
+    if at not in known:
+        known[at], source = source_of(piece.form, at[1], label)
+        kernels.setdefault(known[at], source)
+    return Run(label, known[at], piece.inputs, piece.outputs, piece.nodes)
+
+
+def _step(part: Named, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
+    """Return the step of one part; its kernel joins ``kernels``."""
+    if isinstance(part, Computed):
+        for s in part.stages:
+            if s.name in part.outputs:
+                low.values.setdefault(s.name, Value(s.name, s.output.shape, s.output.dtype))
+        label = " + ".join(part.nodes)
+        made = kernel_of(part, low.constants, label)
+        kernels.setdefault(made.key, made.source)
+        return Run(label, made.key, made.inputs, made.outputs, part.nodes)
+    if isinstance(part, Viewed):
+        return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
+    if isinstance(part, Beside):
+        return Join(part.sources, part.target, part.axis)
+    if isinstance(part, Outside):
+        return Foreign("onnxruntime", part.model, part.inputs, part.outputs, part.nodes)
+    assert isinstance(part, Function)
+    return Call(part.name, part.arguments, part.results, part.attributes, " + ".join(part.nodes))
+
+
+def _itemsize(value: Value) -> int:
+    return value.nbytes // value.elements if value.elements else 0

@@ -1,0 +1,274 @@
+"""The program of a model beside the kernels of the cache: a model that was partitioned once is not taken apart again.
+
+A note is found by a digest of everything that decides the program: the model's bytes, the overrides, roller's own
+sources and the packages that read models. It is kept only where it reads back equal, carries a checksum, and one that
+is damaged is as if it were not there. Weights beside the model, and large ones in a large model, stay where they are
+and are not hashed, which takes longer than reading them: the note holds for as long as their files are the same
+(``note_files.py``), and what is packed is read from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.core.display import structure
+from roller.core.files import read_file, whole_file
+from roller.core.kept_code import check_folder, own_folder
+from roller.errors import RollerError
+from roller.expr.serialize import expr_from_dict, expr_to_dict
+from roller.models.graph.plan import Plan
+from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
+from roller.models.graph.steps import KernelSource, Program
+from roller.models.onnx.inline import without_weights
+from roller.models.onnx.note_files import identity, inside, locations, mapped, place_of, settled
+from roller.runtime.cache_key import code_digest
+
+#: Larger models, and programs with more constants, are read anew; so many programs are kept at most.
+MOST_BYTES, MOST_NOTES = 1 << 26, 16
+#: What reading a damaged note, or writing one, may end in.
+_DAMAGES = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, RollerError)
+#: Bytes of the checksum, and of the length of what precedes the arrays.
+_SUM, _LENGTH = 32, 8
+_SUFFIX = ".program"
+
+
+@dataclass(frozen=True)
+class ProgramNote:
+    """Where the program of one model with one set of overrides is kept.
+
+    Parameters
+    ----------
+    folder
+        The cache folder; ``None`` for nowhere.
+    model
+        As :func:`roller.models.onnx.reader.read` takes it.
+    batch, shapes
+        Overrides.
+    base_dir
+        Folder of weights beside the model; a path's own by default.
+    """
+
+    folder: Path | None
+    model: Any
+    batch: int | None = None
+    shapes: Mapping[str, Sequence[int]] | None = None
+    base_dir: str | Path | None = None
+
+    def load_or_make(self, make: Callable[[], Program]) -> Program:
+        """Return the program, made and kept where it is not known."""
+        began, path = time.time(), self.path()
+        known = None if path is None else self._read(path)
+        if known is not None:
+            return known
+        program = make()
+        if path is not None:
+            self.store(program, path, began)
+        return program
+
+    def store(self, program: Program, before: Path, began_s: float) -> bool:
+        """Keep a program; say whether it was."""
+        path = self.path()
+        if path is None or path != before:  # the file was written meanwhile
+            return False
+        try:
+            files = self._files(began_s)
+            data = None if files is None else _bytes_of(program, self._beside, files)
+            if data is None or not _same(program, _program_of(data, self._beside), self._beside):
+                return False
+            own_folder(path.parent)
+            _write(path, data)
+        except _DAMAGES:
+            return False
+        return True
+
+    def _read(self, path: Path) -> Program | None:
+        try:
+            check_folder(path.parent.parent)
+            check_folder(path)
+            return _program_of(read_file(path), self._beside)
+        except _DAMAGES:
+            return None
+
+    @property
+    def _beside(self) -> Path | None:
+        """The folder that weights beside the model lie in."""
+        if self.base_dir is not None:
+            return Path(self.base_dir)
+        return Path(self.model).parent if isinstance(self.model, (str, Path)) else None
+
+    def _files(self, began_s: float) -> dict[str, list[int]] | None:
+        """Return the files whose weights are not part of the digest; ``None`` where one of them is not settled."""
+        found, folder = _contents(self.model), self._beside
+        if found is None:
+            return None
+        data, places = found
+        names = {Path(self.model).name} if places else set[str]()
+        if b"location" in data:  # tensors beside the model name their file so
+            import onnx
+
+            names |= locations(onnx.ModelProto.FromString(data))
+        files = {}
+        for name in names:
+            path = inside(folder, name) if folder is not None else None
+            known = None if path is None else identity(path)
+            if path is None or known is None or not settled(known, began_s):
+                return None
+            files[os.path.relpath(path, os.path.realpath(folder or "."))] = known
+        return files
+
+    def path(self) -> Path | None:
+        """Return the file of the note, ``None`` where the model has none."""
+        found = None if self.folder is None else _contents(self.model)
+        if self.folder is None or found is None:
+            return None
+        data, places = found
+        if places and self._beside != Path(self.model).parent:  # one folder is what a note knows
+            return None
+        try:
+            shapes = sorted((name, [repr(n) for n in shape]) for name, shape in (self.shapes or {}).items())
+        except (TypeError, AttributeError):  # no shapes at all: the reader says so
+            return None
+        parts = [
+            code_digest((".",)),
+            repr(self.batch),
+            shapes,
+            places,
+            *map(_version, ("onnx", "numpy", "ml_dtypes", "roller")),
+        ]
+        if isinstance(self.model, (str, Path)):
+            parts.append(Path(self.model).name)  # a graph without a name takes that of its file
+        digest = hashlib.sha256(json.dumps(parts).encode() + b"\0" + data).hexdigest()
+        return self.folder / "notes" / f"{digest}{_SUFFIX}"
+
+
+def _contents(model: Any) -> tuple[bytes, str] | None:
+    """Return the bytes of a model that may have a note, and where its file holds weights that are not among them."""
+    if isinstance(model, (bytes, bytearray)):
+        return (bytes(model), "") if len(model) <= MOST_BYTES else None
+    if not isinstance(model, (str, Path)):
+        return None
+    path = Path(model)
+    try:
+        if path.suffix == ".pb" or not path.is_file():
+            return None
+        if path.stat().st_size <= MOST_BYTES:
+            return read_file(path), ""
+        slim = without_weights(path)
+    except (OSError, ValueError):
+        return None
+    if slim is None or len(slim[0]) > MOST_BYTES:
+        return None
+    return slim[0], json.dumps(sorted(slim[1].places.items()))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _bytes_of(program: Program, folder: Path | None, files: Mapping[str, list[int]]) -> bytes | None:
+    """Return a program as bytes, ``None`` where the constants that lie in none of the files are too many."""
+    rows: list[list[Any]] = []
+    inside_note = list[np.ndarray]()
+    for array in program.constants.values():
+        place = place_of(array, folder) if folder is not None else None
+        rows.append([array.dtype.name, list(array.shape)])
+        if place is not None and place[0] in files:
+            rows[-1] += place
+        else:
+            inside_note.append(array)
+    if sum(a.nbytes for a in inside_note) > MOST_BYTES:
+        return None
+    head = {
+        "plan": plan_to_dict(Plan(program, {}, 0)),
+        "arrays": rows,
+        "files": files,
+        "kernels": [[k, expr_to_dict(s.expression), list(s.constants)] for k, s in program.kernels.items()],
+    }
+    text = json.dumps(head, separators=(",", ":")).encode()
+    whole = b"".join([len(text).to_bytes(_LENGTH, "little"), text, *(a.tobytes() for a in inside_note)])
+    return hashlib.sha256(whole).digest() + whole
+
+
+def _program_of(data: bytes, folder: Path | None) -> Program:
+    """Return the program of a note; any of several errors where it is damaged, or files beside the model changed."""
+    whole = memoryview(data)[_SUM:]
+    if hashlib.sha256(whole).digest() != data[:_SUM]:
+        raise ValueError("checksum")
+    start = _LENGTH + int.from_bytes(whole[:_LENGTH], "little")
+    head = json.loads(bytes(whole[_LENGTH:start]))
+    arrays = {}
+    for name, (kind, shape, *place) in zip(head["plan"]["constants"], head["arrays"], strict=True):
+        dtype = _dtype(kind)
+        if place and folder is not None:
+            location, offset = place
+            arrays[name] = mapped(folder, location, offset, dtype, tuple(shape))
+            continue
+        count = int(np.prod(shape, dtype=np.int64))
+        # Copied: aligned to its elements, and let go one by one as they are packed.
+        arrays[name] = np.frombuffer(whole[start : start + count * dtype.itemsize], dtype).reshape(shape).copy()
+        start += count * dtype.itemsize
+    for name, known in head["files"].items():  # after they were opened: what was opened is what is known
+        path = inside(folder, name) if folder is not None else None
+        if path is None or identity(path) != known:
+            raise ValueError(name)
+    program = plan_from_dict(head["plan"], arrays, "note").program
+    kernels = {k: KernelSource(expr_from_dict(e), tuple(c)) for k, e, c in head["kernels"]}
+    return replace(program, kernels=kernels)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+
+
+def _same(one: Program, other: Program, folder: Path | None) -> bool:
+    """Whether two programs are equal, their constants bit by bit, or in one place of one file."""
+    if one.constants.keys() != other.constants.keys():
+        return False
+    for name, array in one.constants.items():
+        found = other.constants[name]
+        if (array.dtype, array.shape) != (found.dtype, found.shape):
+            return False
+        place = place_of(found, folder) if folder is not None else None
+        if place is None and array.tobytes() != found.tobytes():
+            return False
+        if place is not None and folder is not None and place != place_of(array, folder):
+            return False
+    # As text: 1 and 1.0 are equal, 0.0 and -0.0 are, and kernels of them differ.
+    return structure(replace(one, constants={})) == structure(replace(other, constants={}))
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a note whole or not at all, and let the oldest go."""
+    with whole_file(path) as file:
+        file.write(data)
+    notes = sorted(path.parent.glob(f"*{_SUFFIX}"), key=_age)
+    for old in notes[:-MOST_NOTES]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+
+
+def _age(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,87 @@
+"""What a float value stands for where it is a dequantised one: integers, a scale, a zero point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+
+#: Scales between these are as good as any: products of a few of them are normal numbers of float32.
+_LEAST_SCALE, _MOST_SCALE = 1e-20, 1e20
+#: Bits of the integers that products, movement and requantisation take.
+BYTES = ("int8", "uint8")
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    """``real = (integer - zero) * scale``.
+
+    Parameters
+    ----------
+    scale
+        Float32, one number or one per place along ``axis``.
+    zero
+        Integers of the stored dtype, likewise.
+    axis
+        ``None`` where both are single numbers.
+    """
+
+    scale: np.ndarray
+    zero: np.ndarray
+    axis: int | None = None
+
+    def same(self, other: Parameters) -> bool:
+        """Return whether two parameters mean the same numbers."""
+        return (
+            self.axis == other.axis and self.zero.dtype == other.zero.dtype
+            and np.array_equal(self.scale, other.scale) and np.array_equal(self.zero, other.zero)
+        )  # fmt: skip
+
+    def real(self, stored: np.ndarray) -> np.ndarray:
+        """Return integers as numbers, in float32 as ``DequantizeLinear`` computes them."""
+        shape = [1] * stored.ndim
+        if self.axis is not None:
+            shape[self.axis] = -1
+        zero = self.zero.reshape(shape if self.axis is not None else ())
+        scale = self.scale.reshape(shape if self.axis is not None else ())
+        return np.asarray((stored.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale)
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """A float value as integers: the name of the stored value, and what its integers mean."""
+
+    stored: str
+    parameters: Parameters
+
+
+def parameters_of(draft: Draft, node: Node) -> Parameters | None:
+    """Return the parameters of a ``QuantizeLinear`` or ``DequantizeLinear``; ``None`` where it is kept as it is.
+
+    Kept are those of other dtypes than 8 bits (and 32, of biases) and float32, of blocks, and those with parameters
+    that are computed, not positive, or so small or large that products of them are no normal numbers.
+    """
+    if node.domain or node.op not in ("QuantizeLinear", "DequantizeLinear"):
+        return None
+    source, result = draft.values[node.inputs[0]], draft.values[node.outputs[0]]
+    stored, real = (source, result) if node.op == "DequantizeLinear" else (result, source)
+    wide = node.op == "DequantizeLinear" and stored.dtype == "int32"
+    if real.dtype != "float32" or not (stored.dtype in BYTES or wide) or node.attributes.get("block_size"):
+        return None
+    scale, zero = draft.known(node, 1), draft.known(node, 2)
+    if scale is None or (zero is None and draft.given(node, 2)) or scale.dtype != np.float32:
+        return None
+    if not ((scale >= _LEAST_SCALE) & (scale <= _MOST_SCALE)).all() or not scale.size:
+        return None
+    zero = np.zeros(scale.shape, stored.dtype) if zero is None else zero
+    if scale.size == 1 and zero.size == 1:
+        return Parameters(scale.reshape(()), zero.reshape(()))
+    rank = len(source.shape)
+    axis = int(node.attributes.get("axis", 1))
+    if scale.ndim != 1 or scale.shape != zero.shape or not -rank <= axis < rank:
+        return None
+    axis %= rank
+    return Parameters(scale, zero, axis) if source.shape[axis] == scale.size else None

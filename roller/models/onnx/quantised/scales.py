@@ -1,0 +1,118 @@
+"""The scale of a quantisation taken into what it quantises: ``round(x / s)`` of a linear ``x`` needs no division.
+
+Sums, maxima, rectifiers and means of ``x / s`` are those of their operands over ``s``. Where that ends at scales that
+are constants (of products, of dequantised values), these are divided by ``s`` in float64 and rounded to float32 once:
+fewer roundings than the model's own arithmetic, and the factors that integer runtimes use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+from roller.models.onnx.quantised.forms import Parameters
+
+#: Functions f of their first input, or of all of them, with f(c x) = c f(x) for c > 0.
+_OF_ONE = frozenset((
+    "Abs", "AveragePool", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LeakyRelu", "MaxPool", "Neg",
+    "PRelu", "ReduceL1", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Reshape", "Slice", "Squeeze",
+    "Transpose", "Unsqueeze",
+))  # fmt: skip
+_OF_ALL = frozenset(("Add", "Concat", "Max", "Mean", "Min", "Sub", "Sum"))
+#: How far a scale is followed.
+_DEEPEST = 16
+_LEAST, _MOST = np.finfo(np.float32).tiny, np.finfo(np.float32).max
+
+
+@dataclass
+class Scales:
+    """Quantisations of a graph, and constants as they were before they were rounded to float32."""
+
+    draft: Draft
+    asked: list[tuple[str, Parameters]] = field(default_factory=list)
+    exact: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def constant(self, base: str, array: np.ndarray) -> str:
+        """Enter a constant of float64 as one of float32; return its name."""
+        name = self.draft.constant(base, array.astype(np.float32))
+        self.exact[name] = array
+        return name
+
+    def quantised(self, node: Node, parameters: Parameters) -> None:
+        """Ask for the scale of a quantisation to be taken into what it reads."""
+        if parameters.axis is None:
+            self.asked.append((node.outputs[0], parameters))
+
+    def fold(self) -> None:
+        """Take scales into what is quantised, wherever all of it is linear and read by nobody else."""
+        draft = self.draft
+        self._users, self._writers = draft.users(), {n: k for k, node in enumerate(draft.nodes) for n in node.outputs}
+        for result, parameters in self.asked:
+            at = self._writers[result]
+            node, changes = draft.nodes[at], dict[int, Node]()
+            factor = 1 / float(parameters.scale)
+            if factor == 1 or not self._divided(node.inputs[0], factor, changes, 0):
+                continue
+            for place, changed in changes.items():
+                draft.nodes[place] = changed
+            one = draft.constant(f"{result}/scale", np.ones((), np.float32))
+            draft.nodes[at] = replace(node, inputs=(node.inputs[0], one, *node.inputs[2:]))
+
+    def _divided(self, name: str, factor: float, changes: dict[int, Node], depth: int) -> bool:
+        """Collect the nodes that make ``factor`` times a value; say whether there are such."""
+        at = self._writers.get(name)
+        if at is None or at in changes or self._users[name] != 1 or depth > _DEEPEST:
+            return False
+        node = self.draft.nodes[at]
+        if node.domain:
+            return False  # a sum of integers has no scale
+        if node.op == "DequantizeLinear":
+            return self._constant(node, at, 1, factor, changes)
+        if node.op in _OF_ONE:
+            return self._divided(node.inputs[0], factor, changes, depth + 1)
+        if node.op in _OF_ALL:
+            return all(self._operand(at, k, factor, changes, depth) for k in range(len(node.inputs)))
+        if node.op == "Mul":
+            return any(self._either(at, k, factor, changes, depth) for k in (1, 0))
+        return node.op == "Clip" and self._clip(node, at, factor, changes, depth)
+
+    def _operand(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
+        """Scale one operand of a sum: a constant, or what computes it."""
+        node = changes.get(at, self.draft.nodes[at])
+        name = node.inputs[position]
+        if name in self.draft.constants:
+            return self._constant(node, at, position, factor, changes)
+        return self._divided(name, factor, changes, depth + 1)
+
+    def _either(self, at: int, position: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
+        """Scale one operand of a product; what was collected on the way to nothing is forgotten."""
+        before = dict(changes)
+        if self._operand(at, position, factor, changes, depth):
+            return True
+        changes.clear()
+        changes.update(before)
+        return False
+
+    def _clip(self, node: Node, at: int, factor: float, changes: dict[int, Node], depth: int) -> bool:
+        bounds = [k for k in (1, 2) if self.draft.given(node, k)]
+        if {"min", "max"} & set(node.attributes) or any(node.inputs[k] not in self.draft.constants for k in bounds):
+            return False
+        found = self._divided(node.inputs[0], factor, changes, depth + 1)
+        return found and all(self._operand(at, k, factor, changes, depth) for k in bounds)
+
+    def _constant(self, node: Node, at: int, position: int, factor: float, changes: dict[int, Node]) -> bool:
+        """Let a node read a constant times ``factor``, computed in float64."""
+        name = node.inputs[position]
+        held = self.draft.constants.get(name)
+        if held is None or held.dtype != np.float32:
+            return False
+        array = self.exact.get(name, held.astype(np.float64)) * factor
+        sizes = np.abs(array[array != 0])
+        if not np.isfinite(array).all() or sizes.max(initial=0) > _MOST or sizes.min(initial=1) < _LEAST:
+            return False
+        scaled = self.constant(f"{name}/over", array)
+        changes[at] = replace(node, inputs=(*node.inputs[:position], scaled, *node.inputs[position + 1 :]))
+        return True

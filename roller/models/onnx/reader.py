@@ -1,0 +1,124 @@
+"""Reads an ONNX model: any source, static shapes everywhere, constants computed, a clear error for all else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.core.cyclic import held_back
+from roller.errors import ModelError, did_you_mean
+from roller.models.arguments import arrays_of, batch_of, folder_of, shapes_of
+from roller.models.graph.nodes import Graph
+from roller.models.graph.steps import Value
+from roller.models.onnx.refusals import refusal_of
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.models.onnx.loading import Loaded
+    from roller.models.onnx.tracing import Tracer
+
+Shapes = Mapping[str, Sequence[int]]
+
+
+@held_back()
+def read(
+    model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
+    values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
+) -> Graph:  # fmt: skip
+    """Return the graph of an ONNX model: static shapes, nodes in order, whatever is constant computed."""
+    sizes, given, batch, base_dir = shapes_of(shapes), arrays_of(values), batch_of(batch), folder_of(base_dir)
+    try:
+        from roller.models.onnx.loading import load
+        from roller.models.onnx.tensorflow import from_tensorflow
+    except ImportError as error:
+        raise ModelError(f"reading models needs the onnx package ({error}). Install roller[onnx].") from None
+    try:
+        if isinstance(model, (str, Path)) and Path(model).suffix == ".pb":
+            model = from_tensorflow(Path(model))
+        loaded = load(model, base_dir)
+        return _read(loaded, batch, sizes, given, lenient)
+    except ModelError:
+        raise
+    except Exception as error:
+        # Damaged messages fail in more places than can be listed; whoever passes one gets one kind of error.
+        raise ModelError(f"model: it is damaged and cannot be read ({type(error).__name__}: {error}).") from error
+
+
+def _read(
+    loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
+) -> Graph:
+    from roller.models.onnx.dynamic_values import DynamicNodes
+    from roller.models.onnx.legacy import OLDEST
+    from roller.models.onnx.overrides import input_types
+    from roller.models.onnx.tracing import Tracer
+
+    known = {i.name for i in loaded.graph.input if i.name not in loaded.initialisers}
+    for kind, given in (("shapes", shapes), ("values", values)):
+        for name in given:
+            if name not in known:
+                hint = did_you_mean(name, known) or f". Inputs are: {', '.join(sorted(known))}."
+                raise ModelError(f"{kind}: {loaded.name} has no input '{name}'{hint}")
+    # Another runtime would read the nodes of such a region as the operator set of today has them.
+    lenient = lenient and loaded.written >= OLDEST
+    chosen = input_types(loaded, batch, shapes, values)
+    tracer = Tracer(loaded, None if chosen.changed else _declared(loaded), DynamicNodes() if lenient else None)
+    if chosen.old_batch is not None:
+        from roller.models.onnx.overrides import Rebatching
+
+        shadow = _trace(Tracer(loaded, None, DynamicNodes() if lenient else None), chosen.original, values)
+        tracer.rebatching = Rebatching(chosen.old_batch, chosen.new_batch, shadow.values)
+    _trace(tracer, chosen.types, values)
+    return _graph(tracer, [n for n in chosen.types if n not in values])
+
+
+def _declared(loaded: Loaded) -> dict[str, Value]:
+    from roller.models.onnx.types import static_value
+
+    entries = [*loaded.graph.value_info, *loaded.graph.output]
+    return {e.name: v for e in entries if isinstance(v := static_value(e.name, e.type), Value)}
+
+
+def _trace(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]) -> Tracer:
+    """Trace a whole model with inputs of these types."""
+    graph, names = tracer.loaded.graph, tracer.root.names
+    for name, array in tracer.loaded.initialisers.items():
+        if name not in values:
+            tracer.constant(name, array)
+            names[name] = name
+    for name, value in types.items():
+        names[name] = name
+        if name in values:
+            tracer.constant(name, np.asarray(values[name]))
+        else:
+            tracer.values[name] = value
+    tracer.run(graph.node, tracer.root, [o.name for o in graph.output])
+    return tracer
+
+
+def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
+    """Return what was traced, or refuse it with everything that stands against it."""
+    name = tracer.loaded.name
+    outputs = []
+    for declared in tracer.loaded.graph.output:
+        found = tracer.root.find(declared.name)
+        if found is None:
+            raise ModelError(f"{name}: nothing gives the output '{declared.name}'.")
+        outputs.append(found)
+    if not outputs:
+        raise ModelError(f"{name}: the model has no outputs.")
+    refused = refusal_of(tracer, inputs)
+    if refused is not None:
+        raise refused
+    used = {n for node in tracer.nodes for n in node.inputs} | set(outputs)
+    given = set(inputs)
+    constants = {n: a for n, a in tracer.constants.items() if n in used}
+    written = {n for node in tracer.nodes for n in node.outputs if n}
+    kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in given}
+    from roller.models.onnx.dynamic_values import with_regions
+
+    return with_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

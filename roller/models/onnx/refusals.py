@@ -1,0 +1,80 @@
+"""All that stands against a model, at once: what has no known shape, and what no lowering knows beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roller.core.dtypes import DTYPE_BYTES
+from roller.errors import ExprError, UnsupportedError
+from roller.models.graph.nodes import Graph, Node
+from roller.models.graph.steps import Value
+
+if TYPE_CHECKING:
+    import onnx
+
+    from roller.models.onnx.tracing import Tracer
+
+_SHAPES = "Make every shape known (values= turns inputs into constants), or change these nodes."
+_NODES = "Change these nodes, or cut the model before them."
+_FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
+
+
+def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None:
+    """Return the error that lists all that cannot be compiled; ``None`` where the reader refused nothing."""
+    nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
+    odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
+    told = (f"{n.op} '{n.name}': '{odd[n.name].name}' is {odd[n.name].dtype}, which is not compiled"
+            for n in nodes if n.name in odd)  # fmt: skip
+    found = [*tracer.refused, *told]
+    if not found:
+        return None
+    unlowered = _unlowered(tracer, nodes, inputs, set(odd))
+    listing = tuple(dict.fromkeys((*found, *unlowered)))
+    after = f"\n  ({tracer.behind} nodes after them were not looked at)" if tracer.behind else ""
+    if tracer.behind == 1:
+        after = "\n  (1 node after them was not looked at)"
+    listed, remedy = "\n  ".join(listing), _SHAPES if any("shape" in reason for reason in listing) else _NODES
+    remedy = " ".join((remedy, *([_FALLBACK] if tracer.loose is None else ()), *tracer.remedies))
+    name = tracer.loaded.name
+    return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, listing)
+
+
+def _odd(tracer: Tracer, node: Node) -> Value | None:
+    """Return the first value of a node that is of no dtype of kernels."""
+    values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
+    return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
+
+
+def _unlowered(tracer: Tracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]) -> tuple[str, ...]:
+    """Return the traced nodes besides those named that have no lowering, as *operator 'node': reason*."""
+    from roller.models.onnx.folding import fold
+    from roller.models.onnx.lowered import lower_graph
+
+    if tracer.loose is not None:
+        return ()  # another runtime computes them
+    nodes = tuple(n for n in traced if n.name not in odd)
+    read = {n for node in nodes for n in node.inputs if n}
+    written = {n for node in nodes for n in node.outputs if n}
+    constants = {n: a for n, a in tracer.constants.items() if n in read}
+    given = dict.fromkeys((*inputs, *(n for n in tracer.values if n in read - written - constants.keys())))
+    ends = tuple(n for node in nodes for n in node.outputs if n in written - read)
+    graph = Graph(tracer.loaded.name, tuple(given), ends, nodes, dict(tracer.values), constants)
+    try:
+        refused = lower_graph(fold(graph)).refused
+    except (ExprError, ValueError, KeyError, IndexError):  # part of a model: nothing here may hide what is refused
+        return ()
+    return tuple(f"{r.node.op} '{r.node.name or r.node.outputs[0]}': {r.reason}" for r in refused)
+
+
+def behind(tracer: Tracer, node: onnx.NodeProto, traced: Node) -> None:
+    """Enter a node that reads what a refused one would write: refused itself where its operator is enough to tell."""
+    from roller.models.onnx.control import is_control
+    from roller.models.onnx.lowering import has_lowering, no_lowering
+
+    schema: Any = tracer.inference.schema(traced)
+    spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
+    if has_lowering(traced.domain, traced.op) or spelled or is_control(node):
+        tracer.behind += 1
+        return
+    tracer.refuse(traced, no_lowering(traced))

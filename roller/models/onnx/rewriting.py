@@ -1,0 +1,84 @@
+"""Rewriting a node into simpler ones: what the new nodes are named, and the types of what they make in between."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.graph.steps import Value
+from roller.models.onnx.lowering import Lowered, Reshaped, Rewritten, Site, lowers
+
+#: Version of the operators a rewriting writes, where it does not say another.
+VERSION = 21
+
+
+class Steps:
+    """Nodes a rewriting collects, with the types of what they make in between."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.stem = next(o.name for o in site.outputs if o is not None)
+        self.nodes: list[Node] = []
+        self.values: dict[str, Value] = {}
+        self.constants: dict[str, np.ndarray] = {}
+
+    def constant(self, array: np.ndarray) -> Value:
+        """Return a constant under a new name."""
+        value = Value(f"{self.stem}/c{len(self.constants)}", array.shape, array.dtype.name)
+        self.values[value.name], self.constants[value.name] = value, array
+        return value
+
+    def add(self, op: str, inputs: Sequence[Value | None], shape: Sequence[int], dtype: str | None = None,
+            *, out: Value | None = None, version: int = 0, domain: str = "",
+            **attributes: Any) -> Value:  # fmt: skip
+        """Append a node and return its result: ``out``, or a new value."""
+        first = next(v for v in inputs if v is not None)
+        value = out or self.value(shape, dtype or first.dtype)
+        self.append(op, inputs, (value,), domain, version, **attributes)
+        return value
+
+    def value(self, shape: Sequence[int], dtype: str) -> Value:
+        """Return a new value for a node to write."""
+        made = Value(f"{self.stem}/r{len(self.values)}", tuple(shape), dtype)
+        self.values[made.name] = made
+        return made
+
+    def append(self, op: str, inputs: Sequence[Value | None], outputs: Sequence[Value | None], domain: str = "",
+               version: int = 0, **attributes: Any) -> None:  # fmt: skip
+        """Append a node with any number of results."""
+        reads, writes = (tuple(v.name if v else "" for v in side) for side in (inputs, outputs))
+        name = f"{self.site.node.name}/{op.lower()}{len(self.nodes)}"
+        self.nodes.append(Node(op, reads, writes, attributes, name, domain, version or VERSION))
+        self.values.update({v.name: v for v in outputs if v is not None})
+
+    def part(self, x: Value, offset: int, shape: Sequence[int]) -> Value:
+        """Return a contiguous part of a value, from element ``offset`` on: memory of it, nothing is copied."""
+        known = self.constants.get(x.name)
+        if known is None:
+            known = next((c for v, c in zip(self.site.inputs, self.site.constants, strict=True) if v == x), None)
+        if known is not None:
+            return self.constant(known.reshape(-1)[offset : offset + math.prod(shape)].reshape(shape))
+        return self.add("Part", (x,), shape, domain="roller", offset=offset)
+
+    def reshape(self, x: Value, shape: Sequence[int], *, out: Value | None = None) -> Value:
+        """Append a reshape, unless it changes nothing."""
+        if out is None and tuple(shape) == x.shape:
+            return x
+        target = self.constant(np.asarray(shape, np.int64))
+        return self.add("Reshape", (x, target), shape, out=out, allowzero=1)
+
+    def done(self) -> Rewritten:
+        """Return the rewriting."""
+        outputs = {o.name for o in self.site.outputs if o is not None}
+        between = {k: v for k, v in self.values.items() if k not in outputs}
+        return Rewritten(tuple(self.nodes), between, self.constants)
+
+
+@lowers("Part", domain="roller")
+def part(site: Site) -> Lowered:
+    """Lower a contiguous part to a view."""
+    return Reshaped(0, int(site.attribute("offset", 0)))

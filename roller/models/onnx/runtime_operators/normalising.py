@@ -1,0 +1,76 @@
+"""Layer normalisation, of a sum, and of what embeddings add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.runtime_operators.spelling import Spelling, spells
+
+
+@spells("LayerNormalization", domain="")
+def layer(s: Spelling) -> Sequence[str]:
+    """Write what operator set 17 has of the same name: models of older ones hold it after optimisation."""
+    return s.several("LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_told(s, "axis", "epsilon"))
+
+
+@spells("SimplifiedLayerNormalization", domain="")
+def simplified(s: Spelling) -> Sequence[str]:
+    """Write the normalisation by the mean square."""
+    return [_by_mean_square(s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1))]
+
+
+def _told(s: Spelling, *names: str) -> dict[str, Any]:
+    return {n: s.attribute(n) for n in names if s.attribute(n) is not None}
+
+
+def _by_mean_square(s: Spelling, x: str, scale: str, epsilon: float, axis: int = -1) -> str:
+    axes = s.constant(np.arange(axis % len(s.shape(x)), len(s.shape(x)), dtype=np.int64))
+    mean = s.add("ReduceMean", s.add("Mul", x, x), axes, keepdims=1)
+    return s.add("Mul", s.add("Div", x, s.add("Sqrt", s.add("Add", mean, s.number(epsilon, x)))), scale)
+
+
+def _total(s: Spelling, bias: int) -> str:
+    """Return input, what skipped a layer, and the bias, added up."""
+    total = s.add("Add", s.required(0), s.required(1))
+    return s.add("Add", total, s.input(bias)) if s.input(bias) else total
+
+
+@spells("SkipLayerNormalization")
+def skip_layer(s: Spelling) -> Sequence[str]:
+    """Write a sum and its layer normalisation; the sum is the fourth result."""
+    total = _total(s, 4)
+    inputs = [total, s.required(2), *([s.input(3)] if s.input(3) else [])]
+    y = s.several("LayerNormalization", inputs, 1, epsilon=float(s.attribute("epsilon", 1e-12)))
+    return [y[0], "", "", total]
+
+
+@spells("SkipSimplifiedLayerNormalization")
+def skip_simplified(s: Spelling) -> Sequence[str]:
+    """Write a sum and its normalisation by the mean square; the sum is the fourth result."""
+    total = _total(s, 3)
+    return [_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
+
+
+@spells("EmbedLayerNormalization")
+def embeddings(s: Spelling) -> Sequence[str]:
+    """Write the embeddings of words, places and segments, their sum and its normalisation."""
+    ids, segments, words, places, kinds, gamma, beta = (s.input(n) for n in range(7))
+    if len(s.shape(ids)) != 2:
+        raise Unsupported(f"its ids have shape {list(s.shape(ids))}")
+    length = s.shape(ids)[1]
+    at = s.input(8) or s.constant(np.arange(length, dtype=np.int64)[None])
+    total = s.add("Add", s.add("Gather", words, ids, axis=0), s.add("Gather", places, at, axis=0))
+    if segments and kinds:
+        total = s.add("Add", total, s.add("Gather", kinds, segments, axis=0))
+    (y,) = s.several("LayerNormalization", [total, gamma, beta], 1, epsilon=float(s.attribute("epsilon", 1e-12)))
+    mask = ""
+    if s.input(7):
+        counted = s.add("ReduceSum", s.cast(s.input(7), "int32"), s.constant(np.array([1])), keepdims=0)
+        mask = s.cast(counted, "int32")
+    elif len(s.node.outputs) > 1:
+        mask = s.constant(np.zeros(s.shape(ids)[0], np.int32))
+    return [y, mask, total]

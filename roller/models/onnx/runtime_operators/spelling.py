@@ -1,0 +1,181 @@
+"""Writing one of ONNX Runtime's own operators by ONNX's, node by node as a model is traced.
+
+What is written is traced at once, so that a shape is known as soon as its value is, and lowered, folded and fused like
+any model that was never optimised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import onnx
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.lowering import Unsupported
+from roller.models.onnx.scope import Scope
+from roller.models.onnx.types import onnx_dtype
+
+if TYPE_CHECKING:
+    from roller.models.graph.steps import Value
+    from roller.models.onnx.tracing import Tracer
+
+#: The domain of ONNX Runtime's own operators; some of its first ones stand in ONNX's own.
+DOMAIN = "com.microsoft"
+#: The operator set that they are written in.
+VERSION = 21
+#: What a user can do about an operator that is not spelled out.
+WAY_OUT = (
+    "What is ONNX Runtime's own: save the model without its optimisation (SessionOptions.graph_optimization_level = "
+    "ORT_ENABLE_BASIC), quantise it with QuantFormat.QDQ, or export it again from where it came from."
+)
+
+
+class Spelling:
+    """One node that is written by others.
+
+    Parameters
+    ----------
+    tracer
+        The model, traced up to here.
+    node
+        The node; its inputs are names of the whole.
+    """
+
+    def __init__(self, tracer: Tracer, node: Node) -> None:
+        """Write nothing yet."""
+        self.tracer, self.node = tracer, node
+        self._count = 0
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """Return an attribute, or ``default`` where the node does not give it."""
+        return self.node.attributes.get(name, default)
+
+    def input(self, position: int) -> str:
+        """Return the name of an input; empty where it is absent."""
+        return self.node.inputs[position] if position < len(self.node.inputs) else ""
+
+    def required(self, position: int) -> str:
+        """Return the name of an input that must be there."""
+        if not self.input(position):
+            raise Unsupported(f"its input {position} is missing")
+        return self.input(position)
+
+    def none_of(self, **positions: int) -> None:
+        """Refuse inputs that this spelling does not know, by what they are."""
+        for what, position in positions.items():
+            if self.input(position):
+                raise Unsupported(f"{self.node.op} with {what.replace('_', ' ')}")
+
+    def type(self, name: str) -> Value:
+        """Return the type of a value."""
+        return self.tracer.values[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of a value."""
+        return self.type(name).shape
+
+    def known(self, name: str, what: str) -> np.ndarray:
+        """Return a constant."""
+        found = self.tracer.constants.get(name)
+        if found is None:
+            raise Unsupported(f"{what} computed at run time")
+        return found
+
+    def constant(self, array: np.ndarray) -> str:
+        """Return the name of a new constant."""
+        name = self.tracer.fresh(f"{self.node.name}/c")
+        self.tracer.constant(name, array)
+        return name
+
+    def number(self, value: float, like: str) -> str:
+        """Return the name of a constant number of another value's dtype."""
+        return self.constant(np.array(value, onnx_dtype(self.type(like).dtype)))
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Write a node of one result and return its name."""
+        return self.several(op, inputs, 1, **attributes)[0]
+
+    def several(self, op: str, inputs: Sequence[str], results: int, domain: str = "", **attributes: Any) -> list[str]:
+        """Write a node and return the names of its results."""
+        self._count += 1
+        names = [f"{op.lower()}{self._count}_{k}" for k in range(results)]
+        scope = Scope({n: n for n in inputs if n}, Scope(), f"{self.node.name}/", set(names), {"": VERSION, DOMAIN: 1})
+        made = onnx.helper.make_node(op, list(inputs), names, name=f"{op.lower()}{self._count}", domain=domain,
+                                     **{k: v for k, v in attributes.items() if v is not None})  # fmt: skip
+        before = len(self.tracer.refused)
+        self.tracer.node(made, scope)
+        if len(self.tracer.refused) > before:
+            reason = self.tracer.refused[before].split(": ", 1)[-1]
+            del self.tracer.refused[before:]
+            raise Unsupported(f"spelled out, {op}: {reason}")
+        return [scope.names[n] for n in names]
+
+    def reshape(self, name: str, shape: Sequence[int]) -> str:
+        """Return a value in another shape."""
+        if self.shape(name) == tuple(shape):
+            return name
+        return self.add("Reshape", name, self.constant(np.array(shape, np.int64)))
+
+    def cast(self, name: str, dtype: str) -> str:
+        """Return a value as another dtype."""
+        if self.type(name).dtype == dtype:
+            return name
+        return self.add("Cast", name, to=onnx.helper.np_dtype_to_tensor_dtype(onnx_dtype(dtype)))
+
+
+#: Writes a node; returns its results, empty names where they are not given.
+Spell: TypeAlias = Callable[[Spelling], Sequence[str]]
+#: By domain and operator.
+SPELLINGS: dict[tuple[str, str], Spell] = {}
+
+
+def spells(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
+    """Register a function for operators of a domain."""
+
+    def register(function: Spell) -> Spell:
+        SPELLINGS.update(dict.fromkeys(((domain, op) for op in ops), function))
+        return function
+
+    return register
+
+
+def spelled(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
+    """Trace one of ONNX Runtime's own operators in the words of ONNX; return whether it was one, refused or not."""
+    import roller.models.onnx.runtime_operators  # noqa: F401 - fills the registry
+
+    spell = SPELLINGS.get((traced.domain, traced.op))
+    if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
+        return False
+    try:
+        results = spell(Spelling(tracer, traced))
+    except Unsupported as why:
+        _refused(tracer, node, traced, scope, str(why))
+        return True
+    except (IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        _refused(tracer, node, traced, scope, f"its inputs or attributes do not fit it ({error})")
+        return True
+    missing = [n for n, name in enumerate(node.output) if name in scope.used and not "".join(results[n : n + 1])]
+    if missing:
+        _refused(tracer, node, traced, scope, f"its result {missing[0]} is read, which is not computed")
+        return True
+    for name, result in zip(node.output, results, strict=False):
+        if name in scope.used and result:
+            tracer.alias(scope, name, result)
+    return True
+
+
+def _refused(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope, reason: str) -> None:
+    tracer.refuse(traced, reason)
+    tracer.forget(node, scope)
+
+
+def is_runtimes(node: Node) -> bool:
+    """Whether an operator is ONNX Runtime's own."""
+    return node.domain == DOMAIN or node.domain.startswith(f"{DOMAIN}.")
+
+
+def plain(attributes: Mapping[str, Any], *without: str) -> dict[str, Any]:
+    """Return attributes without some."""
+    return {k: v for k, v in attributes.items() if k not in without}

@@ -1,0 +1,220 @@
+"""Nodes that change nothing, and movements that follow each other: rules by operator, applied in one sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from roller.models.graph.nodes import Node
+from roller.models.onnx.draft import Draft
+
+
+@dataclass(frozen=True)
+class Same:
+    """The node's first output is the value ``source``."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a rule sees: the graph as it was before the sweep, and the nodes the sweep has already kept."""
+
+    draft: Draft
+    producers: Mapping[str, Node]
+
+    def producer(self, name: str, *ops: str) -> Node | None:
+        """Return the node that writes a value where it is one of ``ops`` of ONNX's own domain."""
+        found = self.producers.get(name)
+        return found if found is not None and found.op in ops and not found.domain else None
+
+
+Rule = Callable[[Scene, Node], "Same | Node | None"]
+
+#: Operators whose result is the input's elements in the same order.
+RESHAPES = ("Reshape", "Flatten", "Squeeze", "Unsqueeze")
+
+
+def simplify(draft: Draft) -> bool:
+    """Remove what changes nothing and merge movements, in place; return whether anything changed."""
+    same: dict[str, str] = {}
+    kept: list[Node] = []
+    producers: dict[str, Node] = {}
+    scene = Scene(draft, producers)
+    outputs, ends = set(draft.outputs), {*draft.inputs, *draft.outputs}
+    changed = False
+    for node in draft.nodes:
+        if any(n in same for n in node.inputs):
+            node = replace(node, inputs=tuple(same.get(n, n) for n in node.inputs))
+        found: Same | Node | None = None
+        if not node.domain and any(node.outputs[:1]):
+            found = next((f for rule in _RULES.get(node.op, ()) if (f := rule(scene, node)) is not None), None)
+        if isinstance(found, Same) and not any(node.outputs[1:]):
+            output, source = node.outputs[0], found.source
+            if output not in outputs or source not in ends:
+                same[output], changed = source, True
+                continue
+            # Two names a caller knows for one value: a copy, in whatever form it came.
+            found = None if node.op == "Identity" else _copy(source, output)
+        if isinstance(found, Node):
+            node, changed = found, True
+        kept.append(node)
+        producers.update((n, node) for n in node.outputs if n)
+    draft.nodes = kept
+    _outputs_keep_their_names(draft, same, producers)
+    return changed
+
+
+def _copy(source: str, output: str) -> Node:
+    return Node("Identity", (source,), (output,), {}, f"{output}/copy", "", 13)
+
+
+def _outputs_keep_their_names(draft: Draft, same: Mapping[str, str], producers: Mapping[str, Node]) -> None:
+    """Let an output that turned out to be another value keep its name."""
+    renamed: dict[str, str] = {}
+    copies: list[Node] = []
+    outputs = set(draft.outputs)
+    for output in dict.fromkeys(draft.outputs):
+        source = same.get(output)
+        if source is None:
+            continue
+        if source in draft.constants:
+            draft.constants[output] = draft.constants[source]
+        elif source in producers and source not in outputs and source not in renamed:
+            renamed[source] = output
+        else:
+            copies.append(_copy(renamed.get(source, source), output))
+    if renamed:
+        draft.nodes = [
+            replace(
+                node,
+                inputs=tuple(renamed.get(n, n) for n in node.inputs),
+                outputs=tuple(renamed.get(n, n) for n in node.outputs),
+            )
+            for node in draft.nodes
+        ]
+    draft.nodes.extend(copies)
+
+
+def _same_type(scene: Scene, node: Node) -> bool:
+    source, result = scene.draft.values[node.inputs[0]], scene.draft.values[node.outputs[0]]
+    return source.shape == result.shape and source.dtype == result.dtype
+
+
+def _always(scene: Scene, node: Node) -> Same | None:
+    return Same(node.inputs[0]) if _same_type(scene, node) else None
+
+
+def _untouched(scene: Scene, node: Node) -> Same | None:
+    """Reshape, Expand, Tile, Cast and the like where nothing changes."""
+    return Same(node.inputs[0]) if node.inputs[0] and _same_type(scene, node) else None
+
+
+def _alone(scene: Scene, node: Node) -> Same | None:
+    """Concat, Sum, Max ... of one input; Split into one output."""
+    return Same(node.inputs[0]) if len(node.inputs) == 1 and _same_type(scene, node) else None
+
+
+def _dropout(scene: Scene, node: Node) -> Same | None:
+    training = scene.draft.known(node, 2)
+    if scene.draft.given(node, 2) and (training is None or bool(training.reshape(-1)[0])):
+        return None
+    return Same(node.inputs[0])
+
+
+def _slice(scene: Scene, node: Node) -> Same | None:
+    steps = scene.draft.known(node, 4)
+    if scene.draft.given(node, 4) and (steps is None or bool((steps < 0).any())):
+        return None
+    return _untouched(scene, node)
+
+
+def _pad(scene: Scene, node: Node) -> Same | None:
+    amounts = node.attributes.get("pads", scene.draft.known(node, 1))
+    if amounts is None or np.any(np.asarray(amounts)):
+        return None  # a pad and a crop may cancel in the shape alone
+    return _untouched(scene, node)
+
+
+def _neutral(scene: Scene, node: Node) -> Same | None:
+    """X * 1, x / 1, x - 0; x + 0 of integers, and x + -0 of floats: -0 + 0 is 0."""
+    neutral = 1 if node.op in ("Mul", "Div") else 0
+    for position in (1, 0) if node.op in ("Mul", "Add") else (1,):
+        array, source = scene.draft.known(node, position), node.inputs[1 - position]
+        if array is None:
+            continue
+        types = scene.draft.values[source], scene.draft.values[node.outputs[0]]
+        if types[0].shape == types[1].shape and array.size and array.dtype.kind in "fiuV" and _all(array, neutral):
+            return Same(source) if _keeps_signs(node.op, array) else None
+    return None
+
+
+def _keeps_signs(op: str, neutral: np.ndarray) -> bool:
+    """Return whether an operator with its neutral numbers keeps the sign of -0: ``x + 0`` does not."""
+    if op in ("Mul", "Div") or neutral.dtype.kind in "iu":
+        return True
+    negative = np.signbit(neutral.astype(np.float32, copy=False))
+    return bool(negative.all() if op == "Add" else not negative.any())
+
+
+def _choice(scene: Scene, node: Node) -> Same | None:
+    """Where(c, x, x)."""
+    alike = node.inputs[1] == node.inputs[2]
+    return Same(node.inputs[1]) if alike and _same_shape(scene, node.inputs[1], node.outputs[0]) else None
+
+
+def _same_shape(scene: Scene, one: str, other: str) -> bool:
+    return scene.draft.shape(one) == scene.draft.shape(other)
+
+
+def _all(array: np.ndarray, number: int) -> bool:
+    first = array[(0,) * array.ndim]
+    return bool(first == number) and bool((array == number).all())
+
+
+def _order(node: Node, rank: int) -> tuple[int, ...]:
+    return tuple(node.attributes.get("perm", range(rank - 1, -1, -1)))
+
+
+def _transpose(scene: Scene, node: Node) -> Same | Node | None:
+    """One that turns nothing, one after another one, one that moves only dimensions of a single element."""
+    shape = scene.draft.shape(node.inputs[0])
+    order = _order(node, len(shape))
+    if order == tuple(range(len(shape))):
+        return Same(node.inputs[0])
+    before = scene.producer(node.inputs[0], "Transpose")
+    if before is not None:
+        first = _order(before, len(shape))
+        return replace(node, inputs=before.inputs, attributes={"perm": tuple(first[d] for d in order)})
+    moved = [d for d in order if shape[d] != 1]
+    return _reshape_to_output(scene, node, node.inputs[0]) if moved == sorted(moved) else None
+
+
+def _reshape(scene: Scene, node: Node) -> Node | None:
+    """Let a reshape of a reshape read the first one's input."""
+    before = scene.producer(node.inputs[0], *RESHAPES)
+    return None if before is None else _reshape_to_output(scene, node, before.inputs[0])
+
+
+def _reshape_to_output(scene: Scene, node: Node, source: str) -> Node | None:
+    shape = scene.draft.shape(node.outputs[0])
+    if 0 in shape:
+        return None  # a target of 0 means "as the input"
+    target = scene.draft.constant(f"{node.outputs[0]}/shape", np.array(shape, np.int64))
+    return replace(node, op="Reshape", inputs=(source, target), attributes={})
+
+
+_RULES: dict[str, tuple[Rule, ...]] = {
+    "Identity": (_always,),
+    "Dropout": (_dropout,),
+    "Transpose": (_transpose,),
+    "Slice": (_slice,),
+    "Where": (_choice,),
+    "Pad": (_pad,),
+    **dict.fromkeys(("Cast", "CastLike", "Expand", "Tile"), (_untouched,)),
+    **dict.fromkeys(("Concat", "Sum", "Max", "Min", "Mean", "Split"), (_alone,)),
+    **dict.fromkeys(("Mul", "Div", "Add", "Sub"), (_neutral,)),
+    **dict.fromkeys(RESHAPES, (_untouched, _reshape)),
+}

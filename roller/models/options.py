@@ -1,0 +1,85 @@
+"""How a model is compiled, apart from what it is and where it will run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from roller.arguments import options_of
+from roller.compiler.autotune.proving import PROVE_ALL_S
+from roller.core.display import non_defaults
+from roller.core.validation import flag, number, one_of
+from roller.errors import RollerError, shown
+from roller.models.batch.jobs import Settings
+from roller.models.batch.progress import OnProgress
+from roller.templates.common.options import ConstructOptions
+
+#: What an error says of them.
+SECONDS = "seconds of at least 0, or None"
+#: Candidates per kernel unless said otherwise: those the model cannot tell apart.
+TOP_K: Literal["auto"] = "auto"
+#: What has been predicted and emulated to be worth it, and no device has shown yet.
+EXPERIMENTS = ("packs",)
+
+
+@dataclass(frozen=True, repr=False)
+class ModelOptions:
+    """Arguments of :func:`roller.compile_model` that choose how, by their names; see there."""
+
+    top_k: int | Literal["auto"] = TOP_K
+    options: ConstructOptions | None = None
+    budget_s: float | None = None
+    executor: concurrent.futures.Executor | None = None
+    scheduler: Any = None
+    workers: int | None = None
+    cache: bool = True
+    progress: OnProgress | bool | None = None
+    deterministic: bool = False
+    side_by_side: bool = True
+    prove: bool = False
+    prove_s: float | None = None
+    remeasure: bool = False
+    threads: int | None = None
+    experimental: Sequence[str] = ()
+
+    def __repr__(self) -> str:
+        """Name what differs from the defaults."""
+        return non_defaults(self)
+
+    @property
+    def prove_saved_s(self) -> float:
+        """Seconds of proofs that are part of saving: where nothing was said of proofs."""
+        return PROVE_ALL_S if self.prove_s is None and not self.prove else 0.0
+
+    def settings(self) -> Settings:
+        """Return how each kernel is compiled."""
+        for name in ("cache", "side_by_side"):
+            flag(getattr(self, name), name)
+        if not (self.progress is None or callable(self.progress)):
+            flag(
+                self.progress, "progress", remedy="Or pass a function that takes roller.models.batch.progress.Progress."
+            )
+        budget_s = None if self.budget_s is None else number(
+            self.budget_s, "budget_s", infinite=True, expected=SECONDS
+        )  # fmt: skip
+        options, deterministic = options_of(self.options, self.top_k), flag(self.deterministic, "deterministic")
+        remeasure = flag(self.remeasure, "remeasure")
+        return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s, remeasure=remeasure)
+
+    @property
+    def packs(self) -> bool:
+        """Whether small kernels may be packed into one launch."""
+        names = [self.experimental] if isinstance(self.experimental, str) else self.experimental
+        if not isinstance(names, (list, tuple, set, frozenset)):
+            raise RollerError(f"experimental: expected names of experiments, got {shown(names)}. Use {EXPERIMENTS}.")
+        return "packs" in [one_of(name, "experimental", EXPERIMENTS) for name in names]
+
+    @property
+    def prove_now_s(self) -> float:
+        """Seconds of proofs that are part of compiling."""
+        prove = flag(self.prove, "prove", remedy="Give seconds as prove_s.")
+        if self.prove_s is not None:
+            return number(self.prove_s, "prove_s", expected=SECONDS)
+        return PROVE_ALL_S if prove else 0.0

@@ -1,0 +1,291 @@
+"""Models whose calls choose sizes: read at some sizes, generalised, compiled once for all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.arguments import target_of
+from roller.compiler.dynamic.box import Box, Sizes
+from roller.compiler.dynamic.ranges import nothing_beside
+from roller.compiler.dynamic.symbolic_choice import OpenKernels, compile_open
+from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.core.anti_unification import MismatchError, general
+from roller.core.fitting import Fitter
+from roller.core.validation import is_integer
+from roller.errors import ModelError, NoCandidateError, RollerError, counted, did_you_mean, shown
+from roller.hardware import DeviceSpec
+from roller.hardware.detect import check_units, is_this_machine
+from roller.models.batch.executors import Forks
+from roller.models.batch.jobs import Settings, Target, construct, rotation
+from roller.models.batch.predictions import Predictions
+from roller.models.graph.layouts import ChosenLayouts, laid_out, laid_out_as
+from roller.models.graph.memory import plan
+from roller.models.graph.plan import Plan
+from roller.models.graph.plan_data import plan_to_dict
+from roller.models.graph.steps import KernelSource, Program
+from roller.models.graph.weights import passing_bytes
+from roller.models.onnx.range_reading import Reading, read_ranges
+from roller.models.options import ModelOptions
+from roller.models.session.kernels import KernelCode
+from roller.models.session.range_plan import RangeKernel, RangePlan
+from roller.models.session.range_session import RangeSession
+from roller.models.session.session import checked_threads
+from roller.templates.common.options import ConstructOptions
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
+_LARGEST = 1 << 20
+_HOW = (
+    "Write (name, least, largest) or (name, range(...)), e.g. "
+    "shapes={'tokens': (('batch', 1, 8), ('sequence', 1, 512))}."
+)
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What calls choose.
+
+    Parameters
+    ----------
+    box
+        The sizes.
+    inputs
+        Dimensions of every input: numbers and names of sizes.
+    """
+
+    box: Box
+    inputs: Mapping[str, tuple[int | str, ...]]
+
+    def at(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the inputs at some sizes."""
+        return {n: tuple(sizes[d] if isinstance(d, str) else d for d in dims) for n, dims in self.inputs.items()}
+
+
+def ranges_of(
+    model: str | Path | bytes | onnx.ModelProto, shapes: Mapping[str, Any], base_dir: str | Path | None = None
+) -> Ranges:
+    """Return what the sizes of a model may be."""
+    from roller.models.onnx.loading import load
+    from roller.models.onnx.types import declared_shape
+
+    loaded = load(model, base_dir)
+    declared = {i.name: declared_shape(i.type) for i in loaded.graph.input if i.name not in loaded.initialisers}
+    ends: dict[str, tuple[int, int]] = {}
+    inputs: dict[str, tuple[int | str, ...]] = {}
+    for name, dims in shapes.items():
+        if name not in declared:
+            hint = did_you_mean(name, declared) or f". Inputs are: {', '.join(sorted(declared))}."
+            raise ModelError(f"shapes: {loaded.name} has no input '{name}'{hint}")
+        if not isinstance(dims, (tuple, list)):
+            raise ModelError(f"shapes: expected the dimensions of '{name}' in their order, got {shown(dims)}. {_HOW}")
+        meant = declared[name]
+        if meant is not None and len(meant) != len(dims):
+            raise ModelError(
+                f"shapes: expected {counted(len(meant), 'dimension')} of '{name}', which is declared as "
+                f"{shown(list(meant))}, got {len(dims)}: {shown(dims)}. Name each."
+            )
+        inputs[name] = tuple(_dim(name, d, ends) for d in dims)
+    fixed = {n: low for n, (low, high) in ends.items() if low == high}
+    for name, found in declared.items():
+        known = inputs.get(name, found)
+        if known is None or not all(isinstance(d, int) or d in ends for d in known):
+            raise ModelError(f"shapes: expected the dimensions of '{name}', whose shape is {shown(known)}. {_HOW}")
+        inputs[name] = tuple(d if isinstance(d, int) else fixed.get(str(d), str(d)) for d in known)
+    return Ranges(Box({n: e for n, e in ends.items() if n not in fixed}), {n: inputs[n] for n in declared})
+
+
+def _dim(name: str, dim: Any, ends: dict[str, tuple[int, int]]) -> int | str:
+    """Return a dimension; what varies is noted in ``ends``."""
+    if is_integer(dim) and dim >= 0:
+        return int(dim)
+    if isinstance(dim, str) and dim in ends:
+        return dim
+    size, *pair = dim if isinstance(dim, (tuple, list)) and dim else (None,)
+    if len(pair) == 1 and isinstance(pair[0], range) and pair[0] and pair[0].step == 1:
+        pair = [pair[0][0], pair[0][-1]]
+    if not isinstance(size, str) or not size or len(pair) != 2 or not all(map(is_integer, pair)):
+        raise ModelError(f"shapes: '{name}': expected a number or a range with its name, got {shown(dim)}. {_HOW}")
+    low, high = map(int, pair)
+    if not 1 <= low <= high:
+        raise ModelError(f"shapes: '{name}': expected a range from 1 or more upwards, got {shown(dim)}. {_HOW}")
+    if high > _LARGEST:
+        raise ModelError(f"shapes: '{name}': expected sizes of at most {_LARGEST}, got {shown(dim)}.")
+    if ends.setdefault(size, (low, high)) != (low, high):
+        raise ModelError(f"shapes: '{size}': expected one range, got {ends[size]} and {(low, high)}.")
+    return size
+
+
+def compile_for_ranges(
+    model: str | Path | bytes | onnx.ModelProto,
+    device: str | DeviceSpec,
+    shapes: Mapping[str, Any],
+    how: ModelOptions,
+    base_dir: str | Path | None,
+    beside: Mapping[str, bool],
+) -> RangeSession:
+    """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to."""
+    spec, handle = target_of(device)
+    if handle is not None or not is_this_machine(spec):
+        raise RollerError(
+            f"shapes: expected this machine's processor (device='cpu') for ranges, got {spec.name}. "
+            "Compile for fixed shapes."
+        )
+    nothing_beside(beside)
+    check_units(spec)
+    spec = spec.emitted.sustained
+    if how.threads is not None:
+        spec = spec.share(checked_threads(how.threads, discrete=False))
+    ranges = ranges_of(model, shapes, base_dir)
+    if not ranges.box.ends:
+        raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
+    return compile_ranges(model, ranges, spec, how.settings().options, base_dir, timed=not how.deterministic)
+
+
+def compile_ranges(
+    model: str | Path | bytes | onnx.ModelProto,
+    ranges: Ranges,
+    spec: DeviceSpec,
+    options: ConstructOptions,
+    base_dir: str | Path | None = None,
+    timed: bool = True,
+) -> RangeSession:
+    """Compile a model for all sizes of its ranges, on this machine's processor."""
+    from roller.models.compile import partitioned, read
+    from roller.models.onnx.loading import load
+
+    name = load(model, base_dir).name
+
+    def plain(sizes: Sizes) -> Program:
+        return partitioned(read(model, shapes=ranges.at(sizes), base_dir=base_dir))
+
+    def made(layouts: ChosenLayouts) -> RangeSession:
+        found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))
+        return _session(found, ranges, spec, options, timed)
+
+    middle = plain(ranges.box.told.middle)
+    layouts = _layouts(middle, spec, Settings(options))
+    with contextlib.suppress(MismatchError, KeyError, NoCandidateError):
+        if layouts.written:  # where channels cannot be in blocks at some sizes, none are at all
+            return made(layouts)
+    try:
+        return made(ChosenLayouts(middle))
+    except (MismatchError, KeyError) as err:
+        raise ModelError(
+            f"{name}: shapes: expected the same steps for all sizes, got others for some ({err}). Compile it "
+            "for fixed shapes, or ranges that leave the least sizes out."
+        ) from err
+
+
+def _session(
+    found: Reading, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool
+) -> RangeSession:  # fmt: skip
+    """Generalise what was read, and compile its kernels."""
+    points, largest = found.points, found.largest
+    sources = _sources(found.programs, points, options)
+    _same_constants([*found.programs, largest])
+    whole = plan(largest)
+    # What a plan says beside its data is the same for all sizes: constants, and no expressions of kernels.
+    fixed = [plan(p, within=whole) for p in found.programs]
+    described = general([_described(f) for f in fixed], Fitter(points))
+    passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
+    kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
+    runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
+    made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
+                     _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes),
+                     lambda key, number, sizes: kernels[key].predicted(number, sizes))  # fmt: skip
+    return RangeSession(made, cores=spec.units, doubt=_doubt(kernels))
+
+
+def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
+    """Return the dimensions of outputs: numbers, or the size that they are; ``None`` for another function of sizes."""
+    programs, names = found.programs, list(found.box.ends)
+
+    def dim(values: Sequence[int]) -> int | str | None:
+        if len(set(values)) == 1:
+            return values[0]
+        return next((n for n in names if all(p[n] == x for p, x in zip(found.points, values, strict=True))), None)
+
+    shapes = {name: [p.values[name].shape for p in programs] for name in programs[0].outputs}
+    return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
+
+
+def _doubt(kernels: Mapping[str, OpenKernels]) -> str:
+    """Return why choices may be wrong: what disturbed the first that was disturbed, and how many were."""
+    several = [k.doubt for k in kernels.values() if k.doubt]
+    return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
+
+
+def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLayouts:
+    """Return the layouts that are predicted to be the fastest at some sizes: those of other sizes get the same."""
+    target, crew = Target(spec, here=True), Forks()
+    return laid_out(
+        program, spec, Predictions(program.kernels, target, settings, lambda j: construct(j, target, crew)[0], None)
+    )
+
+
+def _sources(
+    programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
+) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
+    """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
+    found = {}
+    if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
+        raise MismatchError("kernels differ")
+    for key in programs[0].kernels:
+        several: list[KernelSource] = [p.kernels[key] for p in programs]
+        expr = OpenExpr.of([options.meant(s.expression) for s in several], points)
+        shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
+        constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
+        found[key] = expr, constant
+    return found
+
+
+def _same_constants(programs: Sequence[Program]) -> None:
+    """Make sure that constants have one value for all sizes; where sizes cut them, they are the first part of one."""
+    largest = programs[-1].constants
+    for program in programs[:-1]:
+        if set(program.constants) != set(largest):
+            raise MismatchError("constants differ")
+        for name, array in program.constants.items():
+            if array.dtype != largest[name].dtype or not _begins_with(largest[name], array):
+                raise MismatchError(f"the constant '{name}' is computed from sizes")
+
+
+def _begins_with(whole: np.ndarray, part: np.ndarray) -> bool:
+    """Return whether an array begins with the bytes of another; what repeats along an axis is compared once."""
+    if part.shape == whole.shape:
+        once = tuple(slice(1) if x == y == 0 else slice(None) for x, y in zip(part.strides, whole.strides, strict=True))
+        part, whole = part[once], whole[once]
+    flat, held = (np.ascontiguousarray(a).reshape(-1) for a in (part, whole))
+    return np.array_equal(flat.view(np.uint8), held[: flat.size].view(np.uint8))
+
+
+def _described(made: Plan) -> dict[str, Any]:
+    data = plan_to_dict(made)
+    return {**data, "predicted_s": {}}
+
+
+def _range_kernel(kernels: OpenKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+    """Return what a session takes of a kernel."""
+    kernel = kernels.kernels[number]
+    own = [kernels.own.at(p) for p in points]
+    codes = [KernelCode.of(kernel.at(p, kernels.own.expression.at(p))) for p in own]
+    shapes = general([[list(t.shape) for t in c.taken] for c in codes], Fitter(points))
+    pack = kernel.artifact.prepare
+    return RangeKernel(
+        codes[-1], shapes, kernel.artifact.binary or b"", "" if pack is None else _unnumbered(pack.source)
+    )
+
+
+def _unnumbered(source: str) -> str:
+    """Return a source whose variables are numbered in their order, not by all that were made before it."""
+    numbers: dict[str, int] = {}
+    return re.sub(r"\b[a-z]+_\d+\b", lambda m: f"v{numbers.setdefault(m[0], len(numbers))}", source)

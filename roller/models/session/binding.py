@@ -1,0 +1,195 @@
+"""A plan bound to kernels and constants: what an executor walks through, with nothing left to look up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+
+from roller.core.dtypes import numpy_dtype, storage_dtype
+from roller.errors import ModelError
+from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
+from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.session.constants import Constants, check_kernels, panel_key
+from roller.models.session.kernels import LoadedKernel, Taken, as_taken
+
+#: Copies of this many bytes are spread over threads, as in runner.c.
+SHARED_COPY_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Memory a step touches.
+
+    Parameters
+    ----------
+    shape, dtype
+        As the step sees it; a kernel sees bfloat16 as its bits.
+    place
+        Where it lies; ``None`` for what no call changes.
+    held
+        The array no call changes.
+    loose
+        Whether only a run knows the shape: the array of the output its place names is the one that is computed.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    place: Place | None = None
+    held: np.ndarray | None = field(default=None, repr=False)
+    loose: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it takes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class BoundRun:
+    """A kernel with all it takes; ``step`` says what it stands for."""
+
+    step: Run
+    kernel: LoadedKernel
+    operands: tuple[Operand, ...]
+
+
+@dataclass(frozen=True)
+class BoundCopy:
+    """A copy between two places."""
+
+    step: Copy
+    source: Operand
+    target: Operand
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """A function of the library, or another runtime; ``None`` stands for an absent input or output."""
+
+    step: Call | Foreign
+    inputs: tuple[Operand | None, ...]
+    outputs: tuple[Operand | None, ...]
+
+
+@dataclass(frozen=True)
+class BoundTogether:
+    """Lanes; ``apart`` says whether they may run on threads of their own: no lane calls Python or wakes threads."""
+
+    lanes: tuple[tuple[Bound, ...], ...]
+    apart: bool
+
+
+Bound: TypeAlias = "BoundRun | BoundCopy | BoundCall | BoundTogether"
+
+
+def bind(plan: Plan, kernels: Mapping[str, LoadedKernel], constants: Constants) -> tuple[Bound, ...]:
+    """Return the steps of a plan with their kernels and the places of all they touch."""
+    check_kernels(plan, kernels)
+    binder = _Binder(plan, kernels, constants)
+    return tuple(binder.bound(step) for step in plan.program.steps)
+
+
+@dataclass(frozen=True)
+class _Binder:
+    plan: Plan
+    kernels: Mapping[str, LoadedKernel]
+    constants: Constants
+
+    def bound(self, step: Step) -> Bound:
+        if isinstance(step, Together):
+            lanes = tuple(tuple(self.bound(s) for s in lane) for lane in step.lanes)
+            return BoundTogether(lanes, all(_is_serial(s) for lane in lanes for s in lane))
+        if isinstance(step, Run):
+            return self._run(step)
+        if isinstance(step, Copy):
+            return BoundCopy(step, self._checked(step, step.source), self._checked(step, step.target))
+        if isinstance(step, (Call, Foreign)):
+            inputs, outputs = ((self.operand(n) if n else None for n in names) for names in (step.inputs, step.outputs))
+            return BoundCall(step, tuple(inputs), tuple(outputs))
+        raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
+
+    def operand(self, name: str) -> Operand:
+        """Return where a value lies, as the array module of the device sees it."""
+        program = self.plan.program
+        if name in program.loose:
+            return Operand((), numpy_dtype(program.loose[name].dtype), self.plan.places[name], loose=True)
+        value, place = self.plan.program.values.get(name), self.plan.places.get(name)
+        if value is None or place is None:
+            raise ModelError(f"a plan: value '{name}' has no place. Make the plan with memory.plan.")
+        dtype = numpy_dtype(value.dtype)
+        if place.offset_bytes < 0 or place.offset_bytes + value.nbytes > self._room(place):
+            raise ModelError(f"a plan: value '{name}' lies outside its {place.space}. Make the plan with memory.plan.")
+        if place.space != CONSTANT:
+            return Operand(value.shape, dtype, place)
+        flat = self.constants.arrays[place.name].reshape(-1).view(np.uint8)
+        part = flat[place.offset_bytes : place.offset_bytes + value.nbytes]
+        return Operand(value.shape, dtype, None, part.view(dtype).reshape(value.shape))
+
+    def _room(self, place: Place) -> int:
+        """Return the bytes of the memory a place lies in; -1 where there is no such memory."""
+        program = self.plan.program
+        if place.space == ARENA:
+            return self.plan.arena_bytes
+        if place.space == CONSTANT:
+            held = self.constants.arrays.get(place.name)
+            return held.nbytes if held is not None else -1
+        ends = {INPUT: program.inputs, OUTPUT: program.outputs}.get(place.space, ())
+        value = program.values.get(ends[place.index]) if 0 <= place.index < len(ends) else None
+        return value.nbytes if value is not None else -1
+
+    def _checked(self, step: Copy, name: str) -> Operand:
+        operand = self.operand(name)
+        at, pitch = (
+            (step.source_offset_bytes, step.source_pitch_bytes)
+            if name == step.source
+            else (step.target_offset_bytes, step.target_pitch_bytes)
+        )
+        last = at + (step.rows - 1) * pitch + step.row_bytes if step.rows else 0
+        if min(at, pitch, step.rows, step.row_bytes) < 0 or last > operand.nbytes:
+            raise ModelError(
+                f"copying '{step.source}' to '{step.target}' leaves the {operand.nbytes} bytes of '{name}'."
+            )
+        return operand
+
+    def _run(self, step: Run) -> BoundRun:
+        kernel = self.kernels[step.kernel]
+        try:
+            return BoundRun(step, kernel, tuple(self._taken(step, kernel, taken) for taken in kernel.code.taken))
+        except IndexError as err:
+            raise ModelError(f"{step.label}: the step lacks values its kernel takes. Compile it again.") from err
+
+    def _taken(self, step: Run, kernel: LoadedKernel, taken: Taken) -> Operand:
+        if taken.role == "size":
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, np.empty(taken.shape, taken.dtype))
+        if taken.role == "panel":
+            panel = self.constants.panels[panel_key(step, kernel)][taken.position]
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(panel, taken, step.label))
+        name = (step.inputs if taken.role == "input" else step.outputs)[taken.position]
+        operand = self.operand(name)
+        if operand.held is not None:
+            return Operand(taken.shape, storage_dtype(taken.dtype), None, as_taken(operand.held, taken, step.label))
+        found = Operand(taken.shape, storage_dtype(taken.dtype), operand.place)
+        if found.nbytes != operand.nbytes:
+            raise ModelError(
+                f"{step.label}: value '{name}' has {operand.nbytes} bytes, the kernel takes {found.nbytes}. "
+                "Compile the kernel again."
+            )
+        return found
+
+
+def wakes_threads(bound: Bound) -> bool:
+    """Whether a step runs on more threads than its caller's."""
+    if isinstance(bound, BoundTogether):
+        return bound.apart or any(wakes_threads(b) for lane in bound.lanes for b in lane)
+    if isinstance(bound, BoundCopy):
+        return bound.step.rows * bound.step.row_bytes >= SHARED_COPY_BYTES
+    return isinstance(bound, BoundRun) and bound.kernel.code.parallel
+
+
+def _is_serial(bound: Bound) -> bool:
+    if isinstance(bound, BoundTogether):
+        return False
+    return isinstance(bound, BoundCopy) or (isinstance(bound, BoundRun) and not bound.kernel.code.parallel)

@@ -1,0 +1,57 @@
+"""Run a model on a GPU: ``python -m roller.models.session.bundle run BUNDLE --json r.json [--device cuda:0]``.
+
+For a machine with Python, NumPy and CuPy: no TVM, no compiler, no installation (a copy of the package's folder
+will do), no other package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from roller.errors import LaunchError
+from roller.runtime.bundle_command import parser_of, run_command, say
+from roller.targets import DEVICES, device_name
+
+
+def _parser() -> argparse.ArgumentParser:
+    devices = "cuda:N or rocm:N, or 'emulated' for this machine's processor"
+    parser, run = parser_of("roller.models.session.bundle", __doc__, devices)
+    run.add_argument("--samples", type=int, default=50, help="runs per median")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from roller.models.session.bundle_run import run_bundle
+    from roller.models.session.gpu_bundle import ModelBundle
+    from roller.models.session.gpu_device import open_device
+
+    if arguments.samples < 1:
+        raise LaunchError(f"--samples: expected at least 1, got {arguments.samples}.")
+    device = open_device(arguments.device, ModelBundle(arguments.bundle).arch)
+    results = run_bundle(arguments.bundle, arguments.json, device, samples=arguments.samples, say=say)
+    say(f"{results['model']} on {results['device']}: {'right and timed' if results['ok'] else 'not right'}")
+    if not DEVICES[device_name(arguments.device).partition(":")[0]].timed:
+        say("times are none of a device, and mean nothing")
+    return 0 if results["ok"] else 1
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from roller.models.session.gpu_bundle import ModelBundle
+
+    bundle = ModelBundle(arguments.bundle)
+    plan, kernels, tests = bundle.plan(), bundle.artifacts(), bundle.expected()
+    built = sum(a.binary is not None for a in kernels.values())
+    say(f"{arguments.bundle}: {bundle.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
+         f"for {bundle.device}, {len(tests)} tests, all as listed")  # fmt: skip
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    return run_command(_parser(), {"run": _run, "verify": _verify}, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,175 @@
+"""Constants of a session: packed once, and forgotten where only the packed form is read."""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from roller.backends.cpu.slots import readable
+from roller.backends.cpu.threads import most_threads
+from roller.core.dtypes import storage_dtype
+from roller.errors import ModelError
+from roller.models.graph.plan import CONSTANT, Plan
+from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together, reads
+from roller.models.session.kernels import LoadedKernel, aligned, as_taken
+
+#: Large constants are copied in parts of so many bytes.
+_PART_BYTES = 1 << 23
+
+#: A kernel and the constants it packs: runs that agree in both share the panels.
+PanelKey = tuple[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Arrays that no call changes.
+
+    Parameters
+    ----------
+    arrays
+        Constants that calls read as they are, by name.
+    panels
+        Packed constants: arrays in the order of the kernel's panels.
+    """
+
+    arrays: Mapping[str, np.ndarray] = field(repr=False, default_factory=dict)
+    panels: Mapping[PanelKey, tuple[np.ndarray, ...]] = field(repr=False, default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays together."""
+        return sum(a.nbytes for a in self.arrays.values()) + sum(a.nbytes for p in self.panels.values() for a in p)
+
+
+def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
+    """Yield all steps, those of lanes in place of their ``Together``."""
+    for step in steps:
+        if isinstance(step, Together):
+            yield from itertools.chain.from_iterable(steps_of(lane) for lane in step.lanes)
+        else:
+            yield step
+
+
+def check_kernels(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> None:
+    """Make sure that every run has its kernel."""
+    for step in steps_of(plan.program.steps):
+        if isinstance(step, Run) and step.kernel not in kernels:
+            raise ModelError(f"{step.label}: no artifact for its kernel '{step.kernel}'. Compile the kernel first.")
+
+
+def panel_key(run: Run, kernel: LoadedKernel) -> PanelKey:
+    """Return which panels a run reads."""
+    return run.kernel, tuple(run.inputs[n] for n in kernel.code.constants)
+
+
+def read_as_they_are(plan: Plan, kernels: Mapping[str, LoadedKernel]) -> set[str]:
+    """Return the constants that calls, copies or functions read in their own layout."""
+    found: set[str] = set()
+
+    def note(name: str) -> None:
+        place = plan.places[name]
+        if place.space == CONSTANT:
+            found.add(place.name)
+
+    for step in steps_of(plan.program.steps):
+        if isinstance(step, Run):
+            for taken in kernels[step.kernel].code.taken:
+                if taken.role == "input":
+                    note(step.inputs[taken.position])
+        elif isinstance(step, (Copy, Call, Foreign)):
+            for name in reads(step):
+                note(name)
+    return found
+
+
+def prepare(plan: Plan, kernels: Mapping[str, LoadedKernel], consume: bool = False) -> Constants:
+    """Pack the constants of a plan."""
+    check_kernels(plan, kernels)
+    given, raw = plan.program.constants, read_as_they_are(plan, kernels)
+    panels: dict[PanelKey, tuple[np.ndarray, ...]] = {}
+    runs = [s for s in steps_of(plan.program.steps) if isinstance(s, Run) and kernels[s.kernel].code.panels]
+    uses = Counter(name for run in runs for name in _packs(run, kernels[run.kernel], plan))
+    for run in runs:
+        key = panel_key(run, kernels[run.kernel])
+        if key not in panels:
+            panels[key] = _packed(run, kernels[run.kernel], plan, given)
+        for name in _packs(run, kernels[run.kernel], plan):
+            uses[name] -= 1
+            if consume and not uses[name] and name not in raw and isinstance(given, dict):
+                del given[name]
+    held = dict[str, np.ndarray]()
+    for name in sorted(raw):
+        held[name] = _readable(given[name])
+        if consume and isinstance(given, dict):
+            given[name] = held[name]  # what was a map of a file is one no longer
+    return Constants(held, panels)
+
+
+def _packs(run: Run, kernel: LoadedKernel, plan: Plan) -> tuple[str, ...]:
+    """Return the constants a run packs, each once, views followed."""
+    return tuple(dict.fromkeys(plan.places[run.inputs[n]].name for n in kernel.code.constants))
+
+
+def _packed(run: Run, kernel: LoadedKernel, plan: Plan, given: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    made = []
+    for panel in kernel.code.panels:
+        dtype = storage_dtype(panel.dtype)
+        made.append(aligned(int(np.prod(panel.shape)) * dtype.itemsize).view(dtype).reshape(panel.shape))
+    if kernel.code.prepare is not None:
+        arguments = []
+        for taken in kernel.code.prepare[1]:
+            if taken.role == "panel":
+                arguments.append(made[taken.position])
+                continue
+            arguments.append(as_taken(constant_of(run.inputs[taken.position], plan, given), taken, run.label))
+        kernel.pack(*(readable(a) for a in arguments))
+    return tuple(made)
+
+
+def constant_of(name: str, plan: Plan, given: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the array of a constant value, which may be a view of another constant."""
+    place, value = plan.places[name], plan.program.values[name]
+    if place.space != CONSTANT:
+        raise ModelError(f"value '{name}': a kernel packs it once, so it must be a constant. Compile the kernel again.")
+    flat = np.ascontiguousarray(given[place.name]).reshape(-1).view(np.uint8)
+    return flat[place.offset_bytes : place.offset_bytes + value.nbytes]
+
+
+def _readable(array: np.ndarray) -> np.ndarray:
+    """Return an array whose elements lie in order where a processor expects them: itself where they do.
+
+    A map of a model's file is copied: the file may be written again while the session lives.
+    """
+    plain = array.flags.c_contiguous and array.flags.aligned and not _is_mapped(array)
+    if plain:
+        return array
+    return _copied(array) if array.nbytes >= 2 * _PART_BYTES else np.array(array, order="C", subok=False)
+
+
+def _copied(array: np.ndarray) -> np.ndarray:
+    """Return a copy of a large array, made by all threads there are: most of it is waiting for fresh memory."""
+    source = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    made = aligned(source.nbytes)
+    with ThreadPoolExecutor(most_threads()) as pool:
+        parts = (slice(at, at + _PART_BYTES) for at in range(0, source.nbytes, _PART_BYTES))
+        for _ in pool.map(lambda part: np.copyto(made[part], source[part]), parts):
+            continue
+    return made.view(array.dtype).reshape(array.shape)
+
+
+def _is_mapped(array: np.ndarray) -> bool:
+    held: object = array
+    while isinstance(held, np.ndarray):
+        held = held.base
+    return isinstance(held, mmap.mmap)
+
+
+def without_constants(plan: Plan) -> Plan:
+    """Return the plan with a program that holds none of its constants."""
+    return replace(plan, program=replace(plan.program, constants={}))

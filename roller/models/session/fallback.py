@@ -1,0 +1,74 @@
+"""Subgraphs that another runtime computes, which is loaded when the first of them runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.errors import LaunchError, counted
+from roller.models.graph.steps import Foreign, Step
+
+#: Nodes an error names.
+_NAMED = 4
+
+_lock = threading.Lock()
+#: Started sessions by the identity of their step, for as long as the step lives.
+_sessions: dict[int, Any] = {}
+
+
+def need_runtimes(steps: Iterable[Step]) -> None:
+    """Refuse steps of runtimes that are not installed, before anything is compiled for the model around them."""
+    foreign = [s for s in steps if isinstance(s, Foreign)]
+    for runtime in dict.fromkeys(s.runtime for s in foreign):
+        if importlib.util.find_spec(runtime) is None:
+            nodes = [n for s in foreign if s.runtime == runtime for n in s.nodes]
+            named = ", ".join(f"'{n}'" for n in nodes[:_NAMED]) + (", ..." if len(nodes) > _NAMED else "")
+            raise LaunchError(
+                f"fallback: expected the package {runtime}, which shall compute {counted(len(nodes), 'node')} "
+                f"({named}), found none. Install it: pip install 'roller[fallback]'."
+            )
+
+
+def run_foreign(step: Foreign, inputs: Sequence[np.ndarray | None]) -> tuple[np.ndarray, ...]:
+    """Compute a foreign subgraph."""
+    session = _started(step)
+    names = [i.name for i in session.get_inputs()]
+    given = [a for a in inputs if a is not None]
+    if len(names) != len(given):
+        raise LaunchError(
+            f"{step.runtime}: expected {counted(len(names), 'input')} ({', '.join(names)}), got {len(given)}."
+        )
+    try:
+        return tuple(session.run(None, dict(zip(names, given, strict=True))))
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"{', '.join(step.nodes)}: onnxruntime fails ({err}). Check the model's inputs.") from err
+
+
+def _started(step: Foreign) -> Any:
+    with _lock:
+        found = _sessions.get(id(step))
+        if found is None:
+            found = _sessions[id(step)] = _start(step)
+            weakref.finalize(step, _sessions.pop, id(step), None)
+        return found
+
+
+def _start(step: Foreign) -> Any:
+    if step.runtime != "onnxruntime":
+        raise LaunchError(f"a foreign step: no runtime '{step.runtime}' is known. Use fallback='onnxruntime'.")
+    try:
+        import onnxruntime
+    except ImportError as err:
+        raise LaunchError(
+            f"{', '.join(step.nodes)}: expected the package onnxruntime, which computes them, got {err}. "
+            "Install roller with its 'fallback' extra."
+        ) from err
+    try:
+        return onnxruntime.InferenceSession(step.model, providers=["CPUExecutionProvider"])
+    except Exception as err:  # its errors share no base class
+        raise LaunchError(f"{', '.join(step.nodes)}: onnxruntime refuses the subgraph ({err}).") from err

@@ -1,0 +1,73 @@
+"""Memory of one call: the arena, and the arrays of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller.models.graph.plan import ARENA, INPUT
+from roller.models.session.binding import Bound, Operand
+from roller.models.session.interpreter import interpret
+from roller.models.session.kernels import aligned
+from roller.models.session.placed import Placed
+
+
+class Frame:
+    """What one call needs for itself; used by one thread at a time, again and again.
+
+    Parameters
+    ----------
+    steps
+        The bound steps, shared by all frames.
+    arena_bytes
+        Memory between the steps.
+    arena
+        That memory, where another frame has it too.
+    """
+
+    def __init__(self, steps: Sequence[Bound], arena_bytes: int, arena: np.ndarray | None = None) -> None:
+        self.steps = steps
+        self.arena = aligned(arena_bytes) if arena is None else arena
+        self.inputs: Sequence[np.ndarray] | Placed = ()
+        self.outputs: list[Any] = []
+        #: Views of the arena by the identity of their operand, which the steps keep alive.
+        self._views: dict[int, np.ndarray] = {}
+
+    def memory(self, operand: Operand) -> np.ndarray:
+        """Return the array of an operand in this call."""
+        if operand.held is not None:
+            return operand.held
+        place = operand.place
+        assert place is not None
+        if place.space == ARENA:
+            view = self._views.get(id(operand))
+            if view is None:
+                view = self._views[id(operand)] = _view(self.arena, place.offset_bytes, operand)
+            return view
+        arrays = self.inputs if place.space == INPUT else self.outputs
+        return _view(arrays[place.index].reshape(-1).view(np.uint8), place.offset_bytes, operand)
+
+    def keep(self, operand: Operand, array: np.ndarray) -> None:
+        """Give an array to the caller as an output that has no memory before."""
+        assert operand.place is not None
+        self.outputs[operand.place.index] = array
+
+    def run(
+        self, inputs: Sequence[np.ndarray] | Placed, outputs: list[Any], seconds: dict[int, float] | None = None
+    ) -> None:
+        """Run all steps."""
+        self.inputs, self.outputs = inputs, outputs
+        try:
+            self.execute(seconds)
+        finally:  # the caller's arrays are the caller's
+            self.inputs, self.outputs = (), []
+
+    def execute(self, seconds: dict[int, float] | None) -> None:
+        """Run all steps on the arrays at hand."""
+        interpret(self.steps, self.memory, self.keep, seconds)
+
+
+def _view(flat: np.ndarray, offset_bytes: int, operand: Operand) -> np.ndarray:
+    return flat[offset_bytes : offset_bytes + operand.nbytes].view(operand.dtype).reshape(operand.shape)

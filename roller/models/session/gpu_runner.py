@@ -1,0 +1,262 @@
+"""Runs the plan of a model on a GPU: constants uploaded and packed once, a frame per call, graphs where they can be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.build import build, built_packs
+from roller.backends.cpu.slots import Slot
+from roller.core.display import one_line
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError, LaunchError, ModelError, shown
+from roller.horizontal import HorizontalKernel
+from roller.models.graph.plan import CONSTANT, Plan
+from roller.models.graph.steps import Call, Copy, Foreign, Run, Together, reads
+from roller.models.session.calls import ModelCalls, ends_of
+from roller.models.session.constants import constant_of, steps_of
+from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
+from roller.models.session.gpu_device import Device, Memory, Stream, open_device
+from roller.models.session.gpu_feeds import GpuFeeds
+from roller.models.session.gpu_frame import Frame, Loaded, PanelKey, nbytes_of, panel_key
+from roller.models.session.horizontal import check_packs, pack_key, packs_of
+from roller.targets import target_of_language
+
+
+class GpuSession(ModelCalls):
+    """A whole model on a GPU.
+
+    Calls are re-entrant: each has a frame of its own, and frames are kept for later calls.
+
+    Parameters
+    ----------
+    plan
+        With the arrays of its constants; its program has no views and no joins.
+    artifacts
+        Built kernels by key.
+    device
+        Where it runs.
+    graphs
+        Whether steps are launched as a graph where that is possible.
+    packs
+        Built kernels of the plan's packs.
+    built_for, target
+        Name and target of the specification the kernels are for; the device's own by default.
+
+    Raises
+    ------
+    LaunchError
+        Where a kernel does not load, or the device has too little memory.
+    ModelError
+        Where a kernel is missing or does not fit the values of its step.
+    """
+
+    waits_for_device = True
+
+    def __init__(
+        self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True,
+        packs: Mapping[str, HorizontalKernel] | None = None, built_for: str = "",
+        target: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.plan, self._device, self._graphs = plan, device, graphs
+        self._built_for, self._target = built_for, target
+        #: Built kernels by key, with their programs, estimates and sources.
+        self.artifacts = artifacts
+        self._runs = [s for s in steps_of(plan.program.steps) if isinstance(s, Run)]
+        missing = sorted({r.kernel for r in self._runs} - artifacts.keys())
+        if missing:
+            raise ModelError(f"{plan.program.name}: expected a kernel for every key, got none for {missing[:5]}.")
+        check_packs(plan.program.name, plan.program.steps, packs or {})
+        #: Built kernels of the plan's packs.
+        self.packs = packs or {}
+        with device.entered():
+            self._loaded = self._prepared({r.kernel: artifacts[r.kernel] for r in self._runs})
+        self._free: list[Frame] = []
+
+    def _prepared(self, used: Mapping[str, KernelArtifact]) -> Loaded:
+        """Load the kernels, upload the constants, and let kernels pack theirs."""
+        plan, device, stream = self.plan, self._device, self._device.stream()
+        single = [s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)]
+        alone = {s.kernel for s in steps_of(single) if isinstance(s, Run)}
+        kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
+        wanted = {key: self.packs[key] for key in map(pack_key, packs_of(plan.program.steps))}
+        # One packed kernel may run the packs of several keys.
+        images = {id(p): device.load_packed(p) for p in {id(p): p for p in wanted.values()}.values()}
+        packs = {key: images[id(p)] for key, p in wanted.items()}
+        kept = self._kept(used)
+        constants = {n: self._uploaded(np.asarray(plan.program.constants[n]), stream) for n in sorted(kept)}
+        loaded = Loaded(plan, used, kernels, constants, {}, packs)
+        panels = {key: self._packed(run, loaded, stream) for key, run in self._packing(used).items()}
+        device.synchronize(stream)
+        return replace(loaded, panels=panels)
+
+    def frame(self) -> Frame:
+        """Return a frame of its own."""
+        return Frame(self._loaded, self._device)
+
+    @cached_property
+    def feeds(self) -> GpuFeeds:
+        """Checks what callers pass; made for the first of them, as a model of bfloat16 may run without ml_dtypes."""
+        return GpuFeeds(self.plan.program, self._device)
+
+    def _call(self, inputs: list[Any], out: Any, on_device: bool) -> list[Any]:
+        """Run; what stays on the device is neither waited for nor passes through the host."""
+        device, feeds = self._device, self.feeds
+        targets = [None] * len(feeds.outputs) if out is None else feeds.given(out, inputs)
+        theirs = [a for a in (*inputs, *targets) if a is not None and device.holds(a)]
+        with device.entered(theirs) as caller:
+            if on_device:
+                targets = [self._new(s, theirs) if t is None and s is not None else t
+                           for t, s in zip(targets, feeds.outputs, strict=True)]  # fmt: skip
+            frame = self._filled(inputs, caller)
+            frame.replay()
+            outputs = [frame.get(n, t, s.dtype) if s is not None else frame.found[n]
+                       for n, (t, s) in enumerate(zip(targets, feeds.outputs, strict=True))]  # fmt: skip
+            # Whatever the caller does next with these arrays, giving back their memory included, comes after.
+            frame.precede(caller)
+            if on_device:
+                outputs = [self._put(a, theirs, caller) if s is None else a
+                           for a, s in zip(outputs, feeds.outputs, strict=True)]  # fmt: skip
+        self._free.append(frame)
+        return outputs
+
+    def _new(self, slot: Slot, like: Sequence[Any]) -> Any:
+        return self._device.made(slot.shape, self.plan.program.values[slot.name].dtype, like)
+
+    def _put(self, array: np.ndarray, like: Sequence[Any], stream: Stream) -> Any:
+        """Return an output whose shape only the run has told, and which the host computes, on the device."""
+        device = self._device
+        made = device.made(array.shape, array.dtype.name, like)
+        device.upload(device.address(device.viewed(made, "an output")), array, stream)
+        return made
+
+    def _filled(self, inputs: Sequence[Any], caller: Stream) -> Frame:
+        """Return a frame nobody uses with the inputs in it; it goes on where the caller's stream is."""
+        device, slots = self._device, self.feeds.inputs
+        given = [device.contiguous(device.viewed(a, f"{self.name}: argument '{s.name}'")) if device.holds(a) else a
+                 for a, s in zip(inputs, slots, strict=True)]  # fmt: skip
+        frame = self._taken()
+        frame.follow(caller)
+        for n, (array, slot) in enumerate(zip(given, slots, strict=True)):
+            frame.put(n, array, slot.name)
+        return frame
+
+    def _taken(self) -> Frame:
+        """Return a frame nobody uses; a new one becomes a graph where it can."""
+        try:
+            return self._free.pop()  # at once, whatever other threads do
+        except IndexError:
+            frame = self.frame()
+            if self._graphs:
+                frame.capture()
+            return frame
+
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+        return {key: (a.estimate.get("seconds"), str(a.estimate.get("bottleneck", "")))
+                for key, a in self.artifacts.items()}  # fmt: skip
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
+        """Return the median seconds of every step, launched one by one; see :meth:`ModelCalls.time_steps`."""
+        with self._device.entered() as caller:
+            frame = self._filled(self.feeds.named(feeds), caller)
+            found = frame.profile(count)
+        self._free.append(frame)
+        return found
+
+    def save(self, folder: str | os.PathLike[str], expected: Sequence[Expected] = ()) -> Path:
+        """Write the model for :func:`roller.load_model`: a bundle, which any GPU of the kind runs without a compiler.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        expected
+            What ``python -m roller.models.session.bundle run`` checks before it times anything.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        """
+        place = path_of(folder, "folder", error=ArtifactError)
+        said = self._device.properties()
+        target = {"arch": said["arch"]} if self._target is None else self._target
+        write_bundle(place, self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
+                     expected=expected, packs=self.packs)  # fmt: skip
+        return place
+
+    def __repr__(self) -> str:
+        """Name, inputs, outputs and device on one line."""
+        return one_line("GpuSession", f"{self.name} on {self._device.properties()['name']}: {ends_of(self)}")
+
+    def _kept(self, artifacts: Mapping[str, KernelArtifact]) -> set[str]:
+        """Return the constants that calls read as they are; the others are read as panels only."""
+        found: set[str] = set()
+        for step in steps_of(self.plan.program.steps):
+            names: Sequence[str] = ()
+            if isinstance(step, Run):
+                artifact = artifacts[step.kernel]
+                read = {n for launch in artifact.launches for n in launch.arguments}
+                names = [n for a, n in zip(artifact.inputs, step.inputs, strict=False) if a.name in read]
+            elif isinstance(step, (Copy, Call, Foreign)):
+                names = reads(step)
+            found |= {p.name for n in names if (p := self.plan.places[n]).space == CONSTANT}
+        return found
+
+    def _packing(self, artifacts: Mapping[str, KernelArtifact]) -> dict[PanelKey, Run]:
+        """Return one run for every set of panels."""
+        return {panel_key(r, artifacts[r.kernel]): r for r in reversed(self._runs) if artifacts[r.kernel].prepare}
+
+    def _packed(self, run: Run, loaded: Loaded, stream: Stream) -> dict[str, Memory]:
+        """Let a kernel pack the constants of a run; what is only packed is on the device for that long."""
+        artifact, kernel, constants = loaded.artifacts[run.kernel], loaded.kernels[run.kernel], loaded.constants
+        own = (a for a in artifact.arguments if a.role == "panel")
+        panels = {a.name: self._device.allocate(nbytes_of(a.shape, a.dtype)) for a in own}
+        held: list[Memory] = []
+        pointers = {n: m.ptr for n, m in panels.items()}
+        assert artifact.prepare is not None
+        for argument, name in zip(artifact.inputs, run.inputs, strict=True):
+            if argument.name not in artifact.prepare.arguments:
+                continue
+            place = self.plan.places[name]
+            if place.name in constants and place.space == CONSTANT:
+                pointers[argument.name] = constants[place.name].ptr + place.offset_bytes
+                continue
+            held.append(self._uploaded(constant_of(name, self.plan, self.plan.program.constants), stream))
+            pointers[argument.name] = held[-1].ptr
+        kernel.prepare(pointers, stream)
+        if held:
+            self._device.synchronize(stream)  # before their memory is free again
+        return panels
+
+    def _uploaded(self, array: np.ndarray, stream: Stream) -> Memory:
+        memory = self._device.allocate(array.nbytes)
+        self._device.upload(memory.ptr, array, stream)
+        return memory
+
+
+def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
+    """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built."""
+    bundle = ModelBundle(folder)
+    if device is None:
+        language = bundle.manifest["target"].get("language", "cuda")  # what a bundle is that says none
+        device = target_of_language(language, str(folder), ArtifactError).first_device
+    if not (isinstance(device, str) or hasattr(device, "properties")):
+        raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
+    opened = open_device(device, bundle.arch) if isinstance(device, str) else device
+    bundle.check_device(opened.properties())
+    chosen = (bundle.plain() if plain else None) or bundle.plan()
+    artifacts, packs = bundle.artifacts(), bundle.packs()
+    if opened.needs_images:
+        artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
+        packs = built_packs(packs)
+    return GpuSession(chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"])

@@ -1,0 +1,88 @@
+"""Run bound steps one by one from Python: slow and plain, the oracle of the native runner.
+
+What no native step is (functions of the library, other runtimes) runs through here in either.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from roller.backends.cpu.slots import readable
+from roller.errors import LaunchError
+from roller.models.graph.steps import Call
+from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
+from roller.models.session.fallback import run_foreign
+
+#: Maps an operand to its array in this call.
+Memory: TypeAlias = Callable[[Operand], np.ndarray]
+#: Takes the array of an output whose shape only a run knows.
+Keep: TypeAlias = Callable[[Operand, np.ndarray], None]
+
+
+def interpret(steps: Iterable[Bound], memory: Memory, keep: Keep, seconds: dict[int, float] | None = None) -> None:
+    """Run steps in order, lanes one after the other."""
+    for step in steps:
+        start = time.perf_counter()
+        if isinstance(step, BoundRun):
+            step.kernel.call(*(readable(memory(o)) for o in step.operands))
+        elif isinstance(step, BoundCopy):
+            _copy(step, memory)
+        elif isinstance(step, BoundTogether):
+            for lane in step.lanes:
+                interpret(lane, memory, keep, seconds)
+        else:
+            call(step, memory, keep)
+        if seconds is not None:
+            seconds[id(step)] = time.perf_counter() - start
+
+
+def _copy(bound: BoundCopy, memory: Memory) -> None:
+    step = bound.step
+    source, target = (memory(o).reshape(-1).view(np.uint8) for o in (bound.source, bound.target))
+    for row in range(step.rows):
+        of = step.source_offset_bytes + row * step.source_pitch_bytes
+        at = step.target_offset_bytes + row * step.target_pitch_bytes
+        target[at : at + step.row_bytes] = source[of : of + step.row_bytes]
+
+
+def call(bound: BoundCall, memory: Memory, keep: Keep) -> None:
+    """Run a function of the library, or another runtime's subgraph."""
+    inputs = [None if o is None else memory(o) for o in bound.inputs]
+    made = _made(bound, inputs)
+    for n, (result, operand) in enumerate(zip(made, bound.outputs, strict=False)):
+        if operand is None:
+            continue
+        found = np.asarray(result)
+        if operand.loose and found.dtype == operand.dtype:
+            keep(operand, found)
+            continue
+        if found.shape != operand.shape or found.dtype != operand.dtype:
+            raise LaunchError(
+                f"{_name(bound)}: output {n}: expected {operand.dtype} of shape {operand.shape}, got {found.dtype} of "
+                f"shape {found.shape}. Compile the model for the shapes it runs with."
+            )
+        memory(operand)[...] = found
+
+
+def _made(bound: BoundCall, inputs: list[np.ndarray | None]) -> tuple[Any, ...]:
+    step = bound.step
+    if not isinstance(step, Call):
+        return run_foreign(step, inputs)
+    from roller.models.session.library import FUNCTIONS
+
+    function = FUNCTIONS.get(step.function)
+    if function is None:
+        raise LaunchError(f"{_name(bound)}: no function '{step.function}' in this version of roller. Upgrade it.")
+    try:
+        return tuple(function(np, inputs, step.attributes))
+    except (IndexError, ValueError, TypeError, ArithmeticError) as err:
+        raise LaunchError(f"{_name(bound)}: {err}. Check the inputs of the model.") from err
+
+
+def _name(bound: BoundCall) -> str:
+    step = bound.step
+    return (step.label or step.function) if isinstance(step, Call) else f"{step.runtime}({', '.join(step.nodes)})"

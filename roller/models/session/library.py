@@ -1,0 +1,168 @@
+"""What no tensor expression is, computed by the array module of a device: NumPy, or CuPy with the same code.
+
+Every function takes the array module, the input arrays and the attributes of its step, and returns its outputs with the
+very shapes and dtypes that the step declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from roller.core.dtypes import numpy_dtype
+from roller.models.session import sampling
+
+Function: TypeAlias = Callable[[Any, Sequence[Any], Mapping[str, Any]], tuple[Any, ...]]
+
+#: Function by the name steps call it.
+FUNCTIONS: dict[str, Function] = {}
+
+
+def library_function(function: Function) -> Function:
+    """Register the decorated function under its own name."""
+    FUNCTIONS[function.__name__] = function
+    return function
+
+
+def _inside(xp: Any, indices: Any, size: int) -> Any:
+    """Return indices counted from the front; negative ones count from the end."""
+    wrapped = xp.where(indices < 0, indices + size, indices)
+    if wrapped.size and (int(wrapped.min()) < 0 or int(wrapped.max()) >= size):
+        raise IndexError(f"indices: expected -{size} to {size - 1}, got {int(indices.min())} to {int(indices.max())}")
+    return wrapped
+
+
+@library_function
+def gather(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Slices of ``inputs[0]`` along ``axis``, chosen by the indices ``inputs[1]``."""
+    data, indices = inputs
+    axis = attributes["axis"]
+    return (xp.take(data, _inside(xp, indices, data.shape[axis]), axis=axis),)
+
+
+def _elements(xp: Any, indices: Any, shape: Sequence[int], axis: int) -> tuple[Any, ...]:
+    """Return the coordinates of single elements: their own position, but along ``axis``; a scalar has one element."""
+    if not shape:
+        _inside(xp, indices, 1)
+        return (Ellipsis,)
+    where = list(xp.meshgrid(*(xp.arange(n) for n in indices.shape), indexing="ij", sparse=True))
+    where[axis] = _inside(xp, indices, shape[axis])
+    return tuple(where)
+
+
+@library_function
+def gather_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Single elements of ``inputs[0]`` chosen along ``axis``, one per index."""
+    data, indices = inputs
+    return (data[_elements(xp, indices, data.shape, attributes["axis"])],)
+
+
+def _tuples(xp: Any, indices: Any, shape: Sequence[int], batch_dims: int = 0) -> tuple[Any, ...]:
+    """Return the coordinates that tuples along the last axis of ``indices`` name, after ``batch_dims`` of its own."""
+    lead = xp.meshgrid(*(xp.arange(n) for n in indices.shape[:-1]), indexing="ij", sparse=True) if batch_dims else []
+    named = (_inside(xp, indices[..., i], shape[batch_dims + i]) for i in range(indices.shape[-1]))
+    return (*lead[:batch_dims], *named)
+
+
+@library_function
+def gather_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Slices of ``inputs[0]`` named by the tuples along the last axis of ``inputs[1]``."""
+    data, indices = inputs
+    return (data[_tuples(xp, indices, data.shape, attributes["batch_dims"])],)
+
+
+def _scattered(xp: Any, data: Any, where: tuple[Any, ...], updates: Any, reduction: str) -> Any:
+    """Return a copy of ``data`` with ``updates`` put, or combined one after the other, at ``where``."""
+    out = data.copy()
+    if reduction == "none":
+        out[where] = updates
+    else:
+        ufunc = {"add": xp.add, "mul": xp.multiply, "max": xp.maximum, "min": xp.minimum}[reduction]
+        ufunc.at(out, where, updates)
+    return out
+
+
+@library_function
+def scatter_elements(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the elements ``inputs[2]`` at positions ``inputs[1]`` along ``axis``."""
+    data, indices, updates = inputs
+    where = _elements(xp, indices, data.shape, attributes["axis"])
+    return (_scattered(xp, data, where, updates, attributes["reduction"]),)
+
+
+@library_function
+def scatter_nd(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the slices ``inputs[2]`` where the tuples of ``inputs[1]`` say."""
+    data, indices, updates = inputs
+    return (_scattered(xp, data, _tuples(xp, indices, data.shape), updates, attributes["reduction"]),)
+
+
+@library_function
+def top_k(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Find the ``k`` largest (or smallest) elements along ``axis`` and their positions; of equal ones the first."""
+    (data,) = inputs
+    axis, size = attributes["axis"], data.shape[attributes["axis"]]
+    if attributes["largest"]:
+        # Ascending and stable from the back, then turned around: descending, and of equal ones the first.
+        order = size - 1 - xp.flip(xp.argsort(xp.flip(data, axis), axis=axis, kind="stable"), axis)
+    else:
+        order = xp.argsort(data, axis=axis, kind="stable")
+    order = xp.take(order, xp.arange(attributes["k"]), axis=axis)
+    return xp.take_along_axis(data, order, axis=axis), order.astype("int64")
+
+
+@library_function
+def reverse_sequence(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """``inputs[0]`` with the first ``inputs[1][b]`` steps of every batch ``b`` turned around."""
+    data, lengths = inputs
+    batch, time = attributes["batch_axis"], attributes["time_axis"]
+    shape = [1] * data.ndim
+    shape[batch] = -1
+    steps = xp.arange(data.shape[time]).reshape([-1 if d == time else 1 for d in range(data.ndim)])
+    limit = lengths.reshape(shape)
+    order = xp.where(steps < limit, limit - 1 - steps, steps)
+    return (xp.take_along_axis(data, xp.broadcast_to(order, data.shape), axis=time),)
+
+
+def _cumulative(xp: Any, data: Any, attributes: Mapping[str, Any], function: Any, neutral: int) -> Any:
+    axis = attributes["axis"]
+    data = xp.flip(data, axis) if attributes["reverse"] else data
+    out = function(data, axis=axis).astype(data.dtype)
+    if attributes["exclusive"]:
+        first = xp.full_like(xp.take(out, xp.arange(1), axis=axis), neutral)
+        out = xp.concatenate([first, xp.take(out, xp.arange(data.shape[axis] - 1), axis=axis)], axis=axis)
+    return xp.flip(out, axis) if attributes["reverse"] else out
+
+
+@library_function
+def cumsum(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Sum up to each element along ``axis``."""
+    return (_cumulative(xp, inputs[0], attributes, xp.cumsum, 0),)
+
+
+@library_function
+def cumprod(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Multiply up to each element along ``axis``."""
+    return (_cumulative(xp, inputs[0], attributes, xp.cumprod, 1),)
+
+
+@library_function
+def determinant(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Compute determinants of matrices."""
+    return (xp.linalg.det(inputs[0]).astype(inputs[0].dtype),)
+
+
+@library_function
+def bit_cast(xp: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Read the bits of ``inputs[0]`` as another ``dtype`` of the same width."""
+    return (xp.ascontiguousarray(inputs[0]).view(numpy_dtype(attributes["dtype"])).reshape(inputs[0].shape),)
+
+
+for _function in (
+    sampling.grid_sample,
+    sampling.roi_align,
+    sampling.col2im,
+    sampling.max_unpool,
+    sampling.tensor_scatter,
+):
+    library_function(_function)

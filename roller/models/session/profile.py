@@ -1,0 +1,290 @@
+"""Where a model's time goes, step by step: predicted and measured."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from roller.core.display import html_table, one_line, seconds_text
+from roller.core.validation import whole_number
+from roller.errors import LaunchError, counted, shown
+from roller.models.graph.plan import Plan
+from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together, Value, runs_of
+from roller.models.session.binding import Bound, BoundTogether
+from roller.models.session.horizontal import pack_name, packs_of, runs_of_pack
+from roller.runtime.clock import Clock, TrustingClock, system_clock
+from roller.runtime.disturbance import Disturbance
+from roller.runtime.timing import measure
+from roller.runtime.windows import Timing
+
+#: Predicted seconds (``None``: nothing was predicted) and bottleneck by kernel key.
+Said: TypeAlias = "Mapping[str, tuple[float | None, str]]"
+#: Seconds that whole calls, and calls with every step timed, take at least, and samples that are enough of either.
+_TIMED_S, _ENOUGH = 0.3, 100
+#: Calls with every step timed before those that count.
+_WARMUPS = 2
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of a profile.
+
+    Parameters
+    ----------
+    label
+        What it computes.
+    kind
+        ``"kernel"``, ``"copy"``, ``"function"``, ``"foreign"`` or ``"together"``: the time of all its lanes, which
+        follow it.
+    kernel
+        Key of the kernel; empty for other kinds.
+    nodes
+        Nodes of the graph it stands for.
+    predicted_s
+        Predicted seconds; ``None`` where nothing was predicted.
+    measured_s
+        Median measured seconds.
+    share
+        Part of the measured time of all steps; of a lane's steps, of their ``together``.
+    bottleneck
+        What the model says bounds it.
+    lane
+        Which lane of the ``together`` before it; ``None`` outside.
+    """
+
+    label: str
+    kind: str
+    kernel: str
+    nodes: tuple[str, ...]
+    predicted_s: float | None
+    measured_s: float
+    share: float
+    bottleneck: str = ""
+    lane: int | None = None
+
+    def __repr__(self) -> str:
+        """Kind, times and label on one line."""
+        times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)}"
+        return one_line("StepTime", f"{self.kind}: {times}", self.label)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A whole model's times.
+
+    Parameters
+    ----------
+    name
+        Of the model.
+    steps
+        In the order they run.
+    measured_s, best_s
+        Median and least seconds of whole calls, as a caller sees them: no step of them is timed.
+    predicted_s
+        Sum of the predictions; of lanes that run at the same time the longest.
+    repeats
+        Whole calls that were timed; the steps are timed in others.
+    doubt
+        What disturbed them, in one sentence; empty where nothing did.
+    """
+
+    name: str
+    steps: tuple[StepTime, ...]
+    measured_s: float
+    predicted_s: float
+    repeats: int
+    best_s: float = 0.0
+    doubt: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON-ready data."""
+        return asdict(self)
+
+    def __repr__(self) -> str:
+        """Name the times of whole calls on one line."""
+        times = f"measured {seconds_text(self.measured_s)}, predicted {seconds_text(self.predicted_s)} a call"
+        return one_line("Profile", f"{self.name}: {times}", counted(len(self.steps), "step"))
+
+    def _repr_html_(self) -> str:
+        """Every step in the order they run, for a notebook."""
+        rows = (
+            (f"{s.share:.1%}", seconds_text(s.measured_s), seconds_text(s.predicted_s), s.bottleneck, s.label)
+            for s in self.steps
+        )
+        return html_table(repr(self)[1:-1], ("share", "measured", "predicted", "bound by", "step"), rows)
+
+    def __str__(self) -> str:
+        """Name the steps that take most, one per line."""
+        top = sorted((s for s in self.steps if s.lane is None), key=lambda s: -s.share)
+        lines = [f"{self.name}: measured {self.measured_s * 1e3:.4g} ms, predicted {self.predicted_s * 1e3:.4g} ms"]
+        for s in top[:20]:
+            predicted = "-" if s.predicted_s is None else f"{s.predicted_s * 1e6:.4g} us"
+            lines.append(f"{s.share:6.1%} {s.measured_s * 1e6:9.4g} us, predicted {predicted}: {s.label}")
+        return "\n".join(lines)
+
+
+class Profiled(Protocol):
+    """What is timed: a session, whatever runs it."""
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+
+    @property
+    def plan(self) -> Plan:
+        """Steps and places."""
+
+    @property
+    def waits_for_device(self) -> bool:
+        """Whether a caller sleeps until another device is done."""
+
+    @property
+    def said(self) -> Said:
+        """What was predicted of its kernels."""
+
+    def run(self, *arguments: Any) -> Any:
+        """Run on arrays by name."""
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> Mapping[int, float]:
+        """Return the median seconds of every step by its ``id``."""
+
+
+def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -> Profile:
+    """Time every step of a session, and whole calls; see :meth:`roller.models.session.calls.ModelCalls.profile`."""
+    whole_number(repeats, f"{session.name}: argument 'repeats'", 1, expected="at least 1", error=LaunchError)
+    if not (feeds is None or isinstance(feeds, Mapping)):
+        raise LaunchError(f"{session.name}: argument 'feeds': expected arrays by name, got {shown(feeds)}.")
+    plan, program = session.plan, session.plan.program
+    given = random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
+    whole, measured = time_calls(session, given, repeats), session.time_steps(given, repeats)
+    estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in session.said.items()}
+    estimates |= {pack_name(p): (plan.predicted_s.get(pack_name(p)), "") for p in packs_of(program.steps)}
+    steps = tuple(_steps(program.steps, measured, estimates, distinct_labels(runs_of(program.steps))))
+    calls = whole.samples * whole.calls
+    predicted = _predicted(program.steps, estimates)
+    return Profile(session.name, steps, whole.median_s, predicted, calls, whole.best_s, whole.doubt)
+
+
+def time_bound_steps(
+    steps: Sequence[Step], bound: Sequence[Bound], run: Callable[[dict[int, float]], object], count: int
+) -> dict[int, float]:
+    """Return the median seconds of every step, those of lanes too, by its ``id``."""
+    taken, end = list[dict[int, float]](), time.perf_counter() + _TIMED_S
+    while len(taken) < _WARMUPS + count or (len(taken) < _ENOUGH and time.perf_counter() < end):
+        taken.append({})
+        run(taken[-1])
+    taken = taken[_WARMUPS:]
+    return dict(_measured(steps, bound, {key: statistics.median(s[key] for s in taken) for key in taken[0]}))
+
+
+def time_calls(session: Profiled, feeds: Mapping[str, Any], repeats: int) -> Timing:
+    """Time whole calls: so many samples at least, each of several calls where these are short, more if time allows.
+
+    The ``doubt`` names what disturbed them, where something did.
+    """
+    # The clock of this machine takes the sleep of a caller that waits for a GPU for seconds others had.
+    clock: Clock = TrustingClock() if session.waits_for_device else system_clock()
+    before = clock.load()
+    try:
+        found = measure(lambda: session.run(feeds), budget_s=_TIMED_S, min_samples=repeats,
+                        max_samples=max(repeats, _ENOUGH), clock=clock)  # fmt: skip
+    finally:
+        clock.release()
+    return replace(found, doubt=found.doubt and str(Disturbance.between(before, clock.load())))
+
+
+def _measured(
+    steps: Sequence[Step], bound: Sequence[Bound], medians: Mapping[int, float]
+) -> Iterator[tuple[int, float]]:
+    """Yield the seconds of every step by its ``id``, from those of the bound steps."""
+    for step, own in zip(steps, bound, strict=True):
+        yield id(step), medians.get(id(own), 0.0)
+        if isinstance(step, Together) and isinstance(own, BoundTogether):
+            for lane, bounds in zip(step.lanes, own.lanes, strict=True):
+                yield from _measured(lane, bounds, medians)
+
+
+def distinct_labels(runs: Iterable[Run]) -> dict[tuple[str, ...], str]:
+    """Return the label of every run by what it writes; where a node is several runs, with what that is.
+
+    Examples
+    --------
+    >>> runs = [Run("gru", "a", (), ("h1",)), Run("gru", "b", (), ("y",)), Run("relu", "c", (), ("z",))]
+    >>> list(distinct_labels(runs).values())
+    ['gru -> h1', 'gru -> y', 'relu']
+    """
+    every = list(runs)
+    counts = Counter(run.label for run in every)
+    return {r.outputs: r.label if counts[r.label] == 1 else f"{r.label} -> {', '.join(r.outputs)}" for r in every}
+
+
+def random_feeds(values: Sequence[Value], seed: int = 0) -> dict[str, np.ndarray]:
+    """Return arrays a model can be timed with: floats from -1 to 1, zeros of everything else.
+
+    (Integers are mostly indices, of which 0 is always one.)
+    """
+    from roller.core.dtypes import numpy_dtype
+
+    rng = np.random.default_rng(seed)
+    found = {}
+    for value in values:
+        dtype = numpy_dtype(value.dtype)
+        floating = value.dtype.startswith(("float", "bfloat"))
+        found[value.name] = rng.uniform(-1, 1, value.shape).astype(dtype) if floating else np.zeros(value.shape, dtype)
+    return found
+
+
+def _steps(
+    steps: Sequence[Step], measured: Mapping[int, float], said: Said, labels: Mapping[tuple[str, ...], str],
+    lane: int | None = None,
+) -> Iterator[StepTime]:  # fmt: skip
+    """Yield the rows of steps; those of lanes follow their ``together``."""
+    total = sum(measured.get(id(s), 0.0) for s in steps) or 1.0
+    for step in steps:
+        seconds = measured.get(id(step), 0.0)
+        label, kind, kernel, nodes = _described(step)
+        if isinstance(step, Run):
+            label = labels[step.outputs]
+        bottleneck = "memory" if isinstance(step, Copy) else said.get(kernel, (None, ""))[1]
+        yield StepTime(
+            label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
+        )
+        if isinstance(step, Together) and not step.packed:  # what shares a launch has no time of its own
+            for number, inner in enumerate(step.lanes):
+                yield from _steps(inner, measured, said, labels, number)
+
+
+def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
+    if isinstance(step, Run):
+        return step.label, "kernel", step.kernel, step.nodes
+    if isinstance(step, Copy):
+        return f"copy {step.source} to {step.target}", "copy", "", ()
+    if isinstance(step, Together) and step.packed:
+        runs = runs_of_pack(step)
+        return f"{counted(len(runs), 'kernel')} in one launch", "pack", "", tuple(n for r in runs for n in r.nodes)
+    if isinstance(step, Together):
+        return f"{len(step.lanes)} lanes together", "together", "", ()
+    if isinstance(step, Foreign):
+        return f"{step.runtime} ({counted(len(step.nodes), 'node')})", "foreign", "", step.nodes
+    assert isinstance(step, Call), "plans have no views and no joins"
+    return step.label or step.function, "function", "", ()
+
+
+def _predicted_of(step: Step, said: Said) -> float | None:
+    if isinstance(step, Run):
+        return said.get(step.kernel, (None, ""))[0]
+    if isinstance(step, Together) and step.packed:
+        return said.get(pack_name(step), (None, ""))[0]
+    if isinstance(step, Together):
+        return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
+    return None
+
+
+def _predicted(steps: Sequence[Step], said: Said) -> float:
+    return sum(_predicted_of(s, said) or 0.0 for s in steps)

@@ -1,0 +1,336 @@
+"""A model whose calls choose sizes: one plan, few kernels each, and nothing compiled for new sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from roller.core.display import one_line
+from roller.core.held_here import HeldHere
+from roller.core.validation import sizes_of_call
+from roller.errors import ArtifactError, LaunchError, counted, shown
+from roller.models.graph.steps import Run, Step, Together
+from roller.models.session.constants import Constants, PanelKey, prepare, steps_of
+from roller.models.session.feeds import Described
+from roller.models.session.frames import Frame
+from roller.models.session.kernels import LoadedKernel, aligned, load_kernel
+from roller.models.session.range_plan import RangeKernel, RangePlan, Sizes, key_and_number, variant_key
+from roller.models.session.runner import Runner, build_runner, load_runner
+from roller.models.session.saving import Saved
+from roller.models.session.session import Session
+
+if TYPE_CHECKING:
+    from roller.models.session.profile import Profile
+
+#: Sizes of calls that are kept ready; the first of them makes room for another.
+_MOST_READY = 256
+
+
+def _first_alike(several: Sequence[RangeKernel]) -> Callable[[RangeKernel], int]:
+    """Return what gives the first of some kernels that reads constants as a kernel does."""
+    layouts = [k.layout for k in several]
+    return lambda kernel: layouts.index(kernel.layout)
+
+
+class RangeSession(HeldHere):
+    """A whole model on this machine's processor, for all sizes of a range.
+
+    Calls are as those of a :class:`~roller.models.session.session.Session`; the shapes of the arrays are the sizes. New
+    sizes take some milliseconds more for each kernel, once, and tenths of a second where one must run to prove
+    itself there; nothing is compiled.
+
+    Parameters
+    ----------
+    plan
+        Steps, places, kernels.
+    cores
+        Threads a call may use, the caller among them.
+    doubt
+        Why choices of kernels may be wrong, where other programs disturbed their timing; empty where nothing did.
+
+    Raises
+    ------
+    LaunchError
+        Where a kernel cannot be loaded here.
+    """
+
+    other_way: ClassVar[str] = "Compile the model where it is needed: the cache has its kernels. Threads may share it."
+
+    def __init__(self, plan: RangePlan, *, cores: int, doubt: str = "") -> None:
+        self.plan, self.cores, self.doubt = plan, cores, doubt
+        self.runner: Runner = load_runner(build_runner())
+        self.runner.use_threads(cores)
+        self._loaded = {
+            variant_key(key, n): load_kernel(k.code, k.library, self.runner.launch)
+            for key, several in plan.kernels.items()
+            for n, k in enumerate(several)
+        }
+        self.constants = self._packed()
+        self._ready: dict[tuple[int, ...], _Sized] = {}
+        #: The same by the shapes of the inputs that say sizes.
+        self._by_shapes: dict[tuple[Any, ...], Session] = {}
+        self._asked = [name for name, dims in plan.inputs.items() if any(isinstance(d, str) for d in dims)]
+        self._lock, self._arenas = threading.Lock(), list[np.ndarray]()
+
+    def _packed(self) -> Constants:
+        """Pack the constants once in every layout that a kernel reads them in."""
+        largest = self.plan.largest
+        firsts = {k: list(dict.fromkeys(map(_first_alike(x), x))) for k, x in self.plan.kernels.items()}
+        arrays, panels = dict[str, np.ndarray](), dict[PanelKey, tuple[np.ndarray, ...]]()
+        for turn in range(max(map(len, firsts.values()), default=1)):
+
+            def named(step: Step, turn: int = turn) -> Step:
+                if isinstance(step, Together):
+                    return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
+                if not isinstance(step, Run):
+                    return step
+                return replace(step, kernel=variant_key(step.kernel, firsts[step.kernel][turn]))
+
+            steps = largest.program.steps
+            if turn:
+                steps = tuple(s for s in steps_of(steps) if isinstance(s, Run) and turn < len(firsts[s.kernel]))
+            program = replace(largest.program, steps=tuple(map(named, steps)))
+            made = prepare(replace(largest, program=program), self._loaded)
+            arrays |= made.arrays
+            panels |= made.panels
+        for run in steps_of(largest.program.steps):
+            if isinstance(run, Run):
+                several = self.plan.kernels[run.kernel]
+                for n, kernel in enumerate(several):
+                    inputs = tuple(run.inputs[c] for c in kernel.code.constants)
+                    held = panels.get((variant_key(run.kernel, _first_alike(several)(kernel)), inputs))
+                    if held is not None:
+                        panels[variant_key(run.kernel, n), inputs] = held
+        return Constants(arrays, panels)
+
+    @property
+    def name(self) -> str:
+        """Of the model."""
+        return self.plan.largest.program.name or "model"
+
+    @property
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Least and largest of every size by name, in the order that :meth:`at` takes them."""
+        return dict(self.plan.ends)
+
+    @property
+    def inputs(self) -> tuple[Described, ...]:
+        """Names, shapes and dtypes of what a call takes, in order; a dimension that calls choose is its size's name."""
+        values = self.plan.largest.program.values
+        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.inputs.items())
+
+    @property
+    def outputs(self) -> tuple[Described, ...]:
+        """What a call gives, likewise; a dimension that is another function of the sizes is ``None``."""
+        values = self.plan.largest.program.values
+        return tuple(Described(n, tuple(dims), values[n].dtype) for n, dims in self.plan.outputs.items())
+
+    def get_inputs(self) -> list[Described]:
+        """Return :attr:`inputs` under the name ONNX Runtime has for it."""
+        return list(self.inputs)
+
+    def get_outputs(self) -> list[Described]:
+        """Return :attr:`outputs` under the name ONNX Runtime has for it."""
+        return list(self.outputs)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Memory of one call beside its inputs and outputs, at the largest sizes."""
+        return self.plan.largest.arena_bytes
+
+    def run(self, *arguments: Any, **options: Any) -> Any:
+        """Run the model; arguments and results as of :meth:`roller.models.session.calls.ModelCalls.run`.
+
+        Raises
+        ------
+        LaunchError
+            Where sizes are outside their range, arrays disagree on one, or an array does not fit.
+        """
+        try:  # the usual call: shapes that came before find their session without a look at each size
+            session = self._by_shapes[self._shapes(arguments)]
+        except (KeyError, IndexError, AttributeError, TypeError):
+            session = self._first_of(arguments)
+        return session.run(*arguments, **options)
+
+    __call__ = run
+
+    def _shapes(self, arguments: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the shapes of the arrays of a call that say sizes; an error of some kind where it is not clear."""
+        feeds = arguments[0]
+        held = feeds if type(feeds) is dict else dict(zip(self.plan.inputs, arguments, strict=False))
+        return tuple([held[name].shape for name in self._asked])
+
+    def _first_of(self, arguments: Sequence[Any]) -> Session:
+        """Return the session of a call, and note it by the shapes of the arrays, which alone decide."""
+        session = self._of(self._sizes(arguments))
+        with self._lock, contextlib.suppress(KeyError, IndexError, AttributeError, TypeError):
+            if len(self._by_shapes) >= _MOST_READY:
+                self._by_shapes.clear()
+            self._by_shapes[self._shapes(arguments)] = session
+        return session
+
+    def profile(self, feeds: Mapping[str, Any], *, repeats: int = 20) -> Profile:
+        """Time every step at the sizes of some arrays; see :meth:`roller.models.session.calls.ModelCalls.profile`.
+
+        Raises
+        ------
+        LaunchError
+            As of :meth:`run`, and where there are no arrays.
+        """
+        if not isinstance(feeds, Mapping):
+            raise LaunchError(
+                f"{self.name}: profile: expected arrays by name, which say the sizes, got {shown(feeds)}. "
+                "at(...).profile() takes random ones."
+            )
+        return self._of(self._sizes((feeds,))).profile(feeds, repeats=repeats)
+
+    def at(self, *values: int, **sizes: int) -> Session:
+        """Return the session of some sizes, with its profile and kernels; nothing is compiled.
+
+        Parameters
+        ----------
+        *values, **sizes
+            Every size, in the order of :attr:`ranges` or by name.
+
+        Raises
+        ------
+        LaunchError
+            Where a size is missing, unknown, said twice, no whole number, or outside its range.
+        """
+        return self._of(sizes_of_call(self.name, self.plan.ends, values, sizes))
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Refuse: only the session of some sizes can be saved, ``at(**sizes).save(folder)``.
+
+        Raises
+        ------
+        ArtifactError
+            Always.
+        """
+        del sources
+        raise ArtifactError(
+            f"{folder}: expected the session of some sizes, got that of a range, which has no format yet. "
+            f"Save session.at({', '.join(f'{n}={high}' for n, (_, high) in self.plan.ends.items())})."
+        )
+
+    def _of(self, sizes: Sizes) -> Session:
+        try:
+            return self._ready[tuple(sizes[n] for n in self.plan.ends)]
+        except KeyError:
+            return self._made(sizes)
+
+    def _made(self, sizes: Sizes) -> Session:
+        ends = self.plan.ends
+        for name, (low, high) in ends.items():
+            if not low <= sizes[name] <= high:
+                raise LaunchError(
+                    f"{self.name}: expected '{name}' from {low} to {high}, got {shown(sizes[name])}. "
+                    "Compile for a range that has it."
+                )
+        chosen = tuple(int(sizes[n]) for n in ends)
+        sizes = self.plan.whole(sizes)
+        plan = self.plan.at(sizes)
+        kernels: dict[str, LoadedKernel] = {}
+        for key, several in self.plan.kernels.items():
+            for n, kernel in enumerate(several):
+                name = variant_key(key, n)
+                kernels[name] = replace(self._loaded[name], code=kernel.at(sizes))
+        parts = Saved(plan, kernels, self.constants, self.cores, self.runner, {})
+        made = _Sized.of(parts, self._arenas, lambda key: self.plan.predict(*key_and_number(key), sizes))
+        with self._lock:
+            if len(self._ready) >= _MOST_READY:
+                del self._ready[next(iter(self._ready))]
+                self._by_shapes.clear()
+            self._ready[chosen] = made
+        return made
+
+    def _sizes(self, arguments: Sequence[Any]) -> dict[str, int]:
+        """Return the sizes that the arrays of a call say; the least where they say none, for it to refuse."""
+        feeds = next((a for a in arguments if isinstance(a, Mapping)), None)
+        arrays = dict(feeds) if feeds is not None else dict(zip(self.plan.inputs, arguments, strict=False))
+        found: dict[str, int] = {}
+        for name, dims in self.plan.inputs.items():
+            shape = getattr(arrays.get(name), "shape", None)
+            if shape is None:
+                shape = _shape(arrays[name]) if name in arrays else ()
+            if name in arrays and len(shape) != len(dims):
+                expected = ", ".join(map(str, dims))
+                raise LaunchError(
+                    f"{self.name}: '{name}': expected an array of shape ({expected}), got {tuple(shape)}. Reshape it."
+                )
+            for position, dim in enumerate(dims):
+                if isinstance(dim, str) and position < len(shape):
+                    said = int(shape[position])
+                    if found.setdefault(dim, said) != said:
+                        raise LaunchError(
+                            f"{self.name}: '{name}': expected {found[dim]} for '{dim}', as the arrays before it have, "
+                            f"got {said}. All arrays of a call have one '{dim}'."
+                        )
+        return {n: found.get(n, low) for n, (low, _) in self.plan.ends.items()}
+
+    def __repr__(self) -> str:
+        """Name, sizes and kernels on one line."""
+        sizes = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.plan.ends.items())
+        return one_line("RangeSession", f"{self.name}: {sizes}, {counted(len(self._loaded), 'kernel')}")
+
+
+def _shape(array: Any) -> tuple[int, ...]:
+    """Return the shape of what has no attribute for it; none of what is no array, for the call to refuse."""
+    try:
+        return np.shape(np.from_dlpack(array) if hasattr(array, "__dlpack__") else array)
+    except (RuntimeError, BufferError, TypeError, ValueError):
+        return ()
+
+
+class _Sized(Session):
+    """The session of some sizes; memory between steps is that of all sizes."""
+
+    _arenas: list[np.ndarray]
+    _by_arena: dict[int, Frame]
+    _predict: Callable[[str], float]
+
+    @classmethod
+    def of(cls, parts: Saved, arenas: list[np.ndarray], predict: Callable[[str], float]) -> _Sized:
+        """Return a session that takes its memory from ``arenas``, and gives it back.
+
+        ``predict`` is asked for the predicted seconds of kernels by their keys, where a profile shows them.
+        """
+        session = cls.__new__(cls)
+        session._arenas, session._by_arena, session._predict = arenas, {}, predict
+        session._start(parts)
+        arenas += [f.arena for f in session._frames]
+        session._frames.clear()
+        return session
+
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds of the kernels that run, by key; what bounds them is not said."""
+        used = {s.kernel for s in steps_of(self.plan.program.steps) if isinstance(s, Run)}
+        return {key: (self._predict(key), "") for key in used}
+
+    def _frame(self, arena: np.ndarray | None = None) -> Frame:
+        if arena is None:
+            try:
+                arena = self._arenas.pop()  # at once, whatever other threads do
+            except IndexError:
+                arena = aligned(self.plan.arena_bytes)
+        frame = self._by_arena.get(id(arena))
+        if frame is None:
+            frame = self._by_arena[id(arena)] = super()._frame(arena)
+        return frame
+
+    def _call(self, inputs: Any, out: Any, on_device: bool, seconds: dict[int, float] | None = None) -> Any:
+        frame = self._frame()
+        self._frames.append(frame)
+        try:
+            return super()._call(inputs, out, on_device, seconds)
+        finally:
+            while self._frames:
+                self._arenas.append(self._frames.pop().arena)

@@ -1,0 +1,148 @@
+"""Saved models: a folder from which a session starts in under a second, with no compiler.
+
+Its arrays are mapped into memory and shared by all processes that load it; ``saving.py`` says what else is in it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from roller.artifact import KernelArtifact
+from roller.core.processor import missing
+from roller.core.validation import flag
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError
+from roller.models.graph.plan_data import plan_from_dict
+from roller.models.session.arrays import ArrayReader
+from roller.models.session.constants import Constants, PanelKey
+from roller.models.session.kernels import KernelCode, load_kernel
+from roller.models.session.runner import load_runner
+from roller.models.session.saving import Saved
+from roller.models.session.session import Session, checked_threads
+from roller.runtime.container import MODEL_BUNDLE, SAVED, Container
+from roller.targets import THIS_MACHINE, device_name
+
+if TYPE_CHECKING:
+    from roller.models.session.gpu_device import Device
+    from roller.models.session.gpu_runner import GpuSession
+
+
+def load_model(
+    folder: str | os.PathLike[str],
+    *,
+    verify: bool = True,
+    device: str | Device | None = None,
+    threads: int | None = None,
+) -> Session | GpuSession:
+    """Load a model that was saved: nothing is compiled, nothing packed, and weights are mapped, not read.
+
+    Parameters
+    ----------
+    folder
+        What a session's ``save`` wrote. Its kernels are code: load only what comes from whom you trust.
+    verify
+        Whether the weights are checked against their checksums (several GB a second once they are in memory). All
+        other files are always checked; of a model for a GPU the weights too.
+    device
+        The GPU that a model for one runs on, ``"cuda:1"`` for example; the first of its kind by default.
+    threads
+        Threads a call of a processor's model may use, the caller among them; by default as many as it was compiled
+        for. Kernels stay as they were built: compile with ``threads=`` for those that suit the number best.
+
+    Returns
+    -------
+    Session or GpuSession
+        The latter where the model was compiled for a GPU.
+
+    Raises
+    ------
+    ArtifactError
+        Where the folder is damaged, incomplete, of a newer format, or of another kind of machine; where ``threads`` is
+        no positive number, or given for a GPU.
+    LaunchError
+        Where TVM's runtime is not installed.
+    """
+    where = path_of(folder, "folder", error=ArtifactError, what="the folder of a saved model")
+    verify = flag(verify, "verify", error=ArtifactError)
+    if threads is not None:
+        threads = checked_threads(threads, MODEL_BUNDLE.is_in(where))
+    if MODEL_BUNDLE.is_in(where):
+        from roller.models.session.gpu_runner import load_bundle  # which a processor's model need not
+
+        return load_bundle(where, device)
+    opened = Container(where, SAVED)
+    if device is not None and not (isinstance(device, str) and device_name(device) == THIS_MACHINE):
+        raise ArtifactError(f"{where}: device: expected none for a model of this processor. Leave it out.")
+    with opened.fields():
+        _check_machine(opened)
+        return _session(opened, verify, threads)
+
+
+def _check_machine(folder: Container) -> None:
+    """Refuse a model whose kernels this machine cannot run."""
+    path, body, here = folder.folder / SAVED.manifest, folder.manifest, [sys.platform, platform.machine()]
+    if body.get("machine") != here:
+        raise ArtifactError(f"{path}: saved for {body.get('machine')}, this is {here}. Compile the model here.")
+    lacking = missing(str(feature) for feature in body["features"])
+    if lacking:
+        raise ArtifactError(
+            f"{path}: expected a processor with {', '.join(body['features'])}, got one without {', '.join(lacking)}. "
+            "Compile the model on this machine, or for a device whose 'mcpu' both have."
+        )
+
+
+def _session(folder: Container, verify: bool, threads: int | None) -> Session:
+    body, arrays = folder.manifest, folder.manifest["arrays"]
+    reader = ArrayReader(folder.path(arrays["file"]), int(arrays["bytes"]), verify=False)
+    constants = Constants(
+        {str(name): reader.get(row) for name, row in arrays["constants"]},
+        {_panel_key(key, names): tuple(reader.get(r) for r in rows) for key, names, rows in arrays["panels"]},
+    )
+    if verify:
+        reader.check()
+    runner = None if body["runner"] is None else load_runner(folder.read(body["runner"]["file"]))
+    launch = runner.launch if runner is not None else None
+    kernels = {
+        str(row["key"]): load_kernel(KernelCode.from_dict(row["code"]), folder.read(row["file"]), launch)
+        for row in body["kernels"]
+    }
+    plan = plan_from_dict(body["plan"], {}, str(folder.folder / SAVED.manifest))
+    told = {str(row["key"]): row["artifact"]["file"] for row in body["kernels"] if "artifact" in row}
+    cores = int(body["cores"]) if threads is None else threads
+    return Session.restored(Saved(plan, kernels, constants, cores, runner, SavedArtifacts(folder, told)))
+
+
+def _panel_key(key: Any, names: Any) -> PanelKey:
+    return str(key), tuple(str(n) for n in names)
+
+
+class SavedArtifacts(Mapping[str, KernelArtifact]):
+    """Programs, estimates and sources of a saved model's kernels, read when somebody looks.
+
+    Parameters
+    ----------
+    folder
+        Of the model.
+    files
+        File of each kernel's artifact, by key.
+    """
+
+    def __init__(self, folder: Container, files: Mapping[str, str]) -> None:
+        self._folder, self._files = folder, files
+
+    def __getitem__(self, key: str) -> KernelArtifact:
+        """Return an artifact, without its binary."""
+        file = self._files[key]
+        return KernelArtifact.from_dict(self._folder.json(file), str(self._folder.folder / file))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys."""
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._files)

@@ -1,0 +1,95 @@
+"""What a session of a processor consists of, and its folder: written by :meth:`Saved.save`, read by ``saved.py``.
+
+``model.json`` holds the plan, what runs each kernel, and where every array lies; ``kernels/`` the libraries;
+``arrays.bin`` what no call changes, packed as the kernels read it; ``runner.so`` the native runner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from roller.artifact import KernelArtifact
+from roller.core.validation import flag
+from roller.core.validation import path as path_of
+from roller.errors import ArtifactError
+from roller.models.graph.plan import Plan
+from roller.models.graph.plan_data import plan_to_dict
+from roller.models.session.arrays import ArrayWriter
+from roller.models.session.constants import Constants
+from roller.models.session.kernels import LoadedKernel
+from roller.models.session.runner import Runner
+from roller.runtime.container import SAVED, Filling, filled
+
+ARRAYS, RUNNER = "arrays.bin", "runner.so"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """All that a session of this processor starts from.
+
+    Parameters
+    ----------
+    plan
+        Steps and places.
+    kernels
+        By key.
+    constants
+        As kernels read them.
+    cores
+        Threads a call may use, the caller among them.
+    runner
+        What runs steps without Python, where it is used.
+    artifacts
+        Kernels with their programs, estimates and sources, by key; empty where nobody keeps them.
+    """
+
+    plan: Plan
+    kernels: Mapping[str, LoadedKernel]
+    constants: Constants
+    cores: int
+    runner: Runner | None
+    artifacts: Mapping[str, KernelArtifact]
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool) -> Path:
+        """Write it for :func:`roller.load_model`; see :meth:`roller.models.session.session.Session.save`."""
+        target = path_of(folder, "folder", error=ArtifactError)
+        sources = flag(sources, "sources", error=ArtifactError)
+        with filled(target) as work:
+            body = {
+                "machine": [sys.platform, platform.machine()],
+                "features": sorted({f for k in self.kernels.values() for f in k.code.features}),
+                "cores": self.cores,
+                "plan": plan_to_dict(self.plan),
+                "kernels": [self._kernel(n, key, work, sources) for n, key in enumerate(self.kernels)],
+                "arrays": self._arrays(work.folder / ARRAYS),
+                "runner": None if self.runner is None else _file(work, RUNNER, self.runner.image),
+            }
+            work.seal(SAVED, body)
+        return target
+
+    def _kernel(self, number: int, key: str, work: Filling, sources: bool) -> dict[str, Any]:
+        stem, kernel = f"kernels/{number:04d}", self.kernels[key]
+        row = {"key": key, "code": kernel.code.to_dict(), **_file(work, f"{stem}.so", kernel.library)}
+        artifact = self.artifacts.get(key) if sources else None
+        if artifact is not None:
+            text = json.dumps(replace(artifact, binary=None).to_dict())
+            row["artifact"] = _file(work, f"{stem}.json", text.encode())
+        return row
+
+    def _arrays(self, path: Path) -> dict[str, Any]:
+        with ArrayWriter(path) as writer:
+            named = [[name, writer.add(array)] for name, array in self.constants.arrays.items()]
+            panels = [[key, list(names), [writer.add(a) for a in arrays]]
+                      for (key, names), arrays in self.constants.panels.items()]  # fmt: skip
+            return {"file": ARRAYS, "bytes": writer.close(), "constants": named, "panels": panels}
+
+
+def _file(work: Filling, name: str, data: bytes) -> dict[str, str]:
+    return {"file": name, "sha256": work.add(name, data)}

@@ -1,0 +1,200 @@
+"""A model that runs: feeds in, outputs out, in any number of threads at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from roller.artifact import KernelArtifact
+from roller.backends.cpu import threads
+from roller.backends.cpu.launcher import runtime_of_pools
+from roller.core.display import one_line
+from roller.core.validation import whole_number
+from roller.errors import LaunchError, ModelError
+from roller.models.graph.plan import Plan
+from roller.models.session.binding import Bound, bind, wakes_threads
+from roller.models.session.calls import ModelCalls, ends_of
+from roller.models.session.constants import prepare, without_constants
+from roller.models.session.feeds import Feeds
+from roller.models.session.frames import Frame
+from roller.models.session.kernels import KernelCode, load_kernel
+from roller.models.session.native import NativeFrame, tables
+from roller.models.session.placed import Placed
+from roller.models.session.runner import build_runner, load_runner
+from roller.models.session.saving import Saved
+
+
+def checked_threads(threads: object, discrete: bool) -> int:
+    """Return a number of threads for a session of this processor, or of a ``discrete`` device."""
+    count = whole_number(threads, "threads", 1, expected="a whole number of at least 1", error=LaunchError)
+    if discrete:
+        raise LaunchError("threads: expected none for a model of a GPU, whose calls use no threads. Leave it out.")
+    return count
+
+
+class Session(ModelCalls):
+    """A whole model on this machine's processor.
+
+    Calls are re-entrant: every call has a frame of its own, taken from a pool.
+
+    Parameters
+    ----------
+    plan
+        See :func:`roller.models.graph.memory.plan`; with all constants of its program.
+    artifacts
+        A CPU kernel by every key the plan's steps name.
+    cores
+        Threads a call may use, the caller among them; it uses no more than there are processors for it.
+    native
+        Whether steps run without Python; ``False`` is slower and computes the same.
+    consume
+        Whether the constants are taken out of the plan's program, each as soon as it is packed, so that weights are not
+        in memory twice: the plan, its program and what they were made from are of no more use then.
+
+    Raises
+    ------
+    LaunchError
+        Where a kernel cannot be loaded here.
+    ModelError
+        Where plan and kernels do not fit.
+    BuildError
+        Where the native runner has to be compiled and there is no C compiler.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        artifacts: Mapping[str, KernelArtifact],
+        *,
+        cores: int,
+        native: bool = True,
+        consume: bool = False,
+    ) -> None:
+        runner = load_runner(build_runner()) if native else None
+        launch = runner.launch if runner is not None else None
+        kernels = {key: load_kernel(KernelCode.of(a), a.binary or b"", launch) for key, a in artifacts.items()}
+        if runner is not None:
+            runner.use_threads(cores)
+        else:
+            threads.ready(cores, runtime_of_pools)
+        self._start(Saved(plan, kernels, prepare(plan, kernels, consume), cores, runner, artifacts))
+
+    @classmethod
+    def restored(cls, parts: Saved) -> Session:
+        """Return a session whose kernels are loaded and whose constants are packed."""
+        session = cls.__new__(cls)
+        session._start(parts)
+        return session
+
+    def _start(self, parts: Saved) -> None:
+        plan, cores = parts.plan, parts.cores
+        if cores < 1:
+            raise ModelError(f"{plan.program.name}: cores: expected at least 1, got {cores}.")
+        #: The plan; its program holds no constants, since those that are packed are read in that form only.
+        self.plan = without_constants(plan)
+        self.cores = cores
+        self.kernels, self.constants = parts.kernels, parts.constants
+        #: Kernels by key, with their programs, estimates and sources; empty where a model was saved without.
+        self.artifacts = parts.artifacts
+        self._feeds = Feeds(plan.program)
+        self.runner = parts.runner
+        self._begin(bind(plan, parts.kernels, parts.constants))
+
+    def _begin(self, steps: tuple[Bound, ...]) -> None:
+        #: The plan's steps with their kernels and memory.
+        self.steps = steps
+        #: Whether a call wakes other threads: without that it starts none.
+        self._wakes = self.cores > 1 and any(wakes_threads(step) for step in steps)
+        # A model saved elsewhere may ask for more than there is here: threads that share a processor only wait.
+        self._threads = min(self.cores, threads.most_threads()) if self._wakes else 1
+        self._tables = tables(steps, len(self.plan.program.inputs), self._threads)
+        self._most_frames = max(2, len(threads.processors()))
+        # The first call finds its memory at hand; other threads' calls make theirs.
+        self._frames: list[Frame] = [self._frame()]
+
+    @property
+    def feeds(self) -> Feeds:
+        """Checks what callers pass; see :class:`ModelCalls`."""
+        return self._feeds
+
+    @property
+    def said(self) -> dict[str, tuple[float | None, str]]:
+        """Predicted seconds and bottleneck by kernel key."""
+        return {key: (k.code.seconds or None, k.code.bottleneck) for key, k in self.kernels.items()}
+
+    def time_steps(self, feeds: Mapping[str, Any], count: int) -> dict[int, float]:
+        """Return the median seconds of every step; see :meth:`ModelCalls.time_steps`."""
+        from roller.models.session.profile import time_bound_steps
+
+        return time_bound_steps(self.plan.program.steps, self.steps, lambda s: self.run_timed(feeds, s), count)
+
+    def run_timed(self, feeds: Mapping[str, Any], seconds: dict[int, float]) -> dict[str, np.ndarray]:
+        """Run as :meth:`run` does, and note what every step takes by the ``id`` of its bound step."""
+        made = self._call(self._feeds.named(feeds), None, False, seconds)
+        return dict(zip(self.plan.program.outputs, made, strict=True))
+
+    def run_placed(self, inputs: Placed) -> list[np.ndarray]:
+        """Run on inputs by their addresses, which the caller has checked; return new arrays of all outputs in order.
+
+        Raises
+        ------
+        LaunchError
+            Where steps do not run natively.
+        """
+        if self.runner is None:
+            raise LaunchError(f"{self.name}: inputs by address: expected a native session. Pass arrays to run().")
+        return self._call(inputs, None, False)
+
+    def _call(
+        self, inputs: list[np.ndarray] | Placed, out: Any, on_device: bool, seconds: dict[int, float] | None = None
+    ) -> list[np.ndarray]:
+        """Run on checked arrays; return all outputs in order, which are where they are computed anyway."""
+        del on_device
+        if out is None or isinstance(inputs, Placed):
+            outputs = self._feeds.made()
+        else:
+            outputs = self._feeds.given(out, inputs)
+        try:
+            frame = self._frames.pop()  # at once, whatever other threads do
+        except IndexError:
+            frame = self._frame()
+        try:
+            if self._wakes and self.runner is None:
+                threads.ready(self.cores, runtime_of_pools)
+            frame.run(inputs, outputs, seconds)
+        finally:
+            if len(self._frames) < self._most_frames:  # a burst of threads leaves no memory behind
+                self._frames.append(frame)
+        return outputs
+
+    def save(self, folder: str | os.PathLike[str], *, sources: bool = True) -> Path:
+        """Write the model for :func:`roller.load_model`; the folder appears whole or not at all.
+
+        Parameters
+        ----------
+        folder
+            Must not exist, or be empty.
+        sources
+            Whether programs, estimates and sources of the kernels go with it, for people.
+
+        Raises
+        ------
+        ArtifactError
+            Where the folder holds something or cannot be written.
+        """
+        parts = Saved(self.plan, self.kernels, self.constants, self.cores, self.runner, self.artifacts)
+        return parts.save(folder, sources=sources)
+
+    def _frame(self, arena: np.ndarray | None = None) -> Frame:
+        if self.runner is None:
+            return Frame(self.steps, self.plan.arena_bytes, arena)
+        count = len(self._feeds.inputs) + len(self._feeds.outputs)
+        return NativeFrame(self.steps, self.plan.arena_bytes, self._tables, self.runner, count, self._threads, arena)
+
+    def __repr__(self) -> str:
+        """Name, inputs and outputs on one line."""
+        return one_line("Session", f"{self.name}: {ends_of(self)}, {self.cores} cores")

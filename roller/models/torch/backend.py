@@ -1,0 +1,249 @@
+"""``torch.compile(model, backend="roller")``: graphs of PyTorch for inference, by way of ONNX.
+
+A graph that cannot be taken (training, arguments written in place, operators without a lowering) runs in PyTorch as if
+nothing had been asked, and a warning says why. A graph of dynamic shapes is compiled for each shape it is called with.
+
+Dynamo calls one graph with the weights of several modules, and PyTorch does not count all writes into a tensor (those
+through ``weight.data``, NumPy or a fused optimizer). So weights are arguments of the kernels, which read them in every
+call where they lie then; ``options={"freeze": True}`` packs them ahead, as :mod:`roller.models.torch.frozen` says.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.core.display import cut
+from roller.errors import RollerError, counted, did_you_mean, shown
+from roller.models.compile import compile_model
+from roller.models.session.session import Session
+from roller.models.torch.call import GraphCall
+from roller.models.torch.compare import FirstCall
+from roller.models.torch.differing_operator import differing_operator
+from roller.models.torch.export import Exported, export, is_weight, placeholders
+from roller.models.torch.frozen import FrozenGraph
+
+if TYPE_CHECKING:
+    import torch
+
+_LOG = logging.getLogger(__name__)
+
+#: Shapes a graph is compiled for; it runs in PyTorch for any further ones.
+MOST_SHAPES = 8
+#: Arguments of ``compile_model`` that the backend gives itself.
+_OURS = ("model", "device", "values", "shapes", "batch")
+#: What exporting and compiling may end in where a graph is not for roller; anything else is a fault of roller's own.
+REFUSALS = (RollerError, ImportError, RuntimeError, MemoryError)
+
+Graph = Callable[..., Any]
+
+#: The exporter keeps state of the process; Dynamo compiles one graph at a time, but calls are made from any thread.
+_compiling = threading.RLock()
+
+
+def roller_backend(
+    graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any] | None = None, **other: Any
+) -> Graph:
+    """Compile a graph that Dynamo has traced.
+
+    Parameters
+    ----------
+    graph
+        Of one frame.
+    examples
+        Its arguments, parameters and buffers among them.
+    options
+        Arguments of :func:`roller.compile_model` (``torch.compile(..., options={"top_k": 4})``); ``freeze``: whether
+        parameters and buffers are packed ahead, once for each set of them. They are packed again when one is replaced
+        or PyTorch counts a write into it; that there are no writes it does not count is the caller's promise; and
+        ``compare``: whether the first call is compared with PyTorch, which runs the graph, too. It is by default.
+    other
+        Further arguments of ``torch.compile`` that reach a backend (``mode``); there are none.
+
+    Returns
+    -------
+    callable
+        Takes the graph's arguments and returns its outputs as a tuple; the graph itself where it is refused.
+
+    Raises
+    ------
+    RollerError
+        For options that do not exist.
+    """
+    chosen = _known_options({} if options is None else options, other)
+    return _PerShape(graph, chosen) if any(map(_is_dynamic, examples)) else _compiled(graph, examples, chosen)
+
+
+def _known_options(options: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a call, all of them known: a misspelt one must not be lost in a warning."""
+    where = "torch.compile(backend='roller')"
+    if other:
+        names = ", ".join(f"'{n}'" for n in other)
+        raise RollerError(f"{where}: expected options={{...}} and nothing else, got {names}. Leave it out.")
+    known = ["freeze", "compare", *(n for n in inspect.signature(compile_model).parameters if n not in _OURS)]
+    if not isinstance(options, Mapping):
+        raise RollerError(f"{where}: options: expected a dict, got {shown(options)}.")
+    for name in options:
+        if name not in known:
+            hint = did_you_mean(name, known) or f". Options are: {', '.join(known)}."
+            raise RollerError(f"{where}: options: unknown {shown(name)}{hint}")
+    for name in ("freeze", "compare"):
+        value = options.get(name, False)
+        if not isinstance(value, bool):
+            raise RollerError(f"{where}: options['{name}']: expected True or False, got {shown(value)}. Write either.")
+    return dict(options)
+
+
+def _compiled(graph: torch.fx.GraphModule, examples: Sequence[Any], options: Mapping[str, Any]) -> Graph:
+    """Return a graph compiled for arguments like these, itself where it is refused."""
+    chosen = dict(options)
+    freeze, compare = chosen.pop("freeze", False), chosen.pop("compare", True)
+
+    def compiled_anew(exposed: torch.fx.GraphModule, arguments: Sequence[Any]) -> Graph:
+        _tell(exposed, arguments, chosen.get("progress"), "looking for the operator that differs: ")
+        return _called(export(exposed, arguments), chosen, {}, None)
+
+    def left(why: str, arguments: Sequence[Any] | None, random: bool) -> Graph:
+        if arguments is None:
+            return _eager(graph, why)
+        with _compiling:
+            where = differing_operator(graph, arguments, compiled_anew, random=random)
+        return _eager(graph, f"{why} ({where})")
+
+    def called(exported: Exported, weights: Mapping[int, np.ndarray]) -> Graph:
+        call = _called(exported, chosen, weights, graph.forward)
+        if not compare:
+            return call
+        random = exported.random
+        return FirstCall(graph, call, exported.pointwise, lambda why, a: left(why, a, random), random=random)
+
+    def make() -> Graph:
+        _tell(graph, examples, chosen.get("progress"))
+        exported = export(graph, examples)
+
+        def packed(weights: Mapping[int, np.ndarray]) -> Graph:
+            return _or_eager(graph, lambda: called(exported, weights))
+
+        if not freeze or not exported.weights:
+            return called(exported, {})
+        return FrozenGraph(sorted(exported.weights), packed)
+
+    return _or_eager(graph, make)
+
+
+def _tell(graph: torch.fx.GraphModule, examples: Sequence[Any], progress: Any, why: str = "") -> None:
+    """Say that a graph is compiled, which may take minutes and comes in the middle of a call.
+
+    To whoever listens to the logger ``roller``, else on standard error; not where ``progress`` or the logger's level
+    says that nothing is wanted.
+    """
+    if progress is False or callable(progress):
+        return
+    varying = [v for n, v in zip(placeholders(graph), examples, strict=False) if not is_weight(n, v)]
+    shapes = ", ".join("x".join(map(str, v.shape)) or "scalar" for v in varying if hasattr(v, "shape"))
+    nodes = counted(len(graph.graph.nodes), "node")
+    text = f"{why}compiling a graph of {nodes} for inputs of {cut(shapes or 'no shape', 80)}"
+    if _LOG.hasHandlers():
+        _LOG.info(text)
+    elif sys.stderr is not None and logging.getLogger("roller").level <= logging.INFO:
+        sys.stderr.write(f"roller: {text}\n")
+
+
+def _or_eager(graph: torch.fx.GraphModule, make: Callable[[], Graph]) -> Graph:
+    """Return what ``make`` gives, the graph in PyTorch where that is refused."""
+    try:
+        with _compiling:
+            return make()
+    except REFUSALS as why:
+        return _eager(graph, _reason(why))
+    except Exception as why:  # noqa: BLE001 - whatever it is: PyTorch runs the graph, so no model fails for it
+        fault = f"{type(why).__name__}: {_reason(why)}" if str(why) else type(why).__name__
+        return _eager(graph, f"internal error ({fault}), a fault of roller's: please report it with the model")
+
+
+def _called(
+    exported: Exported, options: Mapping[str, Any], weights: Mapping[int, np.ndarray], eager: Graph | None
+) -> GraphCall:
+    """Return a compiled graph with these of its arguments inside."""
+    known = {name: weights[k] for name, k in zip(exported.names, exported.positions, strict=True) if k in weights}
+    session = compile_model(exported.model, "cpu", values=known or None, **options)
+    assert isinstance(session, Session)
+    places = dict(zip(exported.names, exported.positions, strict=True))
+    positions = [places[name] for name in session.plan.program.inputs]
+    return GraphCall(session, positions, exported.held, exported.outputs, exported.dtypes, exported.strides,
+                     exported.checks, eager)  # fmt: skip
+
+
+def _eager(graph: torch.fx.GraphModule, reason: str) -> Graph:
+    warnings.warn(f"roller: a graph runs in PyTorch instead: {reason}", RuntimeWarning, stacklevel=2)
+    eager: Graph = graph.forward
+    return eager
+
+
+def _reason(why: BaseException) -> str:
+    """Return the first line of what began it: exporters wrap it in advice on how to report them.
+
+    A line that announces others (nodes that cannot be compiled) is given with the first of them.
+    """
+    while why.__cause__ is not None:
+        why = why.__cause__
+    lines = [line.strip() for line in str(why).strip().splitlines()]
+    if not lines:
+        return type(why).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+class _PerShape:
+    """A graph of dynamic shapes: compiled when it is first called with one.
+
+    Parameters
+    ----------
+    graph
+        Its sizes are arguments.
+    options
+        Arguments of ``compile_model``.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, options: dict[str, Any]) -> None:
+        self._graph, self._options = graph, options
+        values = [n.meta.get("example_value") for n in graph.graph.nodes if n.op == "placeholder"]
+        #: Arguments that have, or are, a size that calls decide: weights are not among them.
+        self._varying = tuple(k for k, value in enumerate(values) if value is None or _is_dynamic(value))
+        self._made: dict[Any, Graph] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run for these arguments."""
+        varying = (arguments[n] for n in self._varying)
+        key = tuple(tuple(a.shape) if hasattr(a, "shape") else a for a in varying)
+        found = self._made.get(key)
+        return (self._new(key, arguments) if found is None else found)(*arguments)
+
+    def _new(self, key: Any, arguments: tuple[Any, ...]) -> Graph:
+        with _compiling:
+            if key not in self._made:
+                if any(getattr(made, "differs", False) for made in self._made.values()):
+                    eager: Graph = self._graph.forward
+                    return eager  # a warning has said so
+                if len(self._made) >= MOST_SHAPES:
+                    return self._rest
+                self._made[key] = _compiled(self._graph, arguments, self._options)
+            return self._made[key]
+
+    @cached_property
+    def _rest(self) -> Graph:
+        return _eager(self._graph, f"it was called with more than {MOST_SHAPES} different shapes")
+
+
+def _is_dynamic(example: Any) -> bool:
+    """Whether an example is a size, or has one, that calls decide."""
+    import torch
+
+    return isinstance(example, torch.SymInt) or any(isinstance(n, torch.SymInt) for n in getattr(example, "shape", ()))

@@ -1,0 +1,145 @@
+"""The first call of a compiled graph beside PyTorch: where results differ, PyTorch runs the graph from then on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roller.models.torch.judge import difference
+
+if TYPE_CHECKING:
+    import torch
+
+    from roller.models.session.session import Session
+    from roller.models.torch.call import GraphCall
+
+Graph = Callable[..., Any]
+
+
+class FirstCall:
+    """A graph whose first call is compared with PyTorch.
+
+    Ours runs first, then PyTorch on the caller's own arguments, so that whatever PyTorch writes, draws at random or
+    raises is written, drawn and raised as without a compiler.
+
+    Parameters
+    ----------
+    graph
+        In PyTorch.
+    call
+        Compiled.
+    pointwise, random
+        As of :func:`roller.models.torch.judge.difference`.
+    left
+        Takes why the graph is left to PyTorch and the arguments, ``None`` where no operator is to be looked for;
+        returns the graph in PyTorch, with a warning.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        call: GraphCall,
+        pointwise: bool,
+        left: Callable[[str, Sequence[Any] | None], Graph],
+        *,
+        random: bool = False,
+    ) -> None:
+        self._graph, self._call, self._pointwise, self._left = graph, call, pointwise, left
+        self._random = random
+        self._lock = threading.RLock()
+        self._run: Graph | None = None
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Run the graph."""
+        run = self._run
+        return self._first(arguments) if run is None else run(*arguments)
+
+    @property
+    def session(self) -> Session:
+        """What was compiled."""
+        return self._call.session
+
+    @property
+    def differs(self) -> bool:
+        """Whether PyTorch runs the graph, since results differed."""
+        return self._run not in (None, self._call)
+
+    def _first(self, arguments: Sequence[Any]) -> Any:
+        with self._lock:
+            if self._run is not None:  # another thread was first
+                return self._run(*arguments)
+            found: Any = None
+            failure: Exception | None = None
+            try:
+                found = self._call.alone(*arguments)
+            except Exception as why:  # noqa: BLE001 - PyTorch may raise its own, which the caller shall see
+                failure = why
+            unwritten: _Unwritten | None = None
+            try:
+                unwritten = _Unwritten(self._graph, arguments, self._random)
+            except Exception as why:  # noqa: BLE001 - as above
+                failure = failure or why
+            expected = self._graph(*arguments)
+            searched: Sequence[Any] | None = arguments
+            try:
+                why_not = self._why_not(found, failure, expected, unwritten, arguments)
+                if why_not is None:
+                    found = self._call.like(found, expected)
+            except Exception as why:  # noqa: BLE001 - PyTorch has a result, and no fault of ours takes it away
+                why_not, searched = f"its first call could not be compared ({type(why).__name__})", None
+            if why_not is not None:
+                self._run = self._left(why_not, searched)
+                return expected
+            self._run = self._call
+            return found
+
+    def _why_not(
+        self,
+        found: Any,
+        failure: Exception | None,
+        expected: Any,
+        unwritten: _Unwritten | None,
+        arguments: Sequence[Any],
+    ) -> str | None:
+        if failure is not None or unwritten is None:
+            return f"its first call raises {type(failure).__name__}: {str(failure).strip().partition(chr(10))[0]}"
+        if unwritten.drawn():
+            return "its first call draws random numbers, which kernels do not"
+        if unwritten.written():
+            return "its first call writes into its arguments or buffers, which kernels do not"
+        unlike = difference(
+            found, expected, self._graph.forward, arguments, pointwise=self._pointwise, random=self._random
+        )
+        return unlike and f"results of its first call differ from PyTorch's: {unlike}"
+
+
+class _Unwritten:
+    """What a call may write: the state of random numbers, where the graph draws any, and tensors.
+
+    A tensor is known by its version, or by a copy where PyTorch counts none.
+    """
+
+    def __init__(self, graph: torch.fx.GraphModule, arguments: Sequence[Any], random: bool) -> None:
+        import torch
+
+        self._state = torch.get_rng_state() if random else None
+        self._tensors = [
+            *(a for a in arguments if isinstance(a, torch.Tensor)), *graph.parameters(), *graph.buffers()
+        ]  # fmt: skip
+        self._before = [t.clone() if t.is_inference() else t._version for t in self._tensors]
+
+    def drawn(self) -> bool:
+        import torch
+
+        return self._state is not None and not torch.equal(self._state, torch.get_rng_state())
+
+    def written(self) -> bool:
+        import torch
+
+        def same(before: torch.Tensor | int, now: torch.Tensor) -> bool:
+            if not isinstance(before, torch.Tensor):
+                return bool(before == now._version)
+            return before.shape == now.shape and bool(torch.allclose(before, now, 0, 0, equal_nan=True))
+
+        return not all(map(same, self._before, self._tensors))

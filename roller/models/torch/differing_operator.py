@@ -1,0 +1,99 @@
+"""Which operator of a graph computes something else than in PyTorch: the first whose own result differs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from roller.core.display import cut
+from roller.models.torch.judge import difference
+
+if TYPE_CHECKING:
+    import torch
+
+#: Operators of a graph that is compiled once more, with the results of all of them; of others the names are told.
+MOST_OPERATORS = 64
+_COMPUTES = ("call_function", "call_method", "call_module")
+
+#: Compiles a graph for arguments.
+Compile = Callable[["torch.fx.GraphModule", Sequence[Any]], Callable[..., Sequence[Any]]]
+
+
+def differing_operator(
+    graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, *, random: bool = False
+) -> str:
+    """Return words that name the operator, or all that it may be."""
+    nodes = [n for n in graph.graph.nodes if n.op in _COMPUTES]
+    names = [_name(graph, n) for n in nodes]
+    if 1 < len(nodes) <= MOST_OPERATORS:
+        try:
+            found = _first(graph, arguments, compiled, random)
+        except Exception:  # noqa: BLE001 - with all results it may be refused; the names are left
+            found = None
+        if found is not None:
+            return f"operator '{found}'"
+    label = "operator" if len(set(names)) == 1 else "one of the operators"
+    return f"{label} " + cut(", ".join(f"'{n}'" for n in dict.fromkeys(names)), 100)
+
+
+def _name(graph: torch.fx.GraphModule, node: torch.fx.Node) -> str:
+    """Return what a node is called in PyTorch."""
+    if node.op == "call_module":
+        return type(graph.get_submodule(str(node.target))).__name__
+    return str(getattr(node.target, "__name__", node.target))
+
+
+def _first(graph: torch.fx.GraphModule, arguments: Sequence[Any], compiled: Compile, random: bool) -> str | None:
+    """Return the first operator, in the order they run, whose result differs."""
+    import torch
+
+    values: dict[str, torch.Tensor] = {}
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            value = super().run_node(node)
+            if node.op in _COMPUTES and isinstance(value, torch.Tensor):
+                values[node.name] = value.clone()
+            return value
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=random):
+        Kept(graph).run(*[a.clone() if isinstance(a, torch.Tensor) else a for a in arguments])
+    exposed = copy.copy(graph)
+    exposed.graph = copy.deepcopy(graph.graph)
+    shown = [n for n in exposed.graph.nodes if n.name in values]
+    copies = []
+    for node in shown:
+        with exposed.graph.inserting_after(node):
+            copies.append(exposed.graph.call_method("clone", (node,)))
+        copies[-1].meta["example_value"] = values[node.name]
+    (output,) = (n for n in exposed.graph.nodes if n.op == "output")
+    output.args = (tuple(copies),)
+    exposed.recompile()
+    results = compiled(exposed, arguments)(*arguments)
+    for node, mine in zip(shown, results, strict=True):
+        theirs = values[node.name]
+
+        def eager(*given: Any, at: str = node.name) -> Sequence[Any]:
+            return [_until(graph, at, given)]
+
+        if difference([mine], [theirs], eager, arguments, pointwise=True, random=random):
+            return _name(graph, node)
+    return None
+
+
+def _until(graph: torch.fx.GraphModule, name: str, arguments: Sequence[Any]) -> Any:
+    """Return the value of a node."""
+    import torch
+
+    found = []
+
+    class Kept(torch.fx.Interpreter):
+        def run_node(self, node: torch.fx.Node) -> Any:
+            value = super().run_node(node)
+            if node.name == name:
+                found.append(value.clone())
+            return value
+
+    Kept(graph).run(*arguments)
+    return found[0]

@@ -1,0 +1,329 @@
+"""A graph of PyTorch as an ONNX model: every tensor it is called with, weights among them, is an input of the model."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roller.models.torch.decompositions import decompositions
+from roller.models.torch.fast_paths import spell_out
+from roller.models.torch.judge import is_pointwise
+from roller.models.torch.refusals import RefusedGraphError, is_random, refuse
+from roller.models.torch.value_checks import checked
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+
+#: Loggers of what exports a graph: they tell of every node they leave as it is.
+_EXPORTERS = ("torch.onnx", "onnxscript", "onnx_ir")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor that a graph holds itself: looked up again in every call, since modules may be given another one.
+
+    Parameters
+    ----------
+    tensors
+        Parameters or buffers of the module that owns it.
+    name
+        Of it, there.
+    """
+
+    tensors: dict[str, torch.Tensor | None]
+    name: str
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An ONNX model of a graph for certain shapes.
+
+    Parameters
+    ----------
+    model
+        Its inputs are the tensors at ``positions``.
+    positions
+        Of the inputs among the arguments of the graph; those it holds itself come after all of these.
+    held
+        Tensors of the graph itself.
+    weights
+        Positions of parameters and buffers.
+    outputs
+        Number of the model's output for each result of the graph, ``None`` for a result that is nothing.
+    dtypes
+        Of the results, where they are known: the exporter forgets the way back where it computes halves in float32.
+    strides
+        Of the results, where they are known.
+    pointwise
+        Whether every element of the results comes of elements, with no sum among them.
+    checks
+        Numbers of outputs that are true where PyTorch raises.
+    random
+        Whether the graph draws random numbers, in a branch.
+    """
+
+    model: onnx.ModelProto
+    positions: tuple[int, ...]
+    held: tuple[Held, ...]
+    weights: frozenset[int]
+    outputs: tuple[int | None, ...]
+    dtypes: tuple[torch.dtype | None, ...]
+    strides: tuple[tuple[int, ...] | None, ...]
+    pointwise: bool
+    checks: tuple[int, ...] = ()
+    random: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the model's inputs."""
+        return tuple(value.name for value in self.model.graph.input)
+
+
+def export(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> Exported:
+    """Export a graph for arguments like these."""
+    import torch
+
+    made, positions = _for_sizes(graph, examples)
+    (results,) = next(n for n in graph.graph.nodes if n.op == "output").args
+    _check_results(graph, results)
+    held, module = _with_held(made)
+    given = [examples[n].detach() for n in positions] + [h.tensors[h.name] for h in held]
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        # Without Dynamo's own tracing, whose guards name arguments that only it knows.
+        with _quiet(*_EXPORTERS), torch._guards.tracing(None):
+            traced = torch.export.export(module, tuple(given), strict=False)
+            refuse(traced.graph)
+            random = is_random(traced)
+            pointwise = all(is_pointwise(n.target) for n in traced.graph.nodes if n.op == "call_function")
+            watched, checks = checked(traced) or (None, 0)
+            if watched is not None:
+                traced = torch.export.export(watched, tuple(given), strict=False)
+            own = decompositions()
+            if any(n.target in own for n in traced.graph.nodes):
+                traced = traced.run_decompositions(own)
+            program = torch.onnx.export(traced, dynamo=True, verbose=False)
+    assert program is not None and program.exported_program is not None
+    signature = program.exported_program.graph_signature
+    if signature.buffers_to_mutate or signature.user_inputs_to_mutate:
+        raise RefusedGraphError(
+            "the graph writes into its arguments or buffers, which kernels do not. Return new values."
+        )
+    model = program.model_proto
+    if len(model.graph.input) != len(given):
+        raise RefusedGraphError(f"the exported graph has {len(model.graph.input)} inputs instead of {len(given)}")
+    weights = {k for k, n in enumerate(placeholders(graph)) if k in positions and is_weight(n, examples[k])}
+    all_positions = (*positions, *range(len(examples), len(examples) + len(held)))
+    outputs = len(model.graph.output)
+    order = _order(outputs - checks, results)
+    dtypes, strides = tuple(_dtype(r) for r in results), tuple(_stride(r) for r in results)
+    return Exported(model, all_positions, held, frozenset(weights), order, dtypes, strides, pointwise,
+                    tuple(range(outputs - checks, outputs)), random)  # fmt: skip
+
+
+def exported_module(module: torch.nn.Module, examples: Sequence[Any]) -> onnx.ModelProto:
+    """Export a module, in evaluation, for arguments like these; the names of its parameters are kept."""
+    import torch
+
+    was = [m for m in module.modules() if m.training]
+    try:
+        module.eval()
+        with torch.no_grad(), warnings.catch_warnings(), _quiet(*_EXPORTERS):
+            warnings.simplefilter("ignore")  # the exporter's own deprecations
+            program = torch.onnx.export(module, tuple(examples), dynamo=True, verbose=False)
+    except Exception as why:  # the exporter's errors have no common class, and a module raises what it likes
+        first = str(why).strip().partition("\n")[0]
+        raise RefusedGraphError(
+            f"{type(module).__name__}: expected a module that torch.onnx exports, got {type(why).__name__}: {first}. "
+            "Pass examples of its arguments, or an ONNX model."
+        ) from why
+    finally:
+        for m in was:
+            m.training = True
+    assert program is not None
+    model: onnx.ModelProto = program.model_proto
+    return model
+
+
+def placeholders(graph: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """Return the arguments of a graph in order."""
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _for_sizes(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+    """Return the graph with its sizes inside, and which arguments are left."""
+    made = copy.copy(graph)
+    made.graph = copy.deepcopy(graph.graph)
+    positions = []
+    for k, (node, example) in enumerate(zip(placeholders(made), examples, strict=True)):
+        if type(example) is int:  # a size, of this shape
+            with made.graph.inserting_before(node):
+                node.replace_all_uses_with(made.graph.call_function(int, (example,)))
+            made.graph.erase_node(node)
+            continue
+        _check(node.name, example)
+        positions.append(k)
+    spell_out(made.graph)
+    made.recompile()
+    return made, tuple(positions)
+
+
+def _check(name: str, example: Any) -> None:
+    import torch
+
+    if type(example) not in (torch.Tensor, torch.nn.Parameter):
+        raise RefusedGraphError(
+            f"argument '{name}': expected a plain tensor or a size, got {type(example).__name__}. "
+            "Pass dynamic=False to torch.compile."
+        )
+    unknown = example.is_quantized or example.dtype in (torch.bfloat16, torch.complex64, torch.complex128)
+    if unknown or example.device.type != "cpu" or example.layout != torch.strided or example.is_neg():
+        raise RefusedGraphError(
+            f"argument '{name}': {example.dtype} on {example.device} is not for roller's processor kernels."
+        )
+    if example.requires_grad and torch.is_grad_enabled():
+        raise RefusedGraphError(
+            "gradients are wanted, and kernels are for inference. Call the model below torch.no_grad()."
+        )
+
+
+def is_weight(node: torch.fx.Node, example: torch.Tensor) -> bool:
+    """Whether an argument is a parameter or a buffer of a module."""
+    import torch
+    from torch._dynamo.source import is_from_unspecialized_param_buffer_source as of_module
+
+    source = getattr(node, "_dynamo_source", None)
+    return isinstance(example, torch.nn.Parameter) or (source is not None and of_module(source))
+
+
+def _with_held(graph: torch.fx.GraphModule) -> tuple[tuple[Held, ...], torch.nn.Module]:
+    """Return the tensors a graph holds, and a module that takes them as further arguments."""
+    import torch
+
+    names, held = [], []
+    for prefix, module in graph.named_modules(remove_duplicate=False):
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None:
+                    _check(name, tensor)
+                    names.append(f"{prefix}.{name}" if prefix else name)
+                    held.append(Held(tensors, name))
+    graph.training = False  # of this copy alone: modules inside are the user's
+    if not held:
+        return (), graph
+
+    def forward(_: torch.nn.Module, *arguments: Any) -> Any:
+        given, values = arguments[: -len(names)], arguments[-len(names) :]
+        return torch.func.functional_call(graph, dict(zip(names, values, strict=True)), given)
+
+    return tuple(held), type("WithHeld", (torch.nn.Module,), {"forward": forward})().eval()
+
+
+def _check_results(graph: torch.fx.GraphModule, results: Sequence[Any]) -> None:
+    """Refuse results that the caller could tell from new values of their own.
+
+    A write into a result that is a view of an argument, or of another result, is seen there in PyTorch.
+    """
+    import torch
+
+    arguments = [v for n in placeholders(graph) if isinstance(v := _example(n), torch.Tensor)]
+    held = [*graph.parameters(), *graph.buffers()]
+    theirs = {_storage(t) for t in (*arguments, *held)}
+    before: list[tuple[Any, torch.Tensor]] = []
+    for result in results:
+        value = _example(result)
+        if result is None or value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise RefusedGraphError(
+                f"result '{result}': expected a tensor, got a size. Pass dynamic=False to torch.compile."
+            )
+        if _storage(value) in theirs:
+            raise RefusedGraphError(f"result '{result}' is a view of an argument. Return new values.")
+        for other, tensor in before:
+            if _storage(tensor) == _storage(value) and _overlap(tensor, value):
+                raise RefusedGraphError(f"results '{other}' and '{result}' share memory. Return new values.")
+        before.append((result, value))
+
+
+def _example(node: Any) -> Any:
+    return getattr(node, "meta", {}).get("example_value")
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+class _Span:
+    """Memory that nobody has, laid out like a tensor's, for NumPy to compare."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size, origin = tensor.element_size(), 1 << 40
+        self.__array_interface__ = {
+            "version": 3, "typestr": f"|V{size}", "data": (origin + size * int(tensor.storage_offset()), True),
+            "shape": tuple(map(int, tensor.shape)), "strides": tuple(size * int(s) for s in tensor.stride()),
+        }  # fmt: skip
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether views of one storage share an element; also where that is too hard to tell."""
+    most_work: Any = 100_000
+    try:
+        return bool(np.shares_memory(np.asarray(_Span(one)), np.asarray(_Span(other)), max_work=most_work))
+    except (RuntimeError, TypeError, ValueError):  # too hard, or sizes that only calls know
+        return True
+
+
+def _dtype(result: Any) -> torch.dtype | None:
+    import torch
+
+    value = _example(result)
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
+def _stride(result: Any) -> tuple[int, ...] | None:
+    """Return the strides of a result whose sizes are known."""
+    import torch
+
+    value = _example(result)
+    strides = value.stride() if isinstance(value, torch.Tensor) else ()
+    known = isinstance(value, torch.Tensor) and all(type(n) is int for n in (*value.shape, *strides))
+    return tuple(strides) if known else None
+
+
+@contextlib.contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Keep libraries from telling how they work, and of packages that are not installed; errors are still told."""
+    logs = [logging.getLogger(found) for found in _loggers(names)]
+    levels = [log.level for log in logs]
+    for log in logs:
+        log.setLevel(max(logging.ERROR, log.level))
+    try:
+        yield
+    finally:
+        for log, level in zip(logs, levels, strict=True):
+            log.setLevel(level)
+
+
+def _loggers(names: Sequence[str]) -> list[str]:
+    """Return loggers, and those below them that have a level of their own: they ask nobody above."""
+    own = [n for n, log in logging.root.manager.loggerDict.items() if getattr(log, "level", logging.NOTSET)]
+    return [*names, *(n for n in own if n.startswith(tuple(f"{name}." for name in names)))]
+
+
+def _order(count: int, results: Sequence[Any]) -> tuple[int | None, ...]:
+    """Return the output of the model for each of the graph's, ``None`` where that is nothing."""
+    tensors = [r for r in results if r is not None]
+    if len(tensors) != count:
+        raise RefusedGraphError(f"the exported graph has {count} outputs instead of {len(tensors)}")
+    numbers = iter(range(count))
+    return tuple(None if r is None else next(numbers) for r in results)

@@ -1,0 +1,102 @@
+"""What stays with PyTorch, since its exporter would turn it into something else without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from roller.errors import RollerError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class RefusedGraphError(RollerError):
+    """Why a graph stays with PyTorch."""
+
+
+def _always(_: torch.fx.Node) -> bool:
+    return True
+
+
+def _divisor_at_edges(node: torch.fx.Node) -> bool:
+    """Whether an average pooling has a divisor of its own, and windows that reach over the end."""
+    given = _given(node)
+    return given.get("divisor_override") is not None and bool(given.get("ceil_mode"))
+
+
+def _cropped_circle(node: torch.fx.Node) -> bool:
+    """Whether a circular padding crops, too."""
+    given = _given(node)
+    return given.get("mode") == "circular" and any(n < 0 for n in given["pad"])
+
+
+def _given(node: torch.fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operator by name, those that are left out by their defaults."""
+    known = node.target._schema.arguments
+    given = {a.name: a.default_value for a in known if a.has_default_value()}
+    return {**given, **dict(zip((a.name for a in known), node.args, strict=False)), **node.kwargs}
+
+
+#: Operators by name, whether a call is of the kind, and what would be wrong. ``python -m benchmarks.torch_audit`` finds
+#: them; what is simple and common is decomposed in :mod:`roller.models.torch.decompositions` instead.
+LEFT: dict[str, tuple[Callable[[Any], bool], str]] = {
+    **dict.fromkeys(
+        ("avg_pool1d", "avg_pool2d", "avg_pool3d"),
+        (_divisor_at_edges, "its divisor is that of a whole window where one reaches over the end"),
+    ),
+    "pad": (_cropped_circle, "what is cropped is not wrapped around"),
+    "logcumsumexp": (_always, "its sums would overflow or vanish"),
+    "native_batch_norm": (_always, "the means and deviations it returns are empty in inference"),
+    "special_log_ndtr": (_always, "the logarithm of a probability that vanishes stands for it"),
+    "special_erfcx": (_always, "the product of a vanishing and an infinite factor stands for it"),
+}
+
+
+def refuse(graph: torch.fx.Graph) -> None:
+    """Refuse a graph that holds an operator of the kind, complex or random numbers.
+
+    The exporter has no complex numbers: pairs of floats stand for them, which most of its decompositions do not know.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        name = str(getattr(node.target, "overloadpacket", node.target)).removeprefix("aten.")
+        rule = LEFT.get(name)
+        if rule is not None and rule[0](node):
+            raise RefusedGraphError(f"operator '{name}' is not exported as PyTorch computes it: {rule[1]}.")
+        if _draws(node):
+            raise RefusedGraphError(f"operator '{name}' draws random numbers, which kernels do not.")
+        if any(_is_complex(v) for v in (node, *node.all_input_nodes)):
+            raise RefusedGraphError(f"operator '{name}' has complex numbers, and kernels are for real ones.")
+
+
+def is_random(program: torch.export.ExportedProgram) -> bool:
+    """Whether a traced graph, its branches included, draws random numbers."""
+    import torch
+
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    return any(n.op == "call_function" and _draws(n) for graph in graphs for n in graph.nodes)
+
+
+def _draws(node: torch.fx.Node) -> bool:
+    """Whether an operator draws random numbers: a dropout does in training, with a probability."""
+    import torch
+
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = _given(node)
+    chance = given.get("dropout_p", given.get("p"))
+    if given.get("train", given.get("training", True)) is False:
+        return False
+    return not (isinstance(chance, (int, float)) and chance == 0 and ("dropout_p" in given or "train" in given))
+
+
+def _is_complex(node: torch.fx.Node) -> bool:
+    import torch
+
+    values = node.meta.get("val")
+    return any(
+        isinstance(v, torch.Tensor) and v.dtype.is_complex
+        for v in (values if isinstance(values, (list, tuple)) else (values,))
+    )

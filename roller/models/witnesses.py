@@ -1,0 +1,108 @@
+"""Who is right where a compiled model and ONNX Runtime differ: onnx's reference, and ONNX Runtime unoptimised."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roller.errors import LaunchError
+from roller.models.expected import computed, typed_outputs
+from roller.models.graph.steps import Program
+
+if TYPE_CHECKING:
+    import onnx
+
+#: Elements of all values of a model up to which the reference, which is plain Python, is asked.
+MAX_ELEMENTS = 1 << 26
+
+
+@dataclass(frozen=True)
+class Witnesses:
+    """What others make of the same inputs; ``None`` where one has no answer.
+
+    Parameters
+    ----------
+    reference
+        Of onnx's reference evaluator, an array per output.
+    unoptimised
+        Of ONNX Runtime, which ran the nodes as they are written.
+    """
+
+    reference: tuple[np.ndarray, ...] | None
+    unoptimised: tuple[np.ndarray, ...] | None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who is right about an output.
+
+    Parameters
+    ----------
+    right
+        ``"roller"`` or ``"onnxruntime"``; ``None`` where nobody can tell.
+    why
+        For people.
+    """
+
+    right: str | None
+    why: str
+
+
+def asked(model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]) -> Witnesses:
+    """Ask onnx's reference evaluator, and ONNX Runtime without its optimisations."""
+    try:
+        unoptimised = computed(model, program, feeds, optimised=False)[0]
+    except LaunchError:
+        unoptimised = None
+    return Witnesses(_reference(model, program, feeds), unoptimised)
+
+
+def _reference(
+    model: str | Path | bytes | onnx.ModelProto, program: Program, feeds: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, ...] | None:
+    from onnx.reference import ReferenceEvaluator
+
+    if sum(v.elements for v in program.values.values()) > MAX_ELEMENTS:
+        return None
+    given = os.fspath(model) if isinstance(model, (str, Path)) else model
+    try:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            evaluator = ReferenceEvaluator(given)
+            taken = {n: a for n, a in feeds.items() if n in evaluator.input_names}
+            found = evaluator.run(list(program.outputs), taken)
+            return typed_outputs(program, list(found))
+    except Exception:  # noqa: BLE001 - it raises whatever Python does for what it does not take
+        return None
+
+
+def verdict(ours: bool | None, theirs: bool | None, unoptimised: bool | None) -> Verdict:
+    """Return who is right about an output in which roller and ONNX Runtime differ.
+
+    Examples
+    --------
+    >>> verdict(True, False, True).why
+    "roller is right: onnx's reference evaluator agrees with it, and ONNX Runtime does without its optimisations"
+    >>> verdict(None, None, None).right is None
+    True
+    """
+    plain = ", and ONNX Runtime does without its optimisations" if unoptimised else ""
+    if ours and not theirs:
+        return Verdict("roller", f"roller is right: onnx's reference evaluator agrees with it{plain}")
+    if theirs and not ours:
+        why = "ONNX Runtime is right: onnx's reference evaluator agrees with it"
+        return Verdict("onnxruntime", f"{why}, but not without its optimisations" if unoptimised else why)
+    if ours is None and unoptimised:
+        why = "ONNX Runtime agrees with roller without its optimisations (onnx's reference evaluator has no answer)"
+        return Verdict("roller", f"roller is right: {why}")
+    if ours is None:
+        return Verdict(None, "nobody can tell: onnx's reference evaluator has no answer")
+    if ours:
+        return Verdict(None, "nobody can tell: onnx's reference evaluator lies between the two")
+    return Verdict(None, f"nobody can tell: onnx's reference evaluator differs from both{plain}")

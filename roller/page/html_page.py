@@ -1,0 +1,139 @@
+"""One self-contained HTML file of a report's data: own script and style, compressed columns, no request."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import html
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+from roller.errors import ArtifactError
+
+#: Bytes of a page at most.
+MOST_BYTES = 1_500_000
+#: Scripts of the page in the order they are read; each defines what the next ones use.
+_SCRIPTS = (
+    "dom.js", "data.js", "icicle.js", "table.js", "charts.js", "hints_view.js", "difference_view.js",
+    "profile_view.js", "tiles.js", "kernel_view.js",
+    "model_view.js", "page.js",
+)  # fmt: skip
+#: Comments of the scripts that have lines of their own: they are for who reads the sources, not for each page.
+_COMMENTS = re.compile(r"^ *(?:/\*\*.*?\*/|//[^\n]*)\n", re.MULTILINE | re.DOTALL)
+#: Characters that end a script, or a line of one, inside JSON; their escapes mean the same there.
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def html_page(title: str, data: Mapping[str, Any]) -> str:
+    """Return a page that shows the data of a report.
+
+    Examples
+    --------
+    >>> page = html_page("</title>", {"view": "benchmark", "name": "</script>", "run": {}, "tables": []})
+    >>> page.count("</title>"), page.count("</script>"), page.count("https:")
+    (1, 3, 0)
+    """
+    script, style = _script(), _text("page.css")
+    parts = {
+        "title": html.escape(title).encode("utf-8", "replace").decode(),
+        "policy": f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'",
+        "style": style,
+        "script": script,
+        "data": base64.b64encode(packed(data)).decode(),
+        "head": script_json({"title": title, "view": data["view"]}),
+    }
+    page = re.sub(r"@(\w+)@", lambda found: parts[found[1]], _text("page.html"))
+    size = len(page.encode())
+    if size > MOST_BYTES:
+        raise ArtifactError(
+            f"report: expected a page of at most {MOST_BYTES} bytes, got {size}. Report a part of it: one kernel, or a "
+            f"shorter recording."
+        )
+    return page
+
+
+def script_json(value: Any) -> str:
+    r"""Return JSON that can stand in a script element, whatever strings it holds.
+
+    Examples
+    --------
+    >>> script_json("</script>\u2028")
+    '"\\u003c/script\\u003e\\u2028"'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    text = re.sub("[<>&\u2028\u2029]", lambda found: _ESCAPES[found[0]], text)
+    return text.encode("utf-8", "backslashreplace").decode()  # lone surrogates, as their escapes
+
+
+def packed(data: Mapping[str, Any]) -> bytes:
+    """Return data as the page reads them: the length of the JSON, the JSON, the columns it refers to; compressed.
+
+    All numbers of 64 bits are in one sorted column, each once, and others hold their places in it: times of a step
+    repeat, in sums and in tables, and sorted ones compress better.
+    """
+    columns = _Columns()
+    floats = [array for array in _arrays(data) if array.dtype == np.float64]
+    pool = np.unique(np.concatenate(floats)) if floats else np.zeros(0)
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            if value.dtype == np.float64:
+                return {**columns.add(np.searchsorted(pool, value).astype(np.uint32)), "pooled": True}
+            return columns.add(value)
+        if isinstance(value, Mapping):
+            return {str(name): plain(part) for name, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(part) for part in value]
+        if isinstance(value, float) and not math.isfinite(value):
+            return None  # JSON has no such number
+        return value
+
+    body = {"pool": columns.add(pool), "data": plain(data)}
+    head = json.dumps(body, allow_nan=False).encode()
+    return gzip.compress(len(head).to_bytes(4, "little") + head + b"".join(columns.parts), 9, mtime=0)
+
+
+def _arrays(value: Any) -> Iterator[np.ndarray]:
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, (Mapping, list, tuple)):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(part)
+
+
+class _Columns:
+    """Columns, byte by byte of significance, which compresses better: exponents beside exponents."""
+
+    def __init__(self) -> None:
+        self.parts: list[bytes] = []
+        self._at = 0
+
+    def add(self, array: np.ndarray) -> dict[str, Any]:
+        kind = array.dtype.newbyteorder("<")
+        column = array.astype(kind).view(np.uint8).reshape(len(array), kind.itemsize).T.tobytes()
+        self.parts.append(column)
+        self._at += len(column)
+        return {"$column": kind.str[1:], "count": len(array), "at": self._at - len(column)}
+
+
+@cache
+def _text(name: str) -> str:
+    return resources.files("roller.page").joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    whole = '"use strict";\n' + "\n".join(_text(name) for name in _SCRIPTS)
+    return _COMMENTS.sub("", whole)
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

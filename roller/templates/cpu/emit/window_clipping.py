@@ -1,0 +1,43 @@
+"""Loops over the taps of a window that some output of a register tile finds inside the image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller.te.compat import tirx
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import integer
+from roller.templates.cpu.emit.plan import SpatialPlan, decisions_of
+from roller.templates.cpu.window_clipping import Slide, skipping, slides
+from roller.tile import RProgram
+
+
+@dataclass(frozen=True)
+class SkippedTaps:
+    """A window of ``taps`` whose ends depend on where the register tile is along ``output``."""
+
+    slide: Slide
+    output: SpatialPlan
+    taps: int
+
+
+def skipped_taps(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[str, SkippedTaps]:
+    """Return the windows of a program that its micro-kernels pass in part, by the name of their axis."""
+    d, names = decisions_of(program), program.axis_names
+    passed, plans = skipping(d.live[0]), {s.name: s for s in spatial}
+    return {
+        names[s.tap]: SkippedTaps(s, plans[names[s.output]], program.axes[s.tap].extent)
+        for s in slides(d.batch.geometry)
+        if s.tap in passed
+    }
+
+
+def live_span(skipped: SkippedTaps, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
+    """Return the first tap of the register tile that begins at ``env``, and how many there are."""
+    s, begin, taps = skipped.slide, env[skipped.output.name], integer(skipped.taps)
+    last = begin + (skipped.output.tile - 1)
+    first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, integer(s.gap)), integer(0)), taps)
+    end = tirx.floordiv(s.high - 1 - s.step * begin, integer(s.gap)) + 1
+    return first, tirx.max(tirx.min(end, taps) - first, integer(0))

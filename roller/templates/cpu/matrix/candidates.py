@@ -1,0 +1,74 @@
+"""The pool of programs of dot products of bytes: register tiles of whole vectors, words along one reduction."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.cpu.boxes import in_words
+from roller.templates.cpu.common.tasks import batch_of
+from roller.templates.cpu.matrix.price import TILE_REGISTERS, price, tile_registers
+from roller.templates.cpu.matrix.products import even_rows, fragments_of, matrix_axes
+from roller.templates.cpu.tiled.candidates import register_tiles, task_tiles
+from roller.tile.geometry import Geometry, Ints
+from roller.tile.structures import MATRIX
+
+#: Micro-kernels that are given tasks, per vector axis.
+_KERNELS = 24
+
+
+def matrix_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return a batch per instruction and vector axis."""
+    ways = [(f, axes) for f in fragments_of(spec) for axes in matrix_axes(geometry, spec, f)]
+    return [_pool(geometry, spec, options, *way) for way in ways]
+
+
+def _pool(
+    geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, fragment: Fragment, axes: tuple[str, str, str]
+) -> TileBatch:
+    """Return the programs of one instruction with lanes along one axis."""
+    m, v, k = (geometry.names.index(n) for n in axes)
+    staged = staged_operands(geometry, fragment, m, v, k)
+
+    def batch(register: Ints, block: Ints) -> TileBatch:
+        made = batch_of(geometry, MATRIX, register, block, staged, v)
+        return replace(made, fragment=fragment, matrix_axes=axes)
+
+    register = register_tiles(geometry, spec, v) if fragment.m == 1 else _fragment_tiles(geometry, fragment, m, v)
+    register = register[register[:, v] < geometry.extents[v] + fragment.n]
+    register[:, k] = fragment.k
+    block = -(-geometry.extents // register) * register
+    alone = replace(batch(register, block), constants=options.constants)
+    best = np.sort(np.argsort(price(alone, spec, {})["seconds"], kind="stable")[:_KERNELS])
+    return batch(*np.split(task_tiles(geometry, spec, register[best]), 2, axis=1))
+
+
+def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> Ints:
+    """Return the register tiles of whole fragments whose operands and sums the tile registers hold."""
+    found = []
+    for rows, columns in itertools.product(range(1, TILE_REGISTERS), repeat=2):
+        if tile_registers(rows, columns) <= TILE_REGISTERS:
+            register = np.ones(len(geometry.names), np.int64)
+            register[m], register[v] = rows * fragment.m, columns * fragment.n
+            found.append(register)
+    return np.stack(found)
+
+
+def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
+    """Return the operands that are packed: that of the lanes, and one whose words do not lie in memory as they are.
+
+    Words of elements that are widened lie in memory nowhere.
+    """
+    words = fragment.depth(int(geometry.extents[k]))
+    found = []
+    for a in geometry.loads:
+        apart = fragment.m > 1 and not even_rows(a, m)
+        if a.uses[v] or a.bounds or not in_words(a, k, words) or apart or fragment.widens:
+            found.append(a.tensor.name)
+    return tuple(found)

@@ -1,0 +1,176 @@
+"""The pool of CPU programs of one canonical form: micro-kernels, panel steps, tasks."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.scale_up import unique_rows
+from roller.templates.cpu.boxes import read_once
+from roller.templates.cpu.common.lanes import lane_count, lane_distance, room
+from roller.templates.cpu.common.tasks import batch_of, row_axes, task_shapes, tile_counts, vector_axes
+from roller.templates.cpu.narrow_floats import is_converted
+from roller.templates.cpu.tiled.price import price
+from roller.templates.cpu.window_clipping import cuts, slides
+from roller.tile.geometry import Access, Floats, Geometry, Ints
+from roller.tile.structures import TILED, structure_of
+
+#: Rows of a micro-kernel along a scalar (broadcast) axis.
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
+#: Equal parts of a short axis that are rows too, and rows along two axes.
+_SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
+#: Vectors of a micro-kernel along the vector axis.
+VECTORS = (1, 2, 3, 4, 6, 8)
+#: Micro-kernels that are given tasks, per vector axis; and how far behind the best one an axis may be.
+_KERNELS, _NEAR = 24, 1.8
+#: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
+CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
+#: Pieces shorter than this are for a single row of outputs: several rows cost more to put away than to compute.
+_SHORT_CHUNK = 64
+
+
+def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return a batch per vector axis and choice of packed operands."""
+    if not structure_of(geometry).reuses:
+        return []
+    batches = []
+    for v, registers in micro_kernels(geometry, spec, options.constants).items():
+        register, block = np.split(task_tiles(geometry, spec, registers), 2, axis=1)
+        for staged in staged_choices(geometry, v, options.constants):
+            batches.append(batch_of(geometry, TILED, register, block, staged, v))
+    return batches
+
+
+def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the sets of inputs to pack for vector axis ``v``: what must be packed, and that with what may be.
+
+    Packed of necessity: accesses with guards or gathers, and vectors whose lanes are not neighbours in memory. A
+    vector operand with neighbouring lanes that is read again may be packed (its rows then cannot collide in a cache);
+    so may a broadcast one that every read would convert. Any other broadcast operand read in place costs nothing and
+    is packed only where that costs no call anything: ``constants`` are packed ahead, with what else may be and without.
+    """
+    must, may = set[str](), set[str]()
+    for a in geometry.loads:
+        step = lane_distance(a, v)
+        if a.bounds or a.gather or step > 1:
+            must.add(a.tensor.name)
+        elif a.tensor.name in constants or (not read_once(a, v) and (step == 1 or is_converted(a))):
+            may.add(a.tensor.name)
+    sets = [must, must | (may & set(constants)), must | may]
+    guarded = {a.tensor.name for a in geometry.loads if a.bounds}
+    if guarded and not any(a.gather or lane_distance(a, v) > 1 for a in geometry.loads if a.bounds):
+        sets += [s - guarded for s in sets if cuts(geometry, tuple(s - guarded))]
+    return list(dict.fromkeys(tuple(n for n in geometry.load_names if n in chosen) for chosen in sets))
+
+
+def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
+    """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis.
+
+    Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; the most
+    promising ones, along axes that come near the best, are given tasks.
+    """
+    found, best = dict[int, tuple[Ints, Floats]](), np.inf
+    for v in vector_axes(geometry, TILED):
+        register = register_tiles(geometry, spec, v)
+        block = np.where(geometry.spatial, -(-geometry.extents // register) * register, geometry.extents)
+        choices = staged_choices(geometry, v, constants)
+        priced = [price(batch_of(geometry, TILED, register, block, s, v), spec, {})["seconds"] for s in choices]
+        seconds = np.minimum.reduce(priced)
+        found[v] = register, seconds
+        best = min(best, float(seconds.min()))
+    near = {v: f for v, f in found.items() if f[1].min() <= _NEAR * best} or found
+    return {v: register[np.sort(np.argsort(s, kind="stable")[:_KERNELS])] for v, (register, s) in near.items()}
+
+
+def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
+    """Return the register tiles whose lanes lie along axis ``v``, ``(N, axes)``."""
+    lanes = lane_count(spec, 4)
+    usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
+    others, found = row_axes(geometry, v), []
+    for vectors in VECTORS:
+        if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
+            continue
+        for rows in row_choices(geometry, others, max(1, usable // vectors)):
+            register = np.ones(len(geometry.names), np.int64)
+            register[v] = vectors * lanes
+            register[others] = rows
+            found.append(register)
+    return np.stack(found)
+
+
+def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
+    """Return distinct rows of register tile and task side by side, ``(N, 2 * axes)``."""
+    steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry, spec)]
+    found, known = [], dict[bytes, tuple[Ints, Ints]]()
+    for register in registers:
+        tiles = tile_counts(geometry, register)
+        key = tiles.tobytes()
+        if key not in known:
+            tasks = task_shapes(tiles, spec)
+            known[key] = tasks, _chunked_tasks(tasks)
+        rows = register.prod() // register.max()
+        for n, step in enumerate(steps):
+            if n and rows > 1 and step.prod() < _SHORT_CHUNK:
+                continue
+            block = np.where(geometry.spatial, register * known[key][n > 0], -(-step // register) * register)
+            found.append(np.concatenate([np.broadcast_to(register, block.shape), block], axis=1))
+    return unique_rows(np.concatenate(found))
+
+
+def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
+    """Return the pieces of a deep reduction to consider.
+
+    The tiles of a task take turns, piece by piece, and read operands while their lines and pages are still near. Around
+    a window it is the outermost axis of the others that is cut, where the image it slides over outgrows L2 and its taps
+    have gaps between them: the next tap then finds no line again that the one before has brought.
+    """
+    deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
+    windowed = [a for a in geometry.loads if not a.gather and a.shared_axes.any()]
+    apart = any(s.gap > s.step for s in slides(geometry))
+    if len(deep) > 1 and apart and any(_image_bytes(a) > room(spec, "l2") for a in windowed):
+        deep = [a for a in geometry.reduction_order if a in deep and not any(x.shared_axes[a] for x in windowed)]
+    elif len(deep) != 1:
+        return []
+    if not deep:
+        return []
+    behind = int(geometry.extents[deep[1:]].prod())
+    out = []
+    for c in CHUNKS:
+        if c % behind == 0 and 2 * c <= geometry.extents[deep[0]] * behind:
+            steps = np.where(geometry.spatial, 1, geometry.extents)
+            steps[deep[0]] = c // behind
+            out.append(steps)
+    return out
+
+
+def _image_bytes(access: Access) -> float:
+    """Return the bytes that windows slide over, all channels: of one image of a batch."""
+    images = access.uses & access.spatial & ~access.shared_axes
+    return access.tensor.nbytes / float(access.axis_extents[images].prod())
+
+
+def _chunked_tasks(tasks: Ints) -> Ints:
+    """Return the largest tasks, which share most, and some of the others; tasks of one tile have nothing to share."""
+    sizes = tasks.prod(axis=1)
+    several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
+    return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
+
+
+def row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
+    """Rows of a micro-kernel over the scalar axes, at most two of them larger than 1; a few, and even splits."""
+    out = {tuple(1 for _ in others)}
+    for i, a in enumerate(others):
+        extent = int(geometry.extents[a])
+        most = min(room, extent)
+        for n in {*_ROWS, *(-(-extent // parts) for parts in range(max(1, -(-extent // room)), _SPLITS + 1))}:
+            if n <= most:
+                out.add(tuple(n if j == i else 1 for j in range(len(others))))
+        for k in range(i + 1, len(others)):
+            for n, m in itertools.product(_PAIRS, _PAIRS):
+                if n * m <= room and n <= geometry.extents[a] and m <= geometry.extents[others[k]]:
+                    out.add(tuple(n if j == i else m if j == k else 1 for j in range(len(others))))
+    return sorted(out)

@@ -1,0 +1,336 @@
+"""The pool of programs for a matrix unit: aligned with its fragments, grown by data reuse, pipelined by price.
+
+It applies wherever the anchor sums products of two tensors of a dtype that a fragment of the device takes, with the
+fragment's accumulator: matrix products of all layouts, batched or not, and convolutions as implicit GEMM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from roller.core.fragment import Fragment
+from roller.expr import Call, Cast, Load, TensorExpr
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.growth import Growth
+from roller.templates.common.options import ConstructOptions
+from roller.templates.common.padding import padding_allowed
+from roller.templates.common.policy import POLICIES
+from roller.templates.common.scale_up import best_children, unique_rows
+from roller.templates.common.score import reuse_score, tile_cost
+from roller.templates.gpu.common.limits import whole_teus
+from roller.templates.gpu.common.occupancy import scratchpad_bytes
+from roller.templates.gpu.matrix.copies import are_async, operand_copies
+from roller.templates.gpu.matrix.price import PHASES
+from roller.templates.gpu.tiled.candidates import split_variants
+from roller.templates.gpu.tiled.variants import exceeds_cache
+from roller.tile.geometry import Floats, Geometry, Ints, product
+from roller.tile.steps import break_share
+from roller.tile.structures import structure_of
+from roller.tile.warp_groups import CHUNK_BYTES
+
+#: Fragments along m and n of one group's tile.
+_ACROSS = (1, 2, 3, 4, 6, 8)
+#: Fragments that tiles of a group may take against those an axis has.
+_OVERHANG = 1.1
+#: Groups of threads per block at most; more only share what the shared cache gives anyway.
+_GROUPS = 16
+#: Fragments along k of one reduction step.
+_STEPS = (1, 2, 4, 8)
+#: Copies of staged tiles considered where copies run beside the arithmetic, and where they go through registers.
+STAGES, REGISTER_STAGES = (1, 2, 3, 4, 5), (1, 2)
+#: Share of neighbours along an axis that may lie apart in memory where rows still run along it.
+_BROKEN = 0.5
+#: How much worse than the best choice of axes another one may look to be followed.
+_WORSE = 1.5
+#: How much slower than the best one the programs of a choice of axes may be to be varied.
+_SLOWER = 1.3
+#: Choices of fragment and axes followed, programs priced of each, and programs whose stages and raster are chosen.
+_FORMS, _PRICED, _VARIED = 3, 96, 12
+#: Stages of which a program is kept with the fastest.
+_PLACES = 2
+#: Dtypes of operands that are rounded as they are multiplied: none.
+_AS_THEY_ARE: Mapping[str, str] = {}
+#: Choices followed of instructions that read scratchpad by themselves: they differ in n only.
+_GROUP_FORMS = 2
+
+
+@dataclass(frozen=True)
+class MatrixForm:
+    """One way to see an expression as a matrix product: the fragment, and positions of its m, n and k axes."""
+
+    fragment: Fragment
+    axes: tuple[int, int, int]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Extents of the fragment along :attr:`axes`."""
+        return self.fragment.m, self.fragment.n, self.fragment.k
+
+    def waste(self, geometry: Geometry) -> float:
+        """Return computed against useful products: fragments overhang short axes."""
+        total = 1.0
+        for a, s in zip(self.axes, self.sizes, strict=True):
+            extent = int(geometry.extents[a])
+            total *= -(-extent // s) * s / extent
+        return total
+
+    def quality(self, geometry: Geometry) -> tuple[Any, ...]:
+        """Return what sorts forms, the most promising first.
+
+        Few products wasted, operands of which the axis along m or n, or that of k, runs along memory (each that has
+        neither counts like twice the products), and results of a thread that are neighbours in the output. Among
+        equals the larger fragment: it reads each operand less often.
+        """
+        apart = 0
+        for access in geometry.loads:
+            own = [(geometry.names[a], int(geometry.extents[a])) for a in self.axes if access.uses[a]]
+            apart += min(break_share(access.index, access.tensor.shape, *axis) for axis in own) > _BROKEN
+        stored_along = bool(geometry.order) and geometry.order[-1] == self.axes[1]
+        larger = tuple(-s for s in (self.fragment.n, self.fragment.k, self.fragment.m))
+        return self.waste(geometry) * 2.0**apart, not stored_along, self.axes, larger
+
+
+def matrix_forms(
+    geometry: Geometry, spec: DeviceSpec, rounded: Mapping[str, str] = _AS_THEY_ARE
+) -> tuple[MatrixForm, ...]:
+    """Return the ways in which a matrix unit of the device computes an expression, least padded first."""
+    expr = geometry.expr
+    loads = _product_loads(expr)
+    if loads is None or not spec.fragments or not structure_of(geometry).reuses or not expr.allow_padding:
+        return ()
+    dtypes = {rounded.get(t, t) for t in (expr.tensors[x.tensor].dtype for x in loads)}
+    usable = [f for f in spec.fragments if dtypes == {f.operand} and expr.anchor.acc_dtype == f.accumulator]
+    found = []
+    for f in usable:
+        if f.threads % spec.teu.lanes:
+            continue
+        if f"{f.rate}.{f.operand}" not in spec.compute.ops_per_cycle_per_unit:
+            continue
+        found += [MatrixForm(f, axes) for axes in _axes(geometry, loads)]
+    return tuple(sorted(found, key=lambda form: form.quality(geometry)))
+
+
+def _product_loads(expr: TensorExpr) -> tuple[Load, Load] | None:
+    """Return the two loads whose products the anchor sums, converted to the accumulator or not; None for anything else.
+
+    Padding must be zeros, or what a fragment holds beyond the tensors would be added.
+    """
+    anchor = expr.anchor
+    if anchor.combiner != "sum" or not isinstance(anchor.body, Call) or anchor.body.fn != "mul":
+        return None
+    values = [x.arg if isinstance(x, Cast) and x.dtype == anchor.acc_dtype else x for x in anchor.body.args]
+    loads = [x for x in values if isinstance(x, Load) and not (x.guard and x.outside != 0.0)]
+    inputs = {t.name for t in expr.inputs}
+    if len(values) != 2 or len(loads) != 2 or {x.tensor for x in loads} - inputs or loads[0].tensor == loads[1].tensor:
+        return None
+    return loads[0], loads[1]
+
+
+def _axes(geometry: Geometry, loads: tuple[Load, Load]) -> list[tuple[int, int, int]]:
+    """Return the choices of m, n and k axes: m moves one operand, n the other one, k both; both assignments."""
+    uses = [next(a.uses for a in geometry.loads if a.tensor.name == x.tensor) for x in loads]
+    reduced = np.flatnonzero(~geometry.spatial & uses[0] & uses[1])
+    found = []
+    for one, other in (uses, uses[::-1]):
+        ms, ns = np.flatnonzero(geometry.spatial & one & ~other), np.flatnonzero(geometry.spatial & other & ~one)
+        found += [(int(m), int(n), int(k)) for m in ms for n in ns for k in reduced]
+    return found
+
+
+def matrix_pools(geometries: Sequence[Geometry], spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return batches of programs for the matrix unit, one per choice of axes, stages and raster; none where none fits.
+
+    Blocks grow from tiles of every group of threads along the axes of best reuse score; the most promising get their
+    stages and their raster by price, where their choice of axes is not clearly slower than another one.
+    """
+    tried: list[tuple[float, TileBatch]] = []
+    policy = POLICIES[options.policy]
+    rounded = _AS_THEY_ARE if policy is None else dict(policy.rounded)
+    offered = spec.constructed if policy is None else spec
+    for geometry in geometries if options.matrix_units else ():
+        for form in _narrowed(matrix_forms(geometry, offered, rounded), geometry):
+            batch = _blocks(geometry, spec, form, options)
+            if len(batch):
+                tried.append(_promising(batch, spec, options))
+    least = min((seconds for seconds, _ in tried), default=0.0)
+    return [b for s, batch in tried if len(batch) and s <= _SLOWER * least for b in _pipelined(batch, spec, options)]
+
+
+def _narrowed(forms: Sequence[MatrixForm], geometry: Geometry) -> tuple[MatrixForm, ...]:
+    """Return the forms worth growing: of both assignments of m and n the better one, which differ in nothing else."""
+    best: dict[tuple[Fragment, frozenset[int], int], MatrixForm] = {}
+    for f in forms:
+        best.setdefault((f.fragment, frozenset(f.axes[:2]), f.axes[2]), f)
+    kept: list[MatrixForm] = []
+    for alone in (True, False):  # warp groups compete with warps
+        kept += [f for f in best.values() if f.fragment.reads_scratchpad != alone][: _FORMS if alone else _GROUP_FORMS]
+    least = min((f.quality(geometry)[0] for f in kept), default=0.0)
+    return tuple(f for f in kept if f.quality(geometry)[0] <= _WORSE * least)
+
+
+def _blocks(geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions) -> TileBatch:
+    """Return the most promising blocks of one form with one stage, by the bound of arithmetic and shared cache."""
+    states = grown(geometry, spec, form, options)
+    a = len(geometry.names)
+    k, fragment_k = form.axes[2], form.fragment.k
+    most = -(-int(geometry.extents[k]) // fragment_k)
+    steps = sorted({min(s, most) for s in _STEPS})
+    register = np.repeat(states[:, :a], len(steps), axis=0)
+    block = register * np.repeat(states[:, a:], len(steps), axis=0)
+    block[:, k] = np.tile(steps, len(states)) * fragment_k
+    batch = _batch(geometry, form, register, block)
+    if len(batch) and form.fragment.reads_scratchpad:  # swizzled tiles come by whole chunks, or element by element
+        batch = batch.take(np.logical_and.reduce([c.nbytes == CHUNK_BYTES for c in operand_copies(batch)]))
+        register, block = batch.register, batch.block
+    keep = (scratchpad_bytes(batch) <= spec.layer("shared").budget_bytes) & padding_allowed(geometry, block, options)
+    policy = POLICIES[options.policy]
+    if policy is not None:
+        sides, extents = block[:, form.axes[:2]], geometry.extents[list(form.axes[:2])]
+        # An axis that is shorter than every tile of a library is padded: its one tile is a fragment's side.
+        short = (sides < min(policy.unit_sides)) & (sides >= extents)
+        keep &= (np.isin(sides, policy.unit_sides) | short).all(axis=1)
+    batch = batch.take(keep)
+    if len(batch) <= _PRICED:
+        return batch
+    moved_s = tile_cost(geometry, batch.block)[0] / spec.layer("l2").bandwidth_bytes_per_s
+    bound = np.maximum(PHASES.arithmetic(batch, spec), moved_s)
+    return batch.take(np.sort(np.argsort(bound, kind="stable")[:_PRICED]))
+
+
+def _batch(geometry: Geometry, form: MatrixForm, register: Ints, block: Ints) -> TileBatch:
+    names = tuple(geometry.names[a] for a in form.axes)
+    ones = np.ones(len(block), np.int64)
+    return TileBatch(
+        geometry, "matrix", register, block, ones, geometry.load_names, fragment=form.fragment, matrix_axes=names
+    )
+
+
+def _group_tiles(geometry: Geometry, form: MatrixForm) -> Ints:
+    """Return the tiles of one group of threads, ``(N, axes)``: whole fragments along m and n, one along k."""
+    m, n, k = form.axes
+    counts = [-(-int(geometry.extents[a]) // s) for a, s in zip(form.axes, form.sizes, strict=True)]
+    choices = [[c for c in _ACROSS if c <= count and -(-count // c) * c <= _OVERHANG * count] for count in counts[:2]]
+    tiles = np.ones((len(choices[0]) * len(choices[1]), len(geometry.names)), np.int64)
+    tiles[:, m] = np.repeat(choices[0], len(choices[1])) * form.fragment.m
+    tiles[:, n] = np.tile(choices[1], len(choices[0])) * form.fragment.n
+    tiles[:, k] = form.fragment.k
+    return tiles
+
+
+def grown(
+    geometry: Geometry, spec: DeviceSpec, form: MatrixForm, options: ConstructOptions, seen: Growth | None = None
+) -> Ints:
+    """Return blocks grown by groups per axis, as states ``[register tile | groups]``; along the two best axes each.
+
+    From every tile of a group that fits the registers; ``seen`` is told of every step.
+    """
+    register = _group_tiles(geometry, form)
+    register = register[whole_teus(_batch(geometry, form, register, register), spec)]
+    a = len(geometry.names)
+    most = min(_GROUPS, (spec.limits.threads_per_block or 0) // form.fragment.threads)
+    axes = np.array(form.axes[:2])  # blocks step over all other axes
+    states = np.concatenate([register, np.ones_like(register)], axis=1)
+    visited = [states]
+    for _ in range(most.bit_length() - 1):
+        useful = -(-geometry.extents // states[:, :a])
+        table = np.repeat(states[None], len(axes), axis=0)
+        grows = np.empty(table.shape[:2], bool)
+        for n, axis in enumerate(axes):
+            now = states[:, a + axis]
+            table[n, :, a + axis] = np.minimum(2 * now, np.maximum(useful[:, axis], now))
+            grows[n] = table[n, :, a + axis] > now
+        both = np.concatenate([states[None], table])
+        traffic, footprint = (
+            x.reshape(both.shape[:2]) for x in tile_cost(geometry, (both[..., :a] * both[..., a:]).reshape(-1, a))
+        )
+        score = reuse_score((traffic[0], footprint[0]), (traffic[1:], footprint[1:]))
+        if seen is not None:
+            seen.note(states, table, score, grows)
+        chosen = best_children(table, score, grows, 2)
+        chosen = unique_rows(chosen[product(chosen, a + axes) <= most])
+        if not len(chosen):
+            break
+        states = chosen
+        visited.append(states)
+    return unique_rows(np.concatenate(visited if options.shrink else visited[-1:]))
+
+
+def _ring(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[int, ...]:
+    """Return the numbers of stages considered: registers hold one step only."""
+    ring = STAGES if are_async(batch, spec).any() else REGISTER_STAGES
+    return ring if options.pipelining else ring[:1]
+
+
+def _promising(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> tuple[float, TileBatch]:
+    """Return the rows that are fastest with a ring of middling length, split reductions among them, and their time."""
+    ring = _ring(batch, spec, options)
+    parts = [batch, *(split_variants(batch, spec) if options.split_k else [])]
+    whole = replace(
+        batch,
+        register=np.concatenate([p.register for p in parts]),
+        block=np.concatenate([p.block for p in parts]),
+        split_k=np.concatenate([p.split_k for p in parts]),
+    )
+    seconds = PHASES.price(replace(whole, stages=ring[len(ring) // 2]), spec)["seconds"]
+    return float(seconds.min()), whole.take(_best(seconds, _VARIED))
+
+
+def _pipelined(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return variants of rows with stages, then raster; each kept where it is fastest."""
+    ring = _ring(batch, spec, options)
+    tried = [replace(batch, stages=1), *([batch.varied(ring[1:])] if len(ring) > 1 else [])]
+    terms = [PHASES.price(b, spec) for b in tried]
+    seconds, per_unit = (
+        np.concatenate([t[n] for t in terms]).reshape(len(ring), -1) for n in ("seconds", "blocks_per_unit")
+    )
+    seconds[len(REGISTER_STAGES) :, ~are_async(batch, spec)] = np.inf
+    rank = np.argsort(np.argsort(seconds, axis=0, kind="stable"), axis=0, kind="stable")
+    kept = (rank < _PLACES) & np.isfinite(seconds)
+    raster = np.ones(seconds.shape, np.int64)
+    if options.pipelining and exceeds_cache(batch, spec):
+        raster, seconds = _rastered(batch, ring, kept, (seconds, per_unit), spec)
+    found = []
+    for n, several in ((ring[:1], False), (ring[1:], True)):
+        which, row = np.nonzero(kept & (np.isin(ring, n)[:, None]))
+        if len(row):
+            stages = np.array(ring)[which] if several else 1
+            b = replace(batch.take(row), stages=stages, raster=raster[which, row])
+            found.append(b.priced(spec, seconds[which, row]))
+    return found
+
+
+def _rastered(
+    batch: TileBatch, ring: Sequence[int], kept: np.ndarray, plain: tuple[Floats, Floats], spec: DeviceSpec
+) -> tuple[Ints, Floats]:
+    """Return by stages and program the faster order of blocks, the plain one where both are, and its time.
+
+    Blocks that cover a square piece of the output together load least; only powers of two are tried. ``plain`` are the
+    times in the plain order, and blocks per unit.
+    """
+    seconds, per_unit = (x.copy() for x in plain)
+    raster = np.ones(seconds.shape, np.int64)
+    several = (batch.counts[:, batch.geometry.spatial] > 1).sum(axis=1) > 1  # else there is one order only
+    orders = kept & (kept & several & (batch.blocks > spec.units)).any(axis=1)[:, None]
+    for pipelined in (False, True):
+        which, row = np.nonzero(orders & ((np.array(ring) > 1) == pipelined)[:, None])
+        if not len(row):
+            continue
+        together = np.array([spec.units * np.median(per_unit[n][kept[n]]) for n in which])
+        square = 1 << np.rint(np.log2(together) / 2).astype(np.int64)
+        stages = np.array(ring)[which] if pipelined else 1
+        times = PHASES.price(replace(batch.take(row), stages=stages, raster=square), spec)["seconds"]
+        faster = times < seconds[which, row]
+        raster[which, row] = np.where(faster, square, 1)
+        seconds[which, row] = np.minimum(times, seconds[which, row])
+    return raster, seconds
+
+
+def _best(seconds: Floats, count: int) -> np.ndarray:
+    """Return the rows of the least times that are finite, in order of rows."""
+    order = np.argsort(seconds, kind="stable")[:count]
+    return np.asarray(np.sort(order[np.isfinite(seconds[order])]))

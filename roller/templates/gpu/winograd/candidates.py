@@ -1,0 +1,75 @@
+"""Winograd programs of a window product for a GPU: the best tilings of its batched matrix product, both tile sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from roller import perf
+from roller.expr import OFFSET_ELEMENTS
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.common.options import ConstructOptions
+from roller.templates.gpu.common.products import inner_batch, outer_batch, products_of
+from roller.templates.gpu.tiled.candidates import plain
+from roller.templates.gpu.tiled.variants import tiled_variants
+from roller.tile.geometry import Geometry
+from roller.tile.structures import STRUCTURES
+from roller.tile.winograd import LEAST_CHANNELS, window_product
+from roller.tile.winograd_products import ELEMENT, products
+
+#: Tilings of a product that are priced, those of them tried as pipelines and in other orders, and those kept of all.
+_PRICED, _VARIED, _KEPT = 1024, 128, 64
+#: A tile size whose best program takes that many times the other's is not tried as a pipeline: none gains so much.
+_FAR_BEHIND = 1.3
+
+
+def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
+    """Return batches of the best tilings per output tile size.
+
+    None where the option is off, the expression is no window product of enough channels, or one of floats of fewer than
+    32 bits, its workspaces are too large for 32-bit offsets, or it forbids padding.
+    """
+    form = window_product(geometry.expr) if options.winograd and geometry.expr.allow_padding else None
+    if form is None or form.converted or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
+        return []
+    sided = [name for name, s in STRUCTURES.items() if s.output_side]
+    unvaried = {name: _plain(geometry, spec, options, name) for name in sided}
+    best = {name: perf.price(b, spec)["seconds"].min() for name, b in unvaried.items() if b is not None and len(b)}
+    found: list[TileBatch] = []
+    for name, seconds in best.items():
+        batch = unvaried[name]
+        assert batch is not None
+        vary = options.pipelining and seconds <= _FAR_BEHIND * min(best.values())
+        found += _with_variants(batch, spec) if vary else [batch.take(np.arange(min(_KEPT, len(batch))))]
+    return found
+
+
+def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, structure: str) -> TileBatch | None:
+    """Return the best tilings of one product as programs without a pipeline, best first."""
+    product = products(geometry.expr, structure)
+    assert product is not None
+    if any(t.elements >= OFFSET_ELEMENTS for t in product.expr.tensors.values()):
+        return None
+    share = replace(options, pool=max(options.count, _PRICED), constants=())
+    inner = Geometry.of(product.expr)
+    batch = plain(inner, spec, share)[0]
+    # A block multiplies for one element of the transformed tile.
+    batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
+    rows = np.array([row for _, row in perf.best_rows(batch, spec, _VARIED)], np.intp)
+    return outer_batch(batch.take(rows), product, geometry, structure)
+
+
+def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
+    """Return the best of the programs of a batch, as they are, as pipelines and with their blocks in other orders."""
+    product = products_of(batch)
+    assert product is not None
+    inner = inner_batch(batch, product)
+    found = [inner, *tiled_variants(inner, spec)]
+    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in perf.best_rows(b, spec, _KEPT))
+    kept: dict[int, list[int]] = {}
+    for _, n, row in best[:_KEPT]:
+        kept.setdefault(n, []).append(row)
+    chosen = (found[n].take(np.array(rows, np.intp)) for n, rows in kept.items())
+    return [outer_batch(b, product, batch.geometry, batch.structure) for b in chosen]

@@ -1,0 +1,38 @@
+"""The sizes that an expression depends on, of those of its model."""
+
+from __future__ import annotations
+
+from roller import ops
+from roller.compiler.dynamic.box import Box
+from roller.compiler.dynamic.relevant_sizes import own_sizes
+from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.core.formulas import Atom, Formula
+from roller.templates.common.options import ConstructOptions
+
+BOX = Box({"batch": (1, 8), "sequence": (1, 512)})
+POINTS = [{"batch": b, "sequence": s} for b, s in ((3, 61), (2, 130), (7, 45), (5, 97), (4, 250), (8, 511), (6, 33))]
+
+
+def own(make, box=BOX, points=POINTS):
+    whole = [box.whole(p) for p in points]
+    return own_sizes(OpenExpr.of([make(p) for p in whole], whole), whole, box, ConstructOptions())
+
+
+def test_rows_of_a_product_are_one_size_whatever_it_is_the_product_of():
+    found = own(lambda p: ops.matmul(p["batch"] * p["sequence"], 16, 8))
+    assert dict(found.box.ends) == {"batch_sequence": (1, 4096)}
+    assert found.at({"batch": 8, "sequence": 6}) == found.at({"batch": 3, "sequence": 16}) == {"batch_sequence": 48}
+    assert found.expression.at({"batch_sequence": 48}) == ops.matmul(48, 16, 8)
+
+
+def test_sizes_that_stand_alone_stay_apart():
+    found = own(lambda p: ops.matmul(p["sequence"], p["sequence"], 8, batch=p["batch"]))
+    assert set(found.box.ends) == {"batch", "sequence"}
+
+
+def test_a_length_behind_a_stride_is_the_size_of_what_has_no_other():
+    half = Formula(0, ((1, (Atom(("sequence",), "floor", 2),)),))
+    box = Box({"batch": (1, 8), "sequence": (2, 512)}, {"half": half})
+    found = own(lambda p: ops.matmul(p["half"], 16, 8), box)
+    assert dict(found.box.ends) == {"half": (1, 256)} and not found.box.derived
+    assert found.at(box.whole({"batch": 3, "sequence": 41})) == {"half": 20}

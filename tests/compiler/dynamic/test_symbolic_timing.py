@@ -1,0 +1,140 @@
+"""What times of a few sizes say of others, and which sizes those are."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from roller.compiler.dynamic import symbolic_search
+from roller.compiler.dynamic.kernel_choice import Judged, usual_of
+from roller.compiler.dynamic.symbolic_choice import EFFORT
+from roller.compiler.dynamic.symbolic_search import Question, Search, chosen, spread
+
+SPEC = SimpleNamespace(units=1)
+
+
+@pytest.fixture(autouse=True)
+def faults(monkeypatch):
+    """Why kernels are wrong, by number and size; empty."""
+    known = {}
+    monkeypatch.setattr(symbolic_search, "fault", lambda kernel, size, *_rest: known.get((kernel.number, size), ""))
+    return known
+
+
+class Kernel:
+    """Takes all sizes; its artifact is its number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def takes(self, _sizes):
+        return True
+
+    def at(self, _sizes, _expression):
+        return self.number
+
+
+def searched(places, costs):
+    """Two built kernels, and what is predicted of them."""
+    box = SimpleNamespace(ends={"s": (8, 512)})
+    own = SimpleNamespace(box=box, expression=SimpleNamespace(at=lambda s: s["s"]))
+    best = costs.min(axis=0)
+    return Search(Question(own), [None, None], places, costs, best, {n: Kernel(n) for n in range(2)})
+
+
+def bench_of(monkeypatch, seconds, disturbed=()):
+    """Have kernels take some seconds by size and number; sizes in ``disturbed`` are timed beside other programs."""
+    asked = []
+
+    class Bench:
+        def __init__(self, expression, _seed, rotating_bytes, patience_s, fenced):
+            assert fenced  # kernels are asked beforehand, all in one child
+            self.size, self.expression = expression, expression
+            asked.append((expression, rotating_bytes, patience_s))
+
+        def profile(self, here, budget_s):
+            assert budget_s == EFFORT.budget_s
+            status = "doubtful" if self.size in disturbed else "measured"
+            return {
+                n: SimpleNamespace(status=status, measured_s=seconds[self.size][k], reason="others ran")
+                for n, k in here.items()
+            }
+
+    monkeypatch.setattr("roller.runtime.cpu_profile.Bench", Bench)
+    monkeypatch.setattr("roller.runtime.cpu_profile.has_guards", lambda _: False)
+    return asked
+
+
+def test_times_choose_where_predictions_are_near(monkeypatch):
+    """Of 8 the second kernel is the fastest, of 512 the first, whatever predictions say; both are kept."""
+    asked = bench_of(monkeypatch, {8: [3e-3, 1e-3], 512: [1e-3, 2e-3]})
+    s = searched([{"s": 8}, {"s": 512}], np.array([[1e-3, 1.2e-3], [1.2e-3, 1e-3]]))
+    judged, doubt = chosen(s, SPEC, EFFORT, 0, timed=True)
+    assert not doubt and [size for size, *_ in asked] == [8, 512]
+    assert {j.kernel.number: dict(j.measured) for j in judged} == {0: {0: 3e-3, 1: 1e-3}, 1: {0: 1e-3, 1: 2e-3}}
+    (alone, *_), _ = chosen(s, SPEC, EFFORT, 0, timed=False)
+    assert not alone.measured
+
+
+def test_kernels_that_are_predicted_far_behind_are_not_timed(monkeypatch):
+    asked = bench_of(monkeypatch, {512: [1e-3, 2e-3]})
+    s = searched([{"s": 8}, {"s": 512}], np.array([[1e-3, 1e-3], [1.6e-3, 1e-3]]))
+    chosen(s, SPEC, EFFORT, 0, timed=True)
+    assert [size for size, *_ in asked] == [512]
+    chosen(s, SPEC, replace(EFFORT, longest_s=1e-4), 0, timed=True)
+    assert len(asked) == 1
+
+
+def test_a_kernel_that_is_wrong_at_a_place_does_not_run_there(monkeypatch, faults):
+    bench_of(monkeypatch, {8: [1e-3, 2e-3], 512: [1e-3, 2e-3]})
+    faults[0, 512] = "it writes beyond an array"
+    s = searched([{"s": 8}, {"s": 512}], np.full((2, 2), 1e-3))
+    judged, _ = chosen(s, SPEC, EFFORT, 0, timed=True)
+    assert {j.kernel.number: dict(j.measured) for j in judged} == {0: {0: 1e-3}, 1: {0: 2e-3, 1: 2e-3}}
+
+
+def test_times_that_others_disturbed_decide_nothing(monkeypatch):
+    """Of two sizes the second is timed beside other programs: its times count for neither kernel."""
+    bench_of(monkeypatch, {8: [3e-3, 3e-3], 512: [1e-9, 1.0]}, disturbed=(512,))
+    s = searched([{"s": 8}, {"s": 512}], np.full((2, 2), 1e-3))
+    judged, doubt = chosen(s, SPEC, EFFORT, 0, timed=True)
+    assert doubt == "others ran" and [dict(j.measured) for j in judged] == [{0: 3e-3}]
+    assert judged[0].everywhere == pytest.approx([3e-3, 3e-3])
+
+
+def test_constants_come_from_behind_a_cache_as_in_the_model(monkeypatch):
+    asked = bench_of(monkeypatch, {8: [1e-3, 2e-3]})
+    s = searched([{"s": 8}], np.full((2, 1), 1e-3))
+    s.question = replace(s.question, passing_bytes=1 << 20)
+    chosen(s, SPEC, EFFORT, 0, timed=True)
+    assert asked == [(8, 1 << 20, EFFORT.patience_s)]
+
+
+def test_a_kernel_without_times_is_off_as_the_others_and_a_little_more():
+    costs = {0: np.array([1.0, 2.0]), 1: np.array([1.0, 1.0])}
+    usual = usual_of(costs, {0: {0: 2.0, 1: 4.0}})
+    assert usual == pytest.approx(2.0) and usual_of(costs, {}) == 1.0
+    untimed = Judged(None, ({"s": 8}, {"s": 9}), costs[1], {}, usual)
+    assert untimed.everywhere == pytest.approx([2.2, 2.2])
+
+
+def test_sizes_that_are_timed_lie_far_from_each_other():
+    grid = [{"s": s, "b": 1} for s in range(1, 513)]
+    found = [grid[n]["s"] for n in spread(grid, ("s", "b"), 6)]
+    assert found == sorted(set(found)) and len(found) == 6 and {1, 512} <= set(found)
+    assert min(b / a for a, b in itertools.pairwise(found)) > 2
+    assert spread([], ("s",), 6) == [] and spread([{"s": 4}] * 9, ("s",), 6) == [0]
+
+
+def test_what_was_not_measured_is_predicted_as_far_off_as_near_by():
+    several = ({"h": 8, "w": 8}, {"h": 9, "w": 8}, {"h": 64, "w": 64})
+    judged = Judged(None, several, np.array([1.0, 1.0, 4.0]), {0: 2.0, 2: 4.0})
+    assert judged.everywhere == pytest.approx([2.0, 1.98, 4.0], rel=0.02)
+    assert judged.off({"h": 8, "w": 8, "derived": 3}) == pytest.approx(2.0, rel=0.02)
+    untimed = Judged(None, several, np.array([1.0, math.inf, 4.0]), {})
+    assert untimed.everywhere == pytest.approx([1.1, math.inf, 4.4])

@@ -1,0 +1,128 @@
+"""What kernels of a model that were timed say of those like them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+import roller
+from roller.arguments import target_of
+from roller.compiler.autotune import Selection, wanted
+from roller.construction.constructor import construct_candidates
+from roller.models.batch.compile import compile_kernels
+from roller.models.batch.executors import Forks
+from roller.models.batch.jobs import Job, Settings, Target, jobs_of
+from roller.models.batch.similar_kernels import ELDERS, Kin
+from roller.models.graph.steps import KernelSource
+from roller.perf.accuracy import kernel_family
+from roller.runtime.cache import KernelCache
+from roller.runtime.records import Record
+
+SIZES = (512, 480, 448, 416, 384)
+
+
+def sources() -> dict[str, KernelSource]:
+    """Products that differ in their reduction alone."""
+    return {f"k{k}": KernelSource(roller.ops.matmul(128, 384, k), ("B",)) for k in SIZES}
+
+
+def constructed(target: Target | None = None) -> list[Job]:
+    target = target or Target(roller.load_spec("cpu-avx512"), True)
+    jobs = jobs_of(sources(), target, Settings(), {})
+    for job in jobs:
+        job.candidates = construct_candidates(job.expression, target.spec, job.options)
+        job.first = wanted(job.candidates, target.spec, job.options, Selection())
+    return jobs
+
+
+def timed(job: Job, factors: dict[object, float], status: str = "measured") -> tuple[object, ...]:
+    """Return the candidates of a job as they are once timed: by so much more than predicted."""
+    return tuple(
+        dataclasses.replace(
+            c, status=status, measured_s=c.estimate.seconds * factors.get(kernel_family(c.program), 1.0)
+        )
+        for c in job.candidates
+    )  # fmt: skip
+
+
+def test_the_first_of_a_kin_choose_for_the_others() -> None:
+    elders, others = Kin.rounds(jobs := constructed())
+    assert [j.digest for j in elders] == [j.digest for j in jobs[:ELDERS]] and others == jobs[ELDERS:]
+    families = [kernel_family(c.program) for c in jobs[0].starts]
+    assert len(families) > 1
+    for best in families:
+        kin, (*first, last) = Kin(), constructed()
+        for job in first[:ELDERS]:
+            kin.advise(job)
+            assert not job.elders, "nobody was timed yet, or too few"
+            kin.learn(job, timed(job, dict.fromkeys([best], 0.85)))
+        kin.advise(last)
+        assert [kernel_family(c.program) for c in last.starts] == [best] and last.elders == ELDERS
+
+
+def test_families_that_were_as_fast_are_timed_again() -> None:
+    """What is known to 6 % of a kernel with the same time is worth a second candidate, and no third."""
+    kin, (*first, last) = Kin(), constructed()
+    for job in first[:ELDERS]:
+        seconds = max(c.estimate.seconds for c in job.starts)
+        equal = {kernel_family(c.program): seconds / c.estimate.seconds for c in job.starts}
+        kin.learn(job, timed(job, equal))
+    ratios = [c.estimate.seconds / last.candidates[0].estimate.seconds for c in last.starts]
+    assert max(map(math.log, ratios)) < 0.02, "else they are no equals"
+    kin.advise(last)
+    assert len(last.first) == 2
+
+
+@pytest.mark.parametrize("what", ["doubtful", "failed", "light", "asked"])
+def test_nothing_is_learned_of_what_says_nothing(what: str) -> None:
+    kin, (*first, last) = Kin(), constructed()
+    before = last.first
+    for job in first:
+        if what == "asked":  # as many as a person says
+            job.options = dataclasses.replace(job.options, top_k=3)
+        job.light = what == "light"
+        status = what if what in ("doubtful", "failed") else "measured"
+        kin.learn(job, timed(job, {kernel_family(job.candidates[1].program): 0.5}, status))
+    kin.advise(last)
+    assert last.first == before and not last.elders
+
+
+def test_one_disturbed_time_decides_nothing() -> None:
+    kin, (*first, last) = Kin(), constructed()
+    good, *rest = (kernel_family(c.program) for c in last.starts)
+    for n, job in enumerate(first[:ELDERS]):
+        kin.learn(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
+    kin.advise(last)
+    assert [kernel_family(c.program) for c in last.starts] == [good]
+
+
+def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is compiled, checked, and found in the cache afterwards under the key of those that were timed."""
+    spec, handle = target_of("cpu")
+    assert handle is None
+    target, slow = Target(spec, True), dict[object, float]()
+
+    def judge(self: Forks, task: object) -> dict[str, Record]:
+        artifacts = task.artifacts  # type: ignore[attr-defined]
+        for n, a in enumerate(
+            artifacts.values()
+        ):  # the second family of the first kernel is the fastest in all of them
+            slow.setdefault(kernel_family(a.program), 1.0 if n == 1 else 1.25)
+        return {
+            i: Record(i, "measured", measured_s=a.estimate["seconds"] * slow[kernel_family(a.program)])
+            for i, a in artifacts.items()
+        }  # fmt: skip
+
+    monkeypatch.setattr(Forks, "judge", judge)
+    cache, wanted_ = KernelCache(), sources()
+    batch = compile_kernels(wanted_, target, Settings(), cache=cache)
+    assert not batch.failures and set(batch.origins.values()) == {"compiled"}
+    elders, others = Kin.rounds(constructed(target))
+    names = {True: [j.names[0][0] for j in elders if len(j.first) > 1], False: [j.names[0][0] for j in others]}
+    for was_timed, keys in names.items():
+        assert all((batch.artifacts[key].measured_s is not None) == was_timed for key in keys)
+    again = compile_kernels(wanted_, target, Settings(), cache=cache)
+    assert set(again.origins.values()) == {"cached"}
+    assert {k: a.program for k, a in again.artifacts.items()} == {k: a.program for k, a in batch.artifacts.items()}
