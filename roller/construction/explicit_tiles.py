@@ -322,7 +322,7 @@ def _vector_program(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...], how: Mechanisms
 ) -> RProgram:
     """Return the tiles with the vector axis, the packing and the stores that make them fastest."""
-    room = spec.traits.room("templates.checks")
+    room = spec.traits.module_for("templates", "checks")
     programs = [program_of(_with(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)]
     for program in programs if how != Mechanisms() or spec.traits.discrete else ():
         check_program(program, spec)

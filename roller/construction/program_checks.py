@@ -15,7 +15,7 @@ def check_program(program: RProgram, spec: DeviceSpec) -> None:
     """Raise where a program says what no program of its structure has on a device of this kind."""
     geometry = Geometry.of(program.expr)
     _check_structure(program, geometry, spec)
-    spec.traits.room("templates.checks").check_program(program, geometry, spec)
+    spec.traits.module_for("templates", "checks").check_program(program, geometry, spec)
 
 
 def _check_structure(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:

@@ -124,7 +124,7 @@ def _fragment(said: ProgramName, geometry: Geometry, spec: DeviceSpec) -> Fragme
         hint = did_you_mean(said.fragment, names) or "."
         raise TileError(f"program: '{said.fragment}' is no fragment of {spec.name}{hint} It has {names or 'none'}.")
     fragment = next(f for f in spec.fragments if f.name == said.fragment)
-    ways = spec.traits.room("templates.checks").matrix_axes(geometry, spec, fragment)
+    ways = spec.traits.module_for("templates", "checks").matrix_axes(geometry, spec, fragment)
     axes = [tuple(geometry.names[a] for a in x) for x in ways]
     if said.matrix_axes not in axes:
         raise TileError(
@@ -171,5 +171,5 @@ def _exceeded(program: RProgram, spec: DeviceSpec) -> TileError:
             f"program: expected one that runs on {spec.name}: its registers leave no room for {program.stages} stages, "
             f"or no copies past the registers. Take fewer stages or smaller tiles."
         )
-    reason = spec.traits.room("templates.checks").exceeded(program, spec)
+    reason = spec.traits.module_for("templates", "checks").exceeded(program, spec)
     return TileError(f"program: tiles {dict(program.tiles)} on {spec.name}: {reason}. Make them smaller.")

@@ -133,7 +133,7 @@ class _Finder(MetaPathFinder, Loader):
         module.__getattr__ = getattr_for_moved_names(module.__name__, homes)  # type: ignore[method-assign]
 
     def get_code(self, fullname: str) -> CodeType:
-        """Return code that runs the new module for ``python -m`` of the old one, as earlier releases' folders ask for."""
+        """Return code that runs the new module for ``python -m`` of the old one, which earlier folders name."""
         (home,) = MODULES[fullname]
         return compile(f"from runpy import run_module\nrun_module({home!r}, run_name='__main__')", fullname, "exec")
 

@@ -11,5 +11,5 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 
     Construction keeps to budgets (``usable_*``) below the hard limits that named programs may use up.
     """
-    reason: str | None = spec.traits.room("templates.checks").exceeded(program, spec)
+    reason: str | None = spec.traits.module_for("templates", "checks").exceeded(program, spec)
     return reason

@@ -66,7 +66,7 @@ def road_to(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> R
         return _tiled(inner, spec, options, words)
     if spec.traits.blocks and inner.fragment is not None:
         return _matrix(inner, spec, options, words)
-    known = spec.traits.room("templates.roads").ENUMERATED
+    known = spec.traits.module_for("templates", "construction_steps").ENUMERATED
     words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
     return Road((), tuple(words))
 

@@ -24,7 +24,7 @@ _PRICED_FIRST = 192
 
 def price(batch: TileBatch, spec: DeviceSpec) -> Mapping[str, Floats]:
     """Return ``seconds`` and every term of a batch, arrays of shape ``(N,)``."""
-    terms: Mapping[str, Floats] = spec.traits.room("templates").price(batch, spec)
+    terms: Mapping[str, Floats] = spec.traits.module_for("templates").price(batch, spec)
     return terms
 
 
@@ -39,7 +39,7 @@ def best_rows(
     """
     rows, known = np.arange(len(batch)), batch.known_seconds(spec)
     bounded = known is None and len(batch) > _PRICED_FIRST
-    bound = spec.traits.room("templates").lower_bound_s(batch, spec) if bounded else None
+    bound = spec.traits.module_for("templates").lower_bound_s(batch, spec) if bounded else None
     if known is not None:
         seconds = known
     elif bound is not None:
@@ -140,7 +140,7 @@ def _alike(
     for members in groups.values():
         mine = [programs[n] for n in members]
         batch = replace(batch_of(mine), warm=warm)
-        yield members, batch, spec.traits.room("templates").price_programs(batch, mine, spec)
+        yield members, batch, spec.traits.module_for("templates").price_programs(batch, mine, spec)
 
 
 def estimate_explained(
@@ -152,7 +152,7 @@ def estimate_explained(
     """
     batch = batch_of([program])
     batch = batch if block is None else replace(batch, block=np.array([block], np.int64))
-    room, told = spec.traits.room("templates"), list[dict[str, Any]]()
+    room, told = spec.traits.module_for("templates"), list[dict[str, Any]]()
     terms = room.price_programs(batch, [program], spec, told)
     return _estimate(terms, 0, spec, batch), room.explained(told)
 
@@ -160,7 +160,7 @@ def estimate_explained(
 def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int], warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of a GPU program whose blocks advance by ``block`` only, though their threads cover more."""
     batch = replace(batch_of([program]), block=np.array([block], np.int64), warm=warm)
-    return _estimate(spec.traits.room("templates").price_programs(batch, [program], spec), 0, spec, batch)
+    return _estimate(spec.traits.module_for("templates").price_programs(batch, [program], spec), 0, spec, batch)
 
 
 def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
@@ -176,7 +176,7 @@ def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:
 
 def _estimate(terms: Mapping[str, Floats], row: int, spec: DeviceSpec, batch: TileBatch) -> Estimate:
     values = {k: float(v[row]) for k, v in terms.items() if k not in ("seconds", "clock_hz")}
-    competing = spec.traits.room("templates").BOTTLENECKS
+    competing = spec.traits.module_for("templates").BOTTLENECKS
     stages = {k: v for k, v in values.items() if k in competing}
     bottleneck = max(stages, key=lambda k: stages[k])[:-2]
     mechanisms = len(unconfirmed_mechanisms(batch, spec))

@@ -11,7 +11,7 @@ from roller.targets import KINDS
 
 def probes(kind: str) -> tuple[Probe, ...]:
     """Return the probes of a kind of device: the tuple ``PROBES`` of ``roller.probing.cpu`` or ``.gpu``."""
-    found: tuple[Probe, ...] = KINDS[kind].room("probing").PROBES
+    found: tuple[Probe, ...] = KINDS[kind].module_for("probing").PROBES
     return found
 
 

@@ -67,9 +67,8 @@ class DeviceKind:
     home: str
     exchanges: bool = False
 
-    def room(self, floor: str) -> ModuleType:
-        """Return the package of a floor that is this kind's, or a module of it: ``roller.templates.gpu.checks``."""
-        package, _, name = floor.partition(".")
+    def module_for(self, package: str, name: str = "") -> ModuleType:
+        """Return this kind's part of a package, or a module of it: ``roller.templates.gpu.checks``."""
         return module(f"roller.{package}.{self.name}" + (f".{name}" if name else ""))
 
     def expect(self, found: str, where: str) -> None:

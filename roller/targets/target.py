@@ -110,7 +110,7 @@ class Target:
     def prepare(self) -> None:
         """Load the code generator and all templates, TVM with them: before processes are forked, which then have it."""
         self.generation()
-        for template in self.kind.room("templates").TEMPLATES:
+        for template in self.kind.module_for("templates").TEMPLATES:
             loaded(template.emit)
 
     def generation(self) -> ModuleType:

@@ -14,7 +14,7 @@ from roller.templates.common.template import Programs, Template, template_of
 
 def templates_of(kind: str) -> tuple[Template, ...]:
     """Return the templates of a kind of devices, in the order in which their programs are constructed."""
-    found: tuple[Template, ...] = KINDS[kind].room("templates").TEMPLATES
+    found: tuple[Template, ...] = KINDS[kind].module_for("templates").TEMPLATES
     return found
 
 
@@ -25,4 +25,4 @@ def writer_of(kind: str, programs: Programs) -> Template:
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
     """Yield the batches of every template of a device's kind, in their order."""
-    yield from spec.traits.room("templates").programs_of(expr, spec, options)
+    yield from spec.traits.module_for("templates").programs_of(expr, spec, options)

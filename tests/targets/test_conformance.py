@@ -87,14 +87,18 @@ def test_no_two_rows_claim_a_language_or_a_device():
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda k: k.name)
 def test_a_kind_has_its_rooms_and_layers(kind):
-    room = kind.room("templates")
+    room = kind.module_for("templates")
     assert all(callable(getattr(room, f)) for f in ("price", "price_programs", "lower_bound_s", "explained"))
     # What runs somewhere is probed; what is source only has nothing to be measured with.
     runs = any(t.kind is kind and (t.worker or not t.toolchain) for t in TARGETS)
-    assert bool(kind.room("probing").PROBES) == runs
-    checks = kind.room("templates.checks")
+    assert bool(kind.module_for("probing").PROBES) == runs
+    checks = kind.module_for("templates", "checks")
     assert all(callable(getattr(checks, f)) for f in ("check_program", "matrix_axes", "exceeded"))
-    assert kind.room("templates").BOTTLENECKS and kind.room("templates.roads").ENUMERATED and kind.home in kind.layers
+    assert (
+        kind.module_for("templates").BOTTLENECKS
+        and kind.module_for("templates", "construction_steps").ENUMERATED
+        and kind.home in kind.layers
+    )
     assert kind.scratchpad in ("", *kind.layers)
     assert any(t.kind is kind and t.language for t in TARGETS)
 

@@ -17,7 +17,7 @@ from tools.affected.dynamic_imports import FACADES, RULES, TABLES
 from tools.affected.selection import reachable
 
 #: Functions and methods that load a module by its name, whatever they are called on.
-LOADERS = {"__import__", "entry_points", "exec_module", "import_module", "iter_modules", "room", "run_module",
+LOADERS = {"__import__", "entry_points", "exec_module", "import_module", "iter_modules", "module_for", "run_module",
            "run_path", "walk_packages"}  # fmt: skip
 #: The project's own; loaders where they are imported from here.
 LAZY = "roller.targets.lazy"
@@ -41,15 +41,21 @@ def places_that_load(path: str, text: str) -> dict[str, list[str]]:
 
     def passes_on(node: ast.AST) -> bool:
         return (
-            name_of(node) in LOADERS - {"room"} and isinstance(node, (ast.Attribute, ast.Name)) and node not in called
+            name_of(node) in LOADERS - {"module_for"}
+            and isinstance(node, (ast.Attribute, ast.Name))
+            and node not in called
         )
 
     def loads(call: ast.Call) -> bool:
         name = name_of(call.func)
-        if name == "room" and isinstance(call.func, ast.Name):
+        if name == "module_for" and isinstance(call.func, ast.Name):
             return False  # a function of that name: the method is of a kind of devices
         first = call.args[0] if call.args else None
-        if isinstance(first, ast.Constant) and name != "room" and str(first.value).partition(".")[0] not in PROJECT:
+        if (
+            isinstance(first, ast.Constant)
+            and name != "module_for"
+            and str(first.value).partition(".")[0] not in PROJECT
+        ):
             return False  # another package's
         return name in LOADERS or (isinstance(call.func, ast.Name) and name in lazy)
 
@@ -69,7 +75,7 @@ def places_that_load(path: str, text: str) -> dict[str, list[str]]:
 @cache
 def places() -> dict[str, list[str]]:
     """Return all places in the package that load by name; looks for a loader's name before it parses."""
-    mentions = (LAZY, ".room(", *(LOADERS - {"room"}))
+    mentions = (LAZY, ".module_for(", *(LOADERS - {"module_for"}))
     found: dict[str, list[str]] = {}
     for path, text in repository().texts.items():
         if path.startswith("roller/") and path.endswith(".py") and any(name in text for name in mentions):
@@ -80,12 +86,12 @@ def places() -> dict[str, list[str]]:
 def test_places_that_load_by_name_are_found():
     text = (
         "import importlib, pkgutil\nfrom roller.targets.lazy import loaded as get\n"
-        "def f(spec, name):\n    importlib.import_module('numpy.fft')\n    return spec.traits.room('walls')\n"
+        "def f(spec, name):\n    importlib.import_module('numpy.fft')\n    return spec.traits.module_for('walls')\n"
         "class C:\n    def g(self):\n        return get('roller.tile:RTile'), importlib.import_module(self.name)\n"
         "for _ in pkgutil.iter_modules([]): pass\ndef h(names):\n    return map(importlib.import_module, names)\n"
     )
     assert places_that_load("a.py", text) == {
-        "a.py::f": ['spec.traits.room("walls")'],
+        "a.py::f": ['spec.traits.module_for("walls")'],
         "a.py::C.g": ['get("roller.tile:RTile")', "importlib.import_module(self.name)"],
         "a.py": ["pkgutil.iter_modules([])"],
         "a.py::h": ["importlib.import_module"],

@@ -160,7 +160,7 @@ def test_the_command_prints_distances_and_reasons(capsys, monkeypatch):
     ]
     monkeypatch.setattr(f"{command}.affected", lambda changed, root: found if changed == [found[0].path] else [])
     monkeypatch.chdir(ROOT / "roller")
-    assert main(["report/explain.py"]) == 0
+    assert main(["explanation/explain.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == ["  0 roller/explanation/explain.py", "  2 tests/a.py  <- roller/b.py <- roller/c.py"]
     assert main(["--since", "nonsense"]) == 2

@@ -67,9 +67,9 @@ RULES = (
     # Names that are resolved one by one: tools/affected/names.py finds who uses which.
     DynamicImport(
         "public names of roller", (r"roller\.__all__", r"getattr\(roller,", r"roller\._HOME\b"),
-        r"roller\.(search\.constructor|compiled|templates\.common\.options|hardware|perf|artifact|tile|errors|expr"
-        r"|pipeline|onnx\.compile|report\.\w+|insight\.\w+|insight\.step\.\w+|insight\.whatif\.predict|model\.saved"
-        r"|notebook|ops)",
+        r"roller\.(construction\.constructor|compiler\.(compiled_kernel|pipeline)|templates\.common\.options|hardware|perf"
+        r"|artifact|tile|errors|expr|models\.(compile|session\.saved)|explanation\.(explain|sensitivity)|insight\.\w+"
+        r"|insight\.step\.\w+|insight\.whatif\.predict|cli\.notebook|ops)",
         ("roller/__init__.py::__getattr__",),
     ),
     DynamicImport(
@@ -83,8 +83,10 @@ RULES = (
         ("roller/server/fork_server.py::main",),
     ),
     DynamicImport(
-        "names of the release before", (r"insight\.renamed import MODULES",),
-        r"roller\.insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)",
+        "names of the release before", (r"core\.renamed import MODULES",),
+        r"roller\.(insight\.((trace|memory|cost|step|whatif)\.\w+|traced_step)|cli\.notebook|compiler\.(compiled_kernel"
+        r"|pipeline|dynamic\.\w+)|construction\.constructor|explanation\.\w+|models\.(compile|compiled_model"
+        r"|session\.\w+|torch\.backend))",
         (
             "roller/core/renamed.py::getattr_for_moved_names.find_moved_name",
             "roller/core/renamed.py::replacement_of_method",
@@ -95,13 +97,16 @@ RULES = (
         r"roller\.insight\.(project_worker|capture\.script_worker)",
     ),
     # Devices, by their kind.
-    DynamicImport("templates", (r"\.room\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),
-    DynamicImport("checks of templates", (r"\.room\(\"templates\.checks\"\)",), rf"roller\.templates\.{KIND}\.checks"),
-    DynamicImport("steps of templates", (r"\.room\(\"templates\.roads\"\)",), rf"roller\.templates\.{KIND}\.roads"),
-    DynamicImport("kernels for ranges", (r"\.room\(\"varying\"\)",), rf"roller\.varying\.{KIND}"),
-    DynamicImport("probes", (r"\.room\(\"probing\"\)",), rf"roller\.probing\.{KIND}"),
-    DynamicImport("a kind's modules", (), r"roller\.(templates|varying|probing)\..*",
-                  ("roller/targets/kinds.py::DeviceKind.room",)),
+    DynamicImport("templates", (r"\.module_for\(\"templates\"\)",), rf"roller\.templates\.{KIND}(\.registry)?"),
+    DynamicImport("checks of templates", (r"\.module_for\(\"templates\", \"checks\"\)",),
+                  rf"roller\.templates\.{KIND}\.checks"),
+    DynamicImport("steps of templates", (r"\.module_for\(\"templates\", \"construction_steps\"\)",),
+                  rf"roller\.templates\.{KIND}\.construction_steps"),
+    DynamicImport("kernels for ranges", (r"\.module_for\(\"compiler\.dynamic\"\)",),
+                  rf"roller\.compiler\.dynamic\.{KIND}"),
+    DynamicImport("probes", (r"\.module_for\(\"probing\"\)",), rf"roller\.probing\.{KIND}"),
+    DynamicImport("a kind's modules", (), r"roller\.(templates|compiler\.dynamic|probing)\..*",
+                  ("roller/targets/kinds.py::DeviceKind.module_for",)),
     # Code generation.
     DynamicImport(
         "emitters",
@@ -131,11 +136,11 @@ RULES = (
                   ("roller/targets/lazy.py::module",)),
     # Folders and names made of parts.
     DynamicImport(
-        "operators of ONNX", (r"iter_modules\(__path__\)",), r"roller\.onnx\.operators\.\w+",
+        "operators of ONNX", (r"iter_modules\(__path__\)",), r"roller\.models\.onnx\.operators\.\w+",
         ("roller/models/onnx/operators/__init__.py",),
     ),
     DynamicImport(
-        "PyTorch's entry point", (r"backend=\"roller\"", r"torch_dynamo_backends"), r"roller\.onnx\.torch_backend",
+        "PyTorch's entry point", (r"backend=\"roller\"", r"torch_dynamo_backends"), r"roller\.models\.torch\.backend",
     ),
     DynamicImport("verbs of benchmarks.insight", (r"benchmarks\.insight\.\{",), r"benchmarks\.insight\.\w+"),
     DynamicImport(
@@ -146,7 +151,7 @@ RULES = (
         "what the API reference names", (r"hasattr\(importlib\.import_module\(module\), name\)",), r"roller\..*"
     ),
     DynamicImport("examples", (r"examples\.\{",), r"examples\.\w+"),
-    DynamicImport("families of models", (r"families\.\{",), r"tests\.onnx\.families\.\w+"),
+    DynamicImport("families of models", (r"families\.\{",), r"tests\.models\.onnx\.families\.\w+"),
     # Not this project's code: a user's.
     DynamicImport("a script to record", (), r"examples\..*", ("roller/cli/record.py::record_command",)),
     DynamicImport(

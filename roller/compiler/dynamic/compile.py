@@ -69,7 +69,7 @@ def compile_varying(
     nothing_beside({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
     if spec.traits.blocks:  # predictions choose: no device is touched
-        compiled: OpenRange = spec.traits.room("varying").compile_range(
+        compiled: OpenRange = spec.traits.module_for("compiler.dynamic").compile_range(
             extents_of(expr, shapes, constants), compiled_spec(expr, spec), options, here
         )
         return compiled

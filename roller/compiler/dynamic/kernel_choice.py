@@ -96,14 +96,14 @@ def fastest_first(judged: Sequence[Judged], sizes: Sizes, spec: DeviceSpec) -> l
     """Return the positions of the kernels that take some sizes, the one that is likely fastest there first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
-    found = zip(usable, spec.traits.room("varying").predicted(programs, sizes, spec), strict=True)
+    found = zip(usable, spec.traits.module_for("compiler.dynamic").predicted(programs, sizes, spec), strict=True)
     seconds = {n: s * judged[n].off(sizes) for n, s in found if math.isfinite(s)}
     return sorted(seconds, key=lambda n: seconds[n])
 
 
 def first_right(judged: Sequence[Judged], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
     """Return the position of the kernel for some sizes: the first that is shown to be right there."""
-    reasons, room = [], spec.traits.room("varying")
+    reasons, room = [], spec.traits.module_for("compiler.dynamic")
     for row in fastest_first(judged, sizes, spec):
         why = room.fault(judged[row].kernel, expression, sizes, spec)
         if not why:

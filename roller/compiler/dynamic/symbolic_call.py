@@ -79,7 +79,7 @@ class OpenRange(CompiledKernel):
         self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
         self._best, self._doubt = best, doubt
         self._chosen: dict[tuple[int, ...], int] = {}
-        self._room = spec.traits.room("varying")
+        self._room = spec.traits.module_for("compiler.dynamic")
         self._loaded: dict[int, Any] = {}
         self._ready: dict[Any, Any] = {}
         self._choosing = threading.RLock()

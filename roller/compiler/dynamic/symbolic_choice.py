@@ -62,7 +62,9 @@ class OpenKernels:
     def predicted(self, number: int, sizes: Sizes) -> float:
         """Return the predicted seconds of one of the kernels at a model's sizes."""
         program = self.judged[number].kernel.program
-        return float(self.spec.traits.room("varying").predicted([program], self.own.at(sizes), self.spec)[0])
+        return float(
+            self.spec.traits.module_for("compiler.dynamic").predicted([program], self.own.at(sizes), self.spec)[0]
+        )
 
 
 def compile_open(

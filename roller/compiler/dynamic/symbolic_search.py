@@ -177,7 +177,7 @@ def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions, effor
     if not effort.exact:
         looked_at = [p for p in looked_at if p == own.box.raised(p)]
     several, best = constructed(q, looked_at, spec, options, effort.each)
-    predicted = spec.traits.room("varying").predicted
+    predicted = spec.traits.module_for("compiler.dynamic").predicted
     costs = np.stack([predicted(several, sizes, spec) for sizes in places], axis=1)
     forms = {id(f): n for n, f in enumerate(own.forms)}
     programs = [(f.program, forms[id(f.form)], f.sizes) for f in several]

@@ -2,9 +2,9 @@
 
 Every step runs either on plain or on blocked values (:mod:`roller.models.graph.blocking`), and a value that passes
 between steps that differ is converted by a kernel of its own. The cheapest choice is a minimum cut: of what each step
-costs either way, and what a value costs whose readers do not agree with its writer. So a layout spreads over whatever takes
-it (element-wise arithmetic, pooling, sums, joins) and ends where it gains less than the conversion costs; inputs and
-outputs of a model stay as they are declared.
+costs either way, and what a value costs whose readers do not agree with its writer. So a layout spreads over whatever
+takes it (element-wise arithmetic, pooling, sums, joins) and ends where it gains less than the conversion costs; inputs
+and outputs of a model stay as they are declared.
 """
 
 from __future__ import annotations

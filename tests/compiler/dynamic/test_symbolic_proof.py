@@ -114,7 +114,7 @@ def test_the_next_kernel_is_taken_where_the_first_is_wrong(caplog):
         return "wrong" if kernel.number == 0 or sizes["s"] == 7 else ""
 
     room = SimpleNamespace(predicted=predicted, fault=answer, UNUSED=logging.WARNING)
-    made = OpenKernels(own, several, SimpleNamespace(traits=SimpleNamespace(room={"varying": room}.get)))
+    made = OpenKernels(own, several, SimpleNamespace(traits=SimpleNamespace(module_for={"compiler.dynamic": room}.get)))
     with caplog.at_level(logging.WARNING, "roller"):
         assert [made.best({"s": s}) for s in (3, 3, 60)] == [1, 1, 1]
     assert asked == [(0, 3), (1, 3), (1, 60)] and "sum: a kernel of the range is not used: wrong" in caplog.text

@@ -16,7 +16,7 @@ static int set_affinity(pid_t thread, size_t bytes, const cpu_set_t *set) {
 }
 
 #define sched_setaffinity set_affinity
-#include "../../roller/models/session/runner.c"
+#include "../../../roller/models/session/runner.c"
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>

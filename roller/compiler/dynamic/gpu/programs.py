@@ -96,7 +96,7 @@ class GpuProgram(OpenProgram):
                 del self._own[next(iter(self._own))]
             try:
                 program = self.at(sizes)
-                spec.traits.room("templates.checks").check_program(program, Geometry.of(program.expr), spec)
+                spec.traits.module_for("templates", "checks").check_program(program, Geometry.of(program.expr), spec)
                 generation = target_for(spec).generation()
                 self._own[key] = OwnCode(generation.unlowered_for(program, spec, scalar=self.scalar))
             except RollerError as err:
