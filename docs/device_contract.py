@@ -72,7 +72,7 @@ UNKNOWN = {
     "idle_cycle_j": "0: cycles without arithmetic draw nothing",
     "byte_j": "0: the energies of cycles include that of bytes",
     "standing_w": "the energies of cycles include the board's standing power",
-    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic is priced at the bandwidth of copies",
+    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic has the bandwidth of copies",
     "triad_bandwidth_bytes_per_s": "given with read_bandwidth_bytes_per_s",
     "matrix": "no matrix units",
     "group_matrix": "no warp-group instructions",
@@ -211,9 +211,9 @@ def contract() -> str:
     """Return the whole document."""
     lines = [
         "# Device contract: fields of a specification", "",
-        "`python docs/device_contract.py` generates this page from the schema (`roller/hardware/sections.py`), the registry",
-        "of probes, and a recording of the fields that the model reads. It is the checklist for a new device: measure or",
-        "state each field, in SI base units, in a YAML file like those in `hardware_specs/`.", "",
+        "`python docs/device_contract.py` generates this page from the schema (`roller/hardware/sections.py`), the",
+        "registry of probes, and a recording of the fields that the model reads. It is the checklist for a new device:",
+        "measure or state each field, in SI base units, in a YAML file like those in `hardware_specs/`.", "",
     ]  # fmt: skip
     for kind, title in (("gpu", "GPU"), ("cpu", "CPU")):
         by_field: dict[str, list[str]] = {}

@@ -27,9 +27,9 @@ PATH = Path(__file__).with_name("onnx-operators.md")
 HEAD = f"""# ONNX operators
 
 `python docs/onnx_operators.py` generates this page; a test keeps it current. Roller reads operator sets 1 to the newest
-of the onnx package; it converts sets before {OLDEST} to set {OLDEST}. It reads the operators of ONNX Runtime's domain that
-are listed below as the equivalent ONNX operators. It refuses a model with any other operator before compiling anything,
-and lists all unsupported nodes with the reasons; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
+of the onnx package; it converts sets before {OLDEST} to set {OLDEST}. It reads the listed operators of ONNX Runtime's
+domain as the equivalent ONNX operators. It refuses a model with any other operator before compiling anything, and
+lists all unsupported nodes with the reasons; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
 
 """
 
