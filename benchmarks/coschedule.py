@@ -23,7 +23,7 @@ from benchmarks.models.lstm import Lstm, build
 from roller.models.compile import compile_partitioned, partitioned, read
 from roller.models.compiled_model import CompiledModel
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Run, Step, Together
+from roller.models.graph.steps import ParallelGroup, Run, Step
 from roller.models.options import ModelOptions
 from roller.models.session.session import Session
 
@@ -33,7 +33,7 @@ def predicted_s(made: CompiledModel) -> float:
     sync_s = made.spec.execution.fork_s or made.spec.execution.launch_s
 
     def seconds(step: Step) -> float:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             return max(sum(map(seconds, lane)) for lane in step.lanes) + sync_s
         return made.plan.predicted_s[step.kernel] if isinstance(step, Run) else 0.0
 
@@ -60,7 +60,7 @@ def in_turn(one: Callable[[], Any], other: Callable[[], Any], rounds: int) -> di
 
 def sections(plan: Plan) -> tuple[int, int, int]:
     """Return the sections of a plan, the kernels in them, and all kernels."""
-    found = [s for s in plan.program.steps if isinstance(s, Together)]
+    found = [s for s in plan.program.steps if isinstance(s, ParallelGroup)]
     inside = sum(isinstance(s, Run) for t in found for lane in t.lanes for s in lane)
     return len(found), inside, inside + sum(isinstance(s, Run) for s in plan.program.steps)
 

@@ -21,8 +21,7 @@ from roller.compiler.autotune.refine import untried_neighbours
 from roller.construction.worth_timing import worth_timing
 from roller.hardware import Compute, DeviceSpec, load_spec
 from roller.hardware.checks import Quantity
-from roller.hardware.overrides import NOT_OF_KERNELS
-from roller.hardware.sections import OPERATION_CLASSES, quantities
+from roller.hardware.sections import NOT_OF_KERNELS, OPERATION_CLASSES, quantities
 from roller.hardware.spec import settable
 from roller.perf.accuracy import UNVALIDATED
 from roller.probing import microbench_folder, probes, statement_of

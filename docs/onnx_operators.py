@@ -20,7 +20,7 @@ import roller.models.onnx.runtime_operators  # noqa: F401 - both fill their regi
 from benchmarks.onnx_coverage import EXCEPTED, PASSED, REFUSED, WRONG, Verdict, verdicts
 from roller.models.onnx.legacy import OLDEST
 from roller.models.onnx.lowering import LOWERINGS
-from roller.models.onnx.runtime_operators.spelling import SPELLINGS
+from roller.models.onnx.runtime_operators.rewrites import SPELLINGS
 
 PATH = Path(__file__).with_name("onnx-operators.md")
 

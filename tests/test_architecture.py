@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "roller"
 
 #: What a bare machine has on which a compiled kernel only runs, and what each launcher may need besides.
-RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "horizontal", "emulator")
+RUNS_BARE = ("errors", "core", "targets", "expr", "tile", "artifact", "emulator")
 #: Used where it is installed, and done without where it is not.
 OPTIONAL = {"roller.core.cache_location": {"platformdirs"}}
 
@@ -168,15 +168,29 @@ def test_no_circle_crosses_a_folder():
     )  # fmt: skip
 
 
-def test_no_circle_within_insight_even_for_types():
-    """Its rooms lie one above the other, so nothing in them needs to name what is above, not even in an annotation."""
+def test_no_circle_even_for_types():
+    """What is below never names what is above it, not even in an annotation."""
     whole = grimp.build_graph("roller", exclude_type_checking_imports=False, cache_dir=None)
-    inside = {m for m in whole.modules if m.startswith("roller.insight.")}
-    needs = {m: whole.find_modules_directly_imported_by(m) & inside - {m} for m in inside}
-    assert len(inside) > 100 and any(needs.values())
+
+    def at_load_or_for_types(name: str, other: str) -> bool:
+        details = whole.get_import_details(importer=name, imported=other)
+        return any(not in_function(name, d["line_number"]) for d in details)
+
+    needs = {
+        name: {o for o in whole.find_modules_directly_imported_by(name) - {name} if at_load_or_for_types(name, o)}
+        for name in modules()
+    }
+    assert len(needs) > 1000 and "roller.tile.program" in needs["roller.construction.program_names"]
     while free := {m for m, others in needs.items() if not others}:  # what needs nothing that is left
         needs = {m: others - free for m, others in needs.items() if m not in free}
     expect_none(f"{m} needs {', '.join(sorted(others))}" for m, others in needs.items())
+
+
+def test_what_prices_programs_lies_above_perf():
+    """Templates use the frame of ``perf/``; it asks no kind for its templates, by name neither."""
+    expect_none(
+        f"{name} asks for templates" for name in modules() if floor_of(name) == "perf" and ".room(" in text_of(name)
+    )
 
 
 def emits(name: str) -> bool:
@@ -194,7 +208,7 @@ def test_tvm_is_imported_only_in_te_and_where_templates_emit():
 
 def test_candidates_and_prices_do_not_import_code_generation():
     offenders = {
-        name: {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact", "horizontal")}
+        name: {i for i in internal(name) if emits(i) or floor_of(i) in ("te", "artifact")}
         for name in modules()
         if floor_of(name) == "templates" and not emits(name)
     }
@@ -242,6 +256,20 @@ def test_running_a_kernel_needs_the_standard_library_and_numpy():
     )
 
 
+#: What a package of its own, without a compiler, could hold; and what it must then do without.
+RUNS_MODELS = ("roller.expr", "roller.tile", "roller.artifact", "roller.models.session", "roller.runtime.container")
+COMPILES = (
+    "arguments", "compiler", "construction", "explanation", "hardware", "ops", "perf", "probing", "te", "templates",
+)  # fmt: skip
+
+
+def test_running_kernels_and_saved_models_needs_no_compiler():
+    sources = [name for name in modules() if f"{name}.".startswith(tuple(f"{room}." for room in RUNS_MODELS))]
+    launchers = [name for name in modules() if floor_of(name) == "backends" and name.endswith(".launcher")]
+    assert len(sources) > 50 and launchers
+    expect_none(f"{n} reaches {m}" for n in sources + launchers for m in closure(n) if floor_of(m) in COMPILES)
+
+
 def test_files_stay_short():
     lengths = {name: len(text_of(name).splitlines()) for name in modules()}
     expect_none(f"{name}: {lines} lines, more than 400" for name, lines in lengths.items() if lines > 400)
@@ -259,6 +287,15 @@ def test_importing_roller_loads_nothing():
         "print(sorted({'tvm', 'tvm_ffi', 'numpy', 'yaml', 'typer', 'rich'} & set(sys.modules)))"
     )
     assert run(code).splitlines()[1] == "[]"
+
+
+def test_names_of_specifications_load_no_yaml():
+    code = (
+        "import sys; from roller.hardware import DeviceSpec, MemoryLayer\n"
+        "print('yaml' in sys.modules)\n"
+        "from roller.hardware import load_spec; print(load_spec('v100').units, 'yaml' in sys.modules)"
+    )
+    assert run(code).splitlines() == ["False", "80 True"]
 
 
 def test_constructing_and_predicting_need_no_tvm():

@@ -19,6 +19,7 @@ from roller.errors import LaunchError, NoCandidateError, RollerError
 from roller.expr import Load, transform
 from roller.runtime.check import check
 from roller.runtime.inputs import random_inputs
+from roller.templates import pricing
 from tests.offenders import every
 
 MATMUL = ops.matmul(65, 96, 48)
@@ -83,8 +84,8 @@ def test_packing_a_constant_costs_no_call(device: str) -> None:
     assert best.estimate.seconds < fresh.estimate.seconds
     again = replace(best.program, constants=())
     spec = roller.hardware.load_spec(device)
-    assert roller.perf.estimate_program(best.program, spec) == best.estimate
-    assert dict(roller.perf.estimate_program(again, spec).terms)["pack_s"] > 0
+    assert pricing.estimate_program(best.program, spec) == best.estimate
+    assert dict(pricing.estimate_program(again, spec).terms)["pack_s"] > 0
 
 
 def test_boxes_are_priced_whatever_they_are_copied_from() -> None:

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 import roller
 from roller.cli.main import app
 from roller.compiler.autotune import Selection, choose
-from roller.compiler.autotune.choose import Workshop
+from roller.compiler.autotune.tuning_context import TuningContext
 from roller.construction.constructor import construct_candidates
 from roller.runtime import cpu_profile
 from roller.runtime.cache import KernelCache
-from roller.runtime.clock import Spell, SystemClock
+from roller.runtime.clock import ClockSample, SystemClock
 from roller.runtime.records import Record
 
 RELU = "elementwise('relu', (4096,))"
@@ -25,9 +25,9 @@ WHY = "other programs kept 1.9 of 2 processors busy while it was timed: 0 of 9 w
 class Busy(SystemClock):
     """A machine on which every window loses half of its time."""
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         found = super().end()
-        return Spell(found.wall_s, found.wall_s / 2)
+        return ClockSample(found.wall_s, found.wall_s / 2)
 
 
 @pytest.fixture
@@ -104,7 +104,9 @@ def chosen(*records):
         c.id: record(c.id, status, seconds, why) for c, (status, seconds, why) in zip(candidates, records, strict=True)
     }
     made = roller.compile(expr, spec, top_k=1, cache=False).artifact
-    shop = Workshop(expr, spec, options, lambda c: made, lambda artifacts, timed: {i: outcome[i] for i in artifacts})
+    shop = TuningContext(
+        expr, spec, options, lambda c: made, lambda artifacts, timed: {i: outcome[i] for i in artifacts}
+    )
     kernel = choose(shop, candidates, Selection())
     return candidates.index(next(c for c in candidates if c.id == chosen_id(kernel))), kernel
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roller import perf
 from roller.construction.constructor import program_of
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu import lane_count
@@ -53,7 +53,7 @@ def random_programs(expr: TensorExpr, spec: DeviceSpec, count: int, seed: int) -
     forms = [Geometry.of(f) for f in canonical_forms(expr, ConstructOptions())]
     drawn: dict[str, Sample] = {}
     for aligned, batch in _batches(forms, spec, rng, count * _SAMPLED_PER_KEPT):
-        estimate = perf.estimate_programs([program := program_of(batch, 0, spec)], spec)[0]
+        estimate = pricing.estimate_programs([program := program_of(batch, 0, spec)], spec)[0]
         if math.isfinite(estimate.seconds):
             drawn.setdefault(str(program), Sample(program, estimate, aligned))
     best = min(s.estimate.seconds for s in drawn.values())

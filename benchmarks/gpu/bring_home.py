@@ -230,13 +230,13 @@ def _models(run: FinishedRun) -> list[str]:
         cells = [name]
         check = phases.get("check")
         cells.append("not reached" if check is None else "right" if check["ok"] else "WRONG")
-        for phase in ("steps", "graph", "plain"):
+        for phase in ("steps", "graph"):
             median_s = phases.get(phase, {}).get("median_s")
             cells.append("" if median_s is None else f"{median_s * 1e3:.4g}")
         predicted = sum(x["predicted_s"] or 0.0 for x in phases.get("profile", {}).get("steps", ()))
         reasons = [f"{p}: {r['reason']}" for p, r in phases.items() if r.get("reason")]
         rows.append((*cells, f"{predicted * 1e3:.4g}" if predicted else "", "; ".join(reasons)))
-    columns = ("model", "outputs", "steps ms", "graph ms", "without packs ms", "predicted ms", "")
+    columns = ("model", "outputs", "steps ms", "graph ms", "predicted ms", "")
     return ["## Models", table(columns, rows)] if rows else []
 
 

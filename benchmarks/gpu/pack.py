@@ -26,7 +26,7 @@ from roller.runtime.container import copy_package, filled
 PARTS = (VARIANTS, OPERATORS, PROBES, MODELS)
 #: Size a pack stays under unless asked otherwise (MiB): others travel with it.
 MOST_MIB = 40.0
-#: Models by name in :mod:`benchmarks.models`, and their sizes: packs of recurrent steps, convolutions, attention.
+#: Models by name in :mod:`benchmarks.models`, and their sizes: recurrent steps, convolutions, attention.
 NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("lstm", (("layers", 4),)),
     ("mobilenet_v2", ()),
@@ -213,10 +213,7 @@ class _Packing:
             with tempfile.TemporaryDirectory() as scratch:
                 try:
                     path = build_model(name, Path(scratch), **dict(sizes))
-                    made = compile_model(
-                        path, device=self._specs[0], workers=self._options.workers, prove_s=prove_s,
-                        experimental=("packs",),
-                    )  # fmt: skip
+                    made = compile_model(path, device=self._specs[0], workers=self._options.workers, prove_s=prove_s)
                     made.save(folder, (expected_of(path, made.plan.program),))
                 except RollerError as err:
                     self.notes.append(f"{name}: {str(err).splitlines()[0]}")

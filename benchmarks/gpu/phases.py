@@ -20,9 +20,9 @@ from benchmarks.gpu.plan import MODELS, OPERATORS, PROBES, VARIANTS, Pack, chose
 from benchmarks.gpu.ranking import winners, worst
 from benchmarks.gpu.schedule import Clock, Phase, Unit
 from roller.backends.devices import DeviceHandle
-from roller.models.session.bundle_run import line_of, phases_of
+from roller.models.session.bundle_run import PHASES, line_of
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.runtime.probe_bundle import ProbeBundle, check_device, run_plans
+from roller.runtime.probe_bundle import ProbeBundle, run_plans
 from roller.runtime.probe_run import PlanRunner
 
 Say = Callable[[str], None]
@@ -113,8 +113,7 @@ class Probes:
         limit_s = min(self._job.timeout_s, max(1.0, deadline - self._job.clock()))
         runner, bundle = PlanRunner(self._job.handle, limit_s), self._bundle
         try:
-            units = int(bundle.manifest["units"])
-            check_device(runner.properties(), self._job.handle, bundle.device, bundle.arch, units)
+            bundle.check(runner.properties(), self._job.handle)
             keep, late = partial(self._job.journal.keep_case, self.name), lambda: self._job.clock() > deadline
             run_plans(bundle, bundle.names, runner, self._known, keep, self._job.say, late)
         finally:
@@ -214,7 +213,7 @@ class Models:
     def _waiting(self, name: str) -> list[str]:
         known = self._known(name)
         right = known.get("check", {"ok": True})["ok"]
-        return [p for p in phases_of(self._bundles[name]) if p not in known] if right else []
+        return [p for p in PHASES if p not in known] if right else []
 
     def _known(self, name: str) -> Mapping[str, Any]:
         return self._job.journal.data.models.get(name, {})

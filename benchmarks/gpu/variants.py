@@ -17,10 +17,11 @@ from roller.core.fragment import Fragment
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec, list_specs, load_spec
+from roller.perf.batch import batch_of
 from roller.perf.estimate import Estimate
-from roller.perf.model import batch_of, estimate_programs
 from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
+from roller.templates.pricing import estimate_programs
 from roller.tile import RProgram
 
 #: Fragments along k of one step, and copies of staged tiles.

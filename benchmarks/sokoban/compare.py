@@ -14,7 +14,7 @@ from benchmarks.common import Row
 from benchmarks.sokoban.construct import sokoban_candidates
 from benchmarks.sokoban.rules import excluding_rules
 from roller.hardware import DeviceSpec
-from roller.perf import model
+from roller.templates import pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu.registry import pool as cpu_pool
 from roller.templates.gpu import pool as gpu_pool
@@ -112,13 +112,13 @@ def compare(name: str, expr: roller.TensorExpr, spec: DeviceSpec) -> Compared:
 def counted_prices() -> Iterator[list[int]]:
     """Collect the sizes of the batches that ranking prices in full."""
     counted: list[int] = []
-    price = model.price
+    price = pricing.price
 
     def counting(batch: Any, spec: DeviceSpec) -> Any:
         counted.append(len(batch))
         return price(batch, spec)
 
-    with patch.object(model, "price", counting):
+    with patch.object(pricing, "price", counting):
         yield counted
 
 

@@ -29,7 +29,7 @@ from roller.templates.cpu.dots.candidates import dot_axes
 from roller.templates.cpu.streaming.candidates import store_choices
 from roller.templates.cpu.tiled.candidates import staged_choices
 from roller.templates.cpu.tiled.split import split_batches
-from roller.templates.cpu.winograd.candidates import winograd_pool
+from roller.templates.cpu.winograd.winograd_choice import winograd_programs
 from roller.tile.geometry import Floats, Geometry, Ints
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_of
@@ -73,7 +73,7 @@ def cpu_batches(
         kernels, chunks = kernels_of(family)
         tally.bounded += len(kernels)
         yield from _programs(family, kernels, chunks, limit_s, tally)
-    for batch in winograd_pool(geometry, spec) if options.winograd else ():
+    for batch in winograd_programs(geometry, spec, options):
         tally.tilings += len(batch)
         yield replace(batch.take(padding_allowed(geometry, batch.block, options)), constants=options.constants)
 
@@ -203,7 +203,8 @@ def cpu_contains(program: RProgram, spec: DeviceSpec, options: ConstructOptions)
     geometry = Geometry.of(program.expr)
     register, _, block = (np.array(extents, np.int64) for _, extents in program.tiles)
     if program.traits.output_side:
-        pools = [b for b in winograd_pool(geometry, spec) if b.traits == program.traits]
+        offered = winograd_programs(geometry, spec, replace(options, winograd=True))
+        pools = [b for b in offered if b.traits == program.traits]
         return any(bool(((b.register == register) & (b.block == block)).all(axis=1).any()) for b in pools)
     for family in families(geometry, spec, replace(options, constants=program.constants)):
         same = program.traits == family.structure and program.staged == family.staged

@@ -42,7 +42,6 @@ from roller.targets import device_name
 
 if TYPE_CHECKING:
     from roller.hardware import DeviceSpec
-    from roller.models.batch.horizontal import Way
     from roller.models.compiled_model import CompiledModel
     from roller.models.graph.nodes import Graph
     from roller.models.graph.parts import Refused
@@ -94,10 +93,6 @@ ProveOption = Annotated[
 RemeasureOption = Annotated[
     bool, typer.Option("--remeasure", help="Choose and time kernels once more that the cache has already.")
 ]
-ExperimentalOption = Annotated[
-    list[str] | None,
-    typer.Option("--experimental", metavar="packs", help="What no device has shown to gain yet."),
-]
 ListOption = Annotated[
     bool, typer.Option("--list-unsupported", help="Only list what cannot be compiled; exit code 2 where there is any.")
 ]
@@ -120,7 +115,6 @@ def compile_model_command(
     deterministic: DeterministicOption = False,
     prove_s: ProveOption = PROVE_ALL_S,
     remeasure: RemeasureOption = False,
-    experimental: ExperimentalOption = None,
     as_json: JsonOption = False,
     list_unsupported: ListOption = False,
     settings: SetOption = None,
@@ -142,7 +136,7 @@ def compile_model_command(
         made = compiled_or_listed(
             model, _device(device, settings), batch, shapes, fallback, as_json, top_k=top_k, budget_s=budget,
             scheduler=scheduler, workers=workers, threads=threads, cache=cache, deterministic=deterministic,
-            prove_s=0.0 if out is None else prove_s, remeasure=remeasure, experimental=experimental or (),
+            prove_s=0.0 if out is None else prove_s, remeasure=remeasure,
         )  # fmt: skip
         if out is not None:
             expected = _expected(made, model) if made.spec.traits.discrete else ()
@@ -296,7 +290,7 @@ def _summary(made: CompiledModel, out: Path | None) -> dict[str, Any]:
         "origins": {origin: made.batch.count(origin) for origin in sorted(set(made.batch.origins.values()))},
         "arena_bytes": made.plan.arena_bytes,
         "predicted_s": sum(row["share_s"] for row in made.rows),
-        "ways": [asdict(way) for way in _ways(made)],
+        "ways": [] if made.launches is None else [asdict(made.launches)],
         "seconds": dict(made.seconds),
         "layouts": made.layouts,
         "kernel_rows": list(made.rows),
@@ -334,19 +328,17 @@ def _print(made: CompiledModel, out: Path | None) -> None:
     kernels, steps = counted(len(rows), "kernel"), counted(len(program.steps), "step")
     screen.say(f"{kernels} in {steps}{': ' if rows else ''}{origins}. {took}.")
     screen.print(made.layouts, soft_wrap=True)
-    alone = " with one kernel after another" if _ways(made) else ""
+    alone = "" if made.launches is None else " with one kernel after another"
     beside = f"{made.plan.arena_bytes / 1e6:.2f} MB beside inputs and outputs"
     screen.print(f"predicted {seconds(total)} a call{alone}, {beside}")
-    for n, way in enumerate(_ways(made)):
-        chosen = "" if n else " (this plan)"
-        screen.print(f"{way.name}{chosen}: {way.launches} launches a call, predicted {seconds(way.predicted_s)}")
+    if made.launches is not None:
+        forecast = made.launches
+        predicted = seconds(forecast.predicted_s)
+        screen.print(f"{forecast.name}: {forecast.launches} launches a call, predicted {predicted}")
     for why, count in _doubts(made).items():
         screen.print(f"doubtful: {counted(count, 'kernel')}: {why}", soft_wrap=True)
     if _doubts(made):
         screen.print(f"{DOUBTFUL_RULE}.", soft_wrap=True)
-    left_out = {} if made.planned is None else made.planned.left_out
-    for reason, count in sorted(Counter(left_out.values()).items()):
-        screen.print(f"alone, not packed: {counted(count, 'kernel')}: {reason}", soft_wrap=True)
     for known, count in sorted(Counter(str(row["proved"]) for row in rows if row["proved"]).items()):
         screen.print(f"{known}: {counted(count, 'kernel')}", soft_wrap=True)
     if out is not None:
@@ -363,11 +355,6 @@ def _print(made: CompiledModel, out: Path | None) -> None:
 def _doubts(made: CompiledModel) -> dict[str, int]:
     """Return what disturbed the times of kernels, with how many kernels; texts that differ in numbers count as one."""
     return dict(grouped([a.doubt.rpartition(": ")[0] or a.doubt for a in made.artifacts.values() if a.doubt]))
-
-
-def _ways(made: CompiledModel) -> tuple[Way, ...]:
-    """Return how a GPU may run the model, the plan that is kept first."""
-    return () if made.planned is None else made.planned.ways
 
 
 def _rest(rows: Sequence[Mapping[str, Any]], total: float) -> float:

@@ -20,7 +20,9 @@ from roller.cli.common import (
     tiles_of,
 )
 from roller.errors import TileError
-from roller.explanation.text import WIDTH, Section, lines_of, sections, why_sections
+from roller.explanation.explanation import sections
+from roller.explanation.text import WIDTH, Section, lines_of
+from roller.explanation.why_not import why_sections
 
 if TYPE_CHECKING:
     from roller.explanation.why_not import WhyNot

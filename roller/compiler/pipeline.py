@@ -241,9 +241,9 @@ def compile(
         changed, or was busy. A result that is doubtful does not replace one that is not.
     shapes
         Axes whose extents vary from call to call: ``{"ho": range(7, 65), "wo": range(7, 65)}``. The kernel is then a
-        :class:`~roller.compiler.dynamic.symbolic_call.OpenRange`, on a processor for some ranges of the first dimension
-        alone a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: few kernels cover the ranges. This processor or
-        GPUs; no cache.
+        :class:`~roller.compiler.dynamic.symbolic_call.SymbolicRange`, on a processor for some ranges of the first
+        dimension alone a :class:`~roller.compiler.dynamic.kernel.VaryingKernel`: few kernels cover the ranges. This
+        processor or GPUs; no cache.
 
     Returns
     -------
@@ -335,7 +335,8 @@ def load(path: str | os.PathLike[str]) -> CompiledKernel:
 
 def lower(program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
     """Generate the kernel of one program; the target language of the spec picks the code generator."""
-    return target_for(spec).lower(program, expression, spec)
+    made: KernelArtifact = target_for(spec).generation().lower_for(program, expression, spec)
+    return made
 
 
 def _compile(
@@ -377,7 +378,7 @@ def _compile_here(
 ) -> CompiledKernel:  # fmt: skip
     """Choose among candidates on a device of this machine; without ``handle`` it is the processor."""
     from roller.backends.build import build
-    from roller.compiler.autotune import Workshop, choose
+    from roller.compiler.autotune import TuningContext, choose
     from roller.compiler.compiled_kernel import CompiledKernel
     from roller.construction.constructor import target_units
     from roller.runtime import cpu_profile, profiler
@@ -394,6 +395,6 @@ def _compile_here(
 
     opened = profiler.Bench(expression, handle, seed) if handle else nullcontext(cpu_profile.Bench(expression, seed))
     with opened as bench:
-        kernel = choose(Workshop(expression, spec, options, make, bench.profile), candidates, how)
+        kernel = choose(TuningContext(expression, spec, options, make, bench.profile), candidates, how)
     launcher = handle.target.load if handle is not None and pretends else None
     return CompiledKernel(kernel.artifact, kernel.candidates, launcher=launcher)

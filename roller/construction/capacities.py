@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller import perf
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates import pricing
 from roller.templates.gpu import register_words
 from roller.tile.program import RProgram
 
@@ -26,7 +26,7 @@ def check_block(program: RProgram, batch: TileBatch, spec: DeviceSpec) -> None:
             f"tiles: the register tile needs {words} registers per thread, {spec.name} has {lim.registers_per_thread}. "
             "Shrink the register tile."
         )
-    terms = perf.estimate_program(program, replace_budget(spec)).terms
+    terms = pricing.estimate_program(program, replace_budget(spec)).terms
     used = int(terms["scratchpad_bytes"])
     limit = spec.layer("shared").capacity_bytes
     if used > limit:

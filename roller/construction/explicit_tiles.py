@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.construction.capacities import check_block, replace_budget
 from roller.construction.constructor import program_of
 from roller.construction.named_forms import axis_of, fits_form, named_forms
@@ -23,6 +22,7 @@ from roller.expr.canonical import inline_unit_reduction
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.templates import pricing
 from roller.templates.cpu.matrix import explicit_tiles as cpu_fragments
 from roller.templates.gpu.matrix import explicit_tiles as gpu_fragments
 from roller.tile.alignment import broken_rules
@@ -153,12 +153,12 @@ def priced_tiles(
             _check_derived(program, named, tiles)
         else:
             check_block(program, batch, spec)
-        return PricedTiles(perf.estimate_program(program, replace_budget(spec), warm), program)
+        return PricedTiles(pricing.estimate_program(program, replace_budget(spec), warm), program)
     named = named.inlined
     if spec.traits.simd:
         budget = replace_budget(spec)
         program = _program(named.whole, budget, structure_of(named.geometry), how=how)
-        return PricedTiles(perf.estimate_program(program, budget), program)
+        return PricedTiles(pricing.estimate_program(program, budget), program)
     found: list[PricedTiles] = []
     errors: list[TileError] = []
     for structure, staged in _kinds(named):
@@ -169,7 +169,7 @@ def priced_tiles(
         else:
             block, budget = named.rows[-1], replace_budget(spec)
             laid = layouts(program, spec) if structure is TILED else (program,)
-            found += [PricedTiles(perf.estimate_block(p, budget, block, warm), p, block) for p in laid]
+            found += [PricedTiles(pricing.estimate_block(p, budget, block, warm), p, block) for p in laid]
     found = [x for x in found if math.isfinite(x.estimate.seconds)]
     if not found and not errors:
         raise TileError(
@@ -326,7 +326,7 @@ def _vector_program(
     programs = [program_of(_with(b, how), 0, spec) for b in room.named_batches(geometry, spec, structure, rows)]
     for program in programs if how != Mechanisms() or spec.traits.discrete else ():
         check_program(program, spec)
-    priced = [(e.seconds, str(p), p) for p, e in zip(programs, perf.estimate_programs(programs, spec), strict=True)]
+    priced = [(e.seconds, str(p), p) for p, e in zip(programs, pricing.estimate_programs(programs, spec), strict=True)]
     seconds, _, best = min(priced, key=lambda x: x[:2])
     if not np.isfinite(seconds):
         raise TileError(

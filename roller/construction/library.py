@@ -9,7 +9,6 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from roller import perf
 from roller.construction.constructor import nothing_fits, program_of
 from roller.construction.named_layouts import layouts
 from roller.errors import RollerError, shown
@@ -17,6 +16,7 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import POLICIES, LibraryPolicy
 from roller.templates.gpu.tiled.least import LeastLaidOut
@@ -56,12 +56,12 @@ def library_program(expr: TensorExpr, spec: DeviceSpec, policy: str) -> Callable
 def _chosen(batch: TileBatch, spec: DeviceSpec) -> Callable[[DeviceSpec], Estimate]:
     """Return what prices the fastest program of a batch on other devices."""
     if batch.structure != TILED.name:
-        row = batch.take(np.array([int(np.argmin(perf.price(batch, spec)["seconds"]))]))
-        return lambda other: perf.estimate_best(row, other)
+        row = batch.take(np.array([int(np.argmin(pricing.price(batch, spec)["seconds"]))]))
+        return lambda other: pricing.estimate_best(row, other)
     programs = [p for n in range(len(batch)) for p in layouts(program_of(batch, n, spec), spec)]
-    seconds = [e.seconds for e in perf.estimate_programs(programs, spec)]
+    seconds = [e.seconds for e in pricing.estimate_programs(programs, spec)]
     program = programs[seconds.index(min(seconds))]
-    return lambda other: perf.estimate_program(program, other)
+    return lambda other: pricing.estimate_program(program, other)
 
 
 def called(expr: TensorExpr, spec: DeviceSpec, policy: str, moments: bool = False) -> DeviceSpec:
@@ -101,7 +101,7 @@ def _fastest(batches: Sequence[TileBatch], spec: DeviceSpec) -> Estimate | None:
     tiled: dict[int, tuple[LeastLaidOut, Floats]] = {}
     for n, batch in enumerate(batches):
         if batch.structure != TILED.name:
-            estimate = perf.estimate_best(batch, spec)
+            estimate = pricing.estimate_best(batch, spec)
             best = _first(best, (estimate.seconds, (n, 0, 0), estimate))
         else:
             bounds = LeastLaidOut(batch, spec)
@@ -146,5 +146,5 @@ def _laid_out(n: int, batch: TileBatch, rows: NDArray[np.intp], spec: DeviceSpec
     ]
     if not placed:
         return best
-    place, estimate = perf.fastest([p for _, p in placed], spec, batch.warm)
+    place, estimate = pricing.fastest([p for _, p in placed], spec, batch.warm)
     return _first(best, (estimate.seconds, placed[place][0], estimate))

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller import perf
 from roller.construction.constructor import Candidate, candidates_of, program_of, target_units
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.model import batch_of
+from roller.perf.batch import batch_of
+from roller.templates import pricing
 from roller.templates.common.moves import Place
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding import padding_allowed
@@ -50,6 +50,6 @@ def neighbours(
     found = {str(p): p for p in rows}
     found.pop(str(replace(program, relaxed=())), None)
     programs = list(found.values())
-    priced = zip(programs, perf.estimate_programs(programs, target), strict=True)
+    priced = zip(programs, pricing.estimate_programs(programs, target), strict=True)
     fitting = sorted((e.seconds, str(p), p, e) for p, e in priced if np.isfinite(e.seconds))
     return candidates_of([(p, e) for _, _, p, e in fitting], expr, spec, options)

@@ -22,6 +22,7 @@ from roller.expr.joining import join_digits
 from roller.expr.splitting import plain_axes
 from roller.hardware import DeviceSpec
 from roller.perf.estimate import Estimate
+from roller.templates import pricing
 from roller.tile.alignment import RULES, broken_rules
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
@@ -66,9 +67,9 @@ def program_from_name(expr: TensorExpr, spec: DeviceSpec, name: str) -> RProgram
 
 def estimate_named(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of a program: that of ``construct`` where it constructs it, to the last digit."""
-    estimate = perf.estimate_program(program, spec, warm)
+    estimate = pricing.estimate_program(program, spec, warm)
     if not math.isfinite(estimate.seconds):  # a budget kept back for the compiler binds construction, not the device
-        estimate = perf.estimate_program(program, replace_budget(spec), warm)
+        estimate = pricing.estimate_program(program, replace_budget(spec), warm)
     if not math.isfinite(estimate.seconds):
         raise _exceeded(program, spec)
     return estimate

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from roller import perf
 from roller.core.fragment import Fragment
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.estimate import Estimate
+from roller.templates import pricing
 from roller.tile.program import RProgram
 
 #: A row of a batch: its price (seconds), the batch, and its position there.
@@ -82,7 +82,7 @@ def _cheapest(batches: Sequence[TileBatch], spec: DeviceSpec, wanted: int, count
     for b in sorted(batches, key=lambda b: b.known_seconds(spec) is None):
         limit_s = min(most_s, pool[wanted - 1][0]) if len(pool) >= wanted else most_s
         new = count >= _FAMILY_COUNT and not any(p.structure == b.structure for _, p, _ in pool)
-        pool += [(s, b, row) for s, row in perf.best_rows(b, spec, wanted, limit_s, always=new)]
+        pool += [(s, b, row) for s, row in pricing.best_rows(b, spec, wanted, limit_s, always=new)]
         pool.sort(key=lambda entry: entry[0])
     return pool
 
@@ -179,7 +179,7 @@ class _Search:
         known = {str(p) for p, _ in self.found}
         laid = {str(p): p for p in (self.lay_out(batch, i) for _, batch, i in rows)}  # variants may meet in one program
         programs = [p for text, p in laid.items() if text not in known]
-        estimates = perf.estimate_programs(programs, self.spec)
+        estimates = pricing.estimate_programs(programs, self.spec)
         self.tried |= {(id(batch), i) for _, batch, i in rows}
         if not programs:
             return

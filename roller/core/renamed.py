@@ -57,6 +57,9 @@ MODULES = {
 }
 #: Old name -> new one, in the modules above.
 NAMES = {
+    "roller.varying.open_call.OpenPiece": "SymbolicPiece",
+    "roller.varying.open_call.OpenRange": "SymbolicRange",
+} | {
     f"{_ROOM}.{old}": new
     for old, new in {
         "records.Alloc": "AllocEvent",

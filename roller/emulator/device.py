@@ -20,9 +20,7 @@ import numpy as np
 from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
 from roller.emulator.emulate import Emulated
-from roller.emulator.horizontal import EmulatedPack, Places
 from roller.errors import EmulationError, shown
-from roller.horizontal import HorizontalKernel
 
 #: Which stream goes on where several may: the one made first, the one made last, or any.
 POLICIES = ("first", "last", "random")
@@ -105,30 +103,6 @@ class EmulatedKernel:
         self._device.push(stream, lambda: self._emulated.launch_at(held, prepare=prepare, order=order))
 
 
-class EmulatedHorizontalKernel:
-    """A packed kernel on emulated memory."""
-
-    def __init__(self, device: EmulatedDevice, packed: HorizontalKernel) -> None:
-        self._device, self._packed, self._emulated = device, packed, EmulatedPack(packed, check=device.check)
-
-    def bind(self, places: Mapping[str, Sequence[Places]]) -> list[Callable[[Stream], None]]:
-        """Return what queues each stage."""
-        counts = {key: len(runs) for key, runs in places.items()}
-        return [self._launch(n, places) for n, s in enumerate(self._packed.stages) if s.runs(counts)]
-
-    def _launch(self, number: int, places: Mapping[str, Sequence[Places]]) -> Callable[[Stream], None]:
-        sets = [places.get(m.kernel, ()) for m in self._packed.stages[number].members]
-        order = self._device.order
-
-        def run() -> None:
-            self._emulated.launch(number, sets, order=order)
-
-        def launch(stream: Stream) -> None:
-            self._device.push(stream, run)
-
-        return launch
-
-
 class EmulatedDevice:
     """The interface of ``roller.models.session.gpu_device`` on this machine.
 
@@ -177,10 +151,6 @@ class EmulatedDevice:
     def load(self, artifact: KernelArtifact) -> Any:
         """Return a kernel; it needs no image."""
         return EmulatedKernel(self, artifact)
-
-    def load_packed(self, packed: HorizontalKernel) -> EmulatedHorizontalKernel:
-        """Return a packed kernel; it needs no image."""
-        return EmulatedHorizontalKernel(self, packed)
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:

@@ -45,11 +45,6 @@ _INDICES = (
     " const emul::Index3 threadIdx = emul::thread_index(), blockIdx = emul::block_index(), "
     "blockDim = emul::block_extent(), gridDim = emul::grid_extent();"
 )
-#: The table of a packed kernel (`roller.horizontal`), its pointers, and how threads a program has no use for leave.
-_TABLE = re.compile(r"struct (roller_table_\w+) \{\n(.*?)\n\};", re.S)
-_COLUMN = re.compile(rf"^\s*(?:const\s+)?({_TYPE})\s*\*\s*(\w+)\[(\d+)\];", re.M)
-_LEAVE = re.compile(r"(if \(threadIdx\.x >= \d+u\)) return;")
-_PROGRAM = re.compile(r"static __device__ __forceinline__ void roller_program_")
 #: Containers of warp groups: slow to compile, so only where needed, and ahead of CUDA's keywords.
 _CONTAINERS = "#include <map>\n#include <memory>\n#include <vector>\n"
 #: What makes threads of a block wait for each other; a kernel without it runs without fibers.
@@ -61,17 +56,13 @@ class TranslatedKernel:
     """One kernel of a source: entry name, element type per parameter, and what its launch must respect.
 
     ``max_threads`` is the bound of ``__launch_bounds__`` (0 where there is none); ``converges`` says whether its
-    threads wait for each other. A packed kernel has one parameter, the table named ``table``: its ``parameters`` are
-    the pointers in there, one per argument set, and ``columns`` how many of them lie together, by name. ``numbers`` are
-    the parameters that are passed by value.
+    threads wait for each other. ``numbers`` are the parameters that are passed by value.
     """
 
     entry: str
     parameters: tuple[tuple[str, str], ...]
     max_threads: int
     converges: bool
-    table: str = ""
-    columns: tuple[tuple[str, int], ...] = ()
     numbers: frozenset[str] = frozenset()
 
 
@@ -88,8 +79,6 @@ def translate(source: str, architecture: int = 800) -> tuple[str, tuple[Translat
     """
     text = _ATTRIBUTE.sub(r"alignas(\1)", _without_comments(source))
     kernels = _kernels(text)
-    if any(k.table for k in kernels):
-        text = _LEAVE.sub(r"\1 { emul::leave(); return; }", text)
     text = translate_asm(text)
     text = _addresses(text)
     text = _local_arrays(_shared_arrays(text))
@@ -108,10 +97,6 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
     matches = list(_KERNEL.finditer(text))
     for n, m in enumerate(matches):
         body = text[m.end() : matches[n + 1].start() if n + 1 < len(matches) else len(text)]
-        packed = re.fullmatch(r"\s*const __grid_constant__ (roller_table_\w+) table\s*", m[3])
-        if packed:  # its programs stand ahead of it
-            found.append(_packed(m[2], packed[1], text, int(m[1] or 0)))
-            continue
         several = [_parameter(m[2], p) for p in m[3].split(",") if p.strip()]
         parameters, numbers = tuple(p[:2] for p in several), frozenset(p[0] for p in several if p[2])
         found.append(TranslatedKernel(m[2], parameters, int(m[1] or 0), bool(_CONVERGES.search(body)), numbers=numbers))
@@ -120,16 +105,6 @@ def _kernels(text: str) -> tuple[TranslatedKernel, ...]:
             "emulator: expected a CUDA source with a __global__ function, found none. Pass a 'cuda' artifact."
         )
     return tuple(found)
-
-
-def _packed(entry: str, table: str, text: str, threads: int) -> TranslatedKernel:
-    """Describe a packed kernel by the table it takes."""
-    fields = next((m[2] for m in _TABLE.finditer(text) if m[1] == table), "")
-    columns = [(m[2], m[1], int(m[3])) for m in _COLUMN.finditer(fields)]
-    parameters = tuple((f"{name}[{n}]", kind) for name, kind, count in columns for n in range(count))
-    return TranslatedKernel(
-        entry, parameters, threads, bool(_CONVERGES.search(text)), table, tuple((n, c) for n, _, c in columns)
-    )
 
 
 def _parameter(entry: str, text: str) -> tuple[str, str, bool]:
@@ -149,12 +124,9 @@ def _entry(kernel: TranslatedKernel) -> str:
         f"*(const {t}*)a[{n}].base" if name in kernel.numbers else f"emul::whole<{t}>(a + {n})"
         for n, (name, t) in enumerate(kernel.parameters)
     ]
-    name, arguments, ahead = kernel.entry, ", ".join(places), ""
-    if kernel.table:  # behind the pointers comes the host's memory of where each program's blocks end
-        fill = "".join(f" t.{p} = {place};" for (p, _), place in zip(kernel.parameters, places, strict=True))
-        arguments, ahead = "t", f" {kernel.table} t;{fill} memcpy(t.end, a[{len(places)}].base, sizeof t.end);"
+    name, arguments = kernel.entry, ", ".join(places)
     return (
-        f"static void emul_body_{name}(const emul::Region* a) {{ (void)a;{ahead} {name}({arguments}); }}\n"
+        f"static void emul_body_{name}(const emul::Region* a) {{ (void)a; {name}({arguments}); }}\n"
         f'extern "C" int emul_{name}(emul::Launch* l) {{ return emul::run(*l, emul_body_{name}); }}\n'
     )
 
@@ -190,13 +162,9 @@ def _local_arrays(text: str) -> str:
         align = f"alignas({m[3] or m[5]}) " if m[3] or m[5] else ""
         return f'{m[1]}{m[2]}{align}emul::Local<{m[4]}, ({m[7]})> {m[6]}{{"{m[6]}"}};'
 
-    start = _PROGRAM.search(text) or _KERNEL.search(text)
+    start = _KERNEL.search(text)
     at = start.start() if start else len(text)  # what comes before are types and helpers of the prelude
-    out = [text[:at]]
-    for m in _TABLE.finditer(text, at):  # tables of a pack's later stages stand between programs; theirs are no locals
-        out += [_LOCAL.sub(local, text[at : m.start()]), m[0]]
-        at = m.end()
-    return "".join(out) + _LOCAL.sub(local, text[at:])
+    return text[:at] + _LOCAL.sub(local, text[at:])
 
 
 def _addresses(text: str) -> str:

@@ -49,14 +49,14 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Road:
+class ConstructionPath:
     """The steps, and in words what else decided."""
 
     steps: tuple[Step, ...]
     words: tuple[str, ...]
 
 
-def road_to(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> Road:
+def construction_path(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> ConstructionPath:
     """Return the road of construction to a program, walked again with the very functions that grew it."""
     inner = products_program(program) or program
     words = []
@@ -68,10 +68,10 @@ def road_to(program: RProgram, spec: DeviceSpec, options: ConstructOptions) -> R
         return _matrix(inner, spec, options, words)
     known = spec.traits.module_for("templates", "construction_steps").ENUMERATED
     words.append(_WINOGRAD if inner.traits.output_side else known[inner.structure])
-    return Road((), tuple(words))
+    return ConstructionPath((), tuple(words))
 
 
-def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> Road:
+def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
     seen, of_blocks = Growth(), Growth()
@@ -81,7 +81,9 @@ def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words
     threads = np.where(g.spatial, block // register, 1)
     second = _nearest(of_blocks, register, threads)
     if first is None or second is None:
-        return Road((), (*words, "Construction did not come by these tiles: its growth visits few of all there are."))
+        return ConstructionPath(
+            (), (*words, "Construction did not come by these tiles: its growth visits few of all there are.")
+        )
     state, more = second
     steps = _named("register", first, names, 0) + _named("shared", more, names, len(names))
     start = state if not more else more[0].before
@@ -92,7 +94,7 @@ def _tiled(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words
     if (last != threads).any():
         whole = dict(zip(names, threads.tolist(), strict=True))
         words.append(f"Threads were rounded up to whole TEUs: {_spread(whole)}.")
-    return Road(steps, (*words, *_by_price(program)))
+    return ConstructionPath(steps, (*words, *_by_price(program)))
 
 
 def _nearest(
@@ -111,7 +113,7 @@ def _nearest(
     return None
 
 
-def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> Road:
+def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, words: list[str]) -> ConstructionPath:
     g, names = Geometry.of(program.expr), program.axis_names
     register, block = (np.array(t) for t in (program.tiles[0][1], program.tiles[-1][1]))
     f = program.fragment
@@ -128,8 +130,8 @@ def _matrix(program: RProgram, spec: DeviceSpec, options: ConstructOptions, word
         "number of them along m and n that fits the registers is tried."
     )
     if road is None:
-        return Road((), (*words, "Growth by groups did not come by this block.", *_by_price(program)))
-    return Road(_named("shared", road, names, len(names)), (*words, *_by_price(program)))
+        return ConstructionPath((), (*words, "Growth by groups did not come by this block.", *_by_price(program)))
+    return ConstructionPath(_named("shared", road, names, len(names)), (*words, *_by_price(program)))
 
 
 def _by_price(program: RProgram) -> list[str]:

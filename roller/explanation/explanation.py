@@ -9,17 +9,20 @@ from roller import perf
 from roller.construction.constructor import construct_candidates, target_units
 from roller.construction.program_names import estimate_named
 from roller.errors import NoCandidateError
+from roller.explanation import explanation_sections as part
 from roller.explanation import spec_changes
-from roller.explanation.compare import road_of_time
-from roller.explanation.construction_steps import Road, road_to
+from roller.explanation.compare import quantity, road_of_time
+from roller.explanation.construction_steps import ConstructionPath, construction_path
 from roller.explanation.facts import Fact, Layer, facts_of, layers_of
 from roller.explanation.larger import Stop, stops
 from roller.explanation.roofline import Roofline, roofline
+from roller.explanation.text import Section, html, plain, rule_text
 from roller.explanation.why_not import WhyNot, why_not
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
 from roller.perf.unit_notes import unit_notes
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
@@ -72,7 +75,7 @@ class Explanation:
     estimate: Estimate
     rank: int | None
     candidates: int
-    road: Road
+    road: ConstructionPath
     stops: tuple[Stop, ...]
     time: Term
     layers: tuple[Layer, ...]
@@ -103,8 +106,6 @@ class Explanation:
 
     def __str__(self) -> str:
         """Return the explanation as text, 80 columns wide."""
-        from roller.explanation.text import plain, sections
-
         return plain(sections(self))
 
     def __repr__(self) -> str:
@@ -113,9 +114,37 @@ class Explanation:
 
     def _repr_html_(self) -> str:
         """Return the explanation for a notebook."""
-        from roller.explanation.text import html, sections
-
         return html(sections(self))
+
+
+def sections(e: Explanation) -> tuple[Section, ...]:
+    """Return an explanation in the order it is told."""
+    found = (
+        _head(e), part.road_section(e.road), part.stops_section(e.stops), part.time_section(e.time),
+        part.layers_section(e.layers), part.device_section(e.facts), part.roof_section(e.roof),
+        part.limits_section(e.limits, e.lifts), part.rivals_section(e.rivals),
+    )  # fmt: skip
+    return tuple(s for s in found if s.sentences or s.rows)
+
+
+def _head(e: Explanation) -> Section:
+    place = f"number {e.rank} of {e.candidates} candidates" if e.rank else "not among the constructed candidates"
+    measured = f" Measured {quantity(e.measured_s, 's')}." if e.measured_s is not None else ""
+    bound = e.estimate.bottleneck + "".join(f" (its {field} is assumed, not measured)" for field in e.bound_assumed)
+    predicted = f"Predicted {quantity(e.estimate.seconds, 's')}{e.estimate.spread}, bound by {bound}.{measured}"
+    relaxed = [f"It relaxes {rule_text(r)}" for r in e.program.relaxed]
+    priced = [] if e.program.emitted else [_not_emitted(e.program)]
+    sentences = (f"{e.program} ({place})", predicted, *priced, *relaxed, *e.notes)
+    return Section(f"{e.expression} on {e.description}", sentences)
+
+
+def _not_emitted(program: RProgram) -> str:
+    """Return what a program without code is: a price."""
+    assert program.fragment is not None
+    return (
+        f"It is priced alone: no template has code for '{program.fragment.name}'. `compile` makes a kernel without the "
+        "matrix unit; construct for `spec.emitted` to see its price."
+    )
 
 
 def _lift(effect: spec_changes.Effect) -> dict[str, Any]:
@@ -139,11 +168,11 @@ def explain(
     alike = next((n for n, c in enumerate(found) if c.program == chosen), None)
     rank = None if alike is None else alike + 1
     estimate_named(chosen, target)  # says which capacity it exceeds
-    estimate, time = perf.estimate_explained(chosen, target)
+    estimate, time = pricing.estimate_explained(chosen, target)
     others = [c.program for c in found if c.program != chosen][:_RIVALS]
     roof = roofline(expr, chosen, target, estimate.seconds)
     return Explanation(
-        expr, spec.name, spec.title, chosen, estimate, rank, len(found), road_to(chosen, target, options),
+        expr, spec.name, spec.title, chosen, estimate, rank, len(found), construction_path(chosen, target, options),
         stops(chosen, target, options, time), time, layers_of(chosen, target, estimate),
         facts_of(chosen, target, estimate), roof, road_of_time(time),
         _lifts(expr, spec, options, chosen), tuple(why_not(expr, target, chosen, p) for p in others), measured_s,

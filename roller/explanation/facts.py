@@ -12,7 +12,7 @@ from roller import perf
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate
 from roller.targets import KINDS
-from roller.templates.gpu import LaidOut, block_limits
+from roller.templates.gpu import SharedMemoryLayout, block_limits
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products_program
 
@@ -101,7 +101,7 @@ def _gpu(program: RProgram, spec: DeviceSpec, estimate: Estimate) -> list[Fact]:
     terms, lim = estimate.terms, spec.limits
     inner = products_program(program) or program
     batch = perf.batch_of([inner])
-    pad = LaidOut.of(batch, [inner], spec).scratchpad
+    pad = SharedMemoryLayout.of(batch, [inner], spec).scratchpad
     most = block_limits(batch, spec, pad, np.array([int(terms["registers"])], np.int64))
     rooms = {n: int(x[0]) for n, x in most.items()}
     tight = min(rooms, key=lambda n: rooms[n])

@@ -16,6 +16,7 @@ from roller.explanation.compare import road_of_difference
 from roller.hardware import DeviceSpec
 from roller.perf import Term
 from roller.perf.batch import TileBatch
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.padding import padding_allowed
 from roller.tile.geometry import Geometry, Ints
@@ -87,7 +88,7 @@ def _stop(program: RProgram, spec: DeviceSpec, options: ConstructOptions, term: 
     reason = exceeded(larger, spec)
     if reason is not None:
         return Stop(step.layer, step.axis, step.now, step.larger, "capacity", reason)
-    estimate, other = perf.estimate_explained(larger, spec)
+    estimate, other = pricing.estimate_explained(larger, spec)
     road = road_of_difference(other, term)
     percent = 100 * (estimate.seconds / term.value - 1)
     of = (step.layer, step.axis, step.now, step.larger)

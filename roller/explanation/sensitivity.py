@@ -147,15 +147,8 @@ def of_price(
     if not all(map(math.isfinite, before)):
         raise NoCandidateError(f"{names[before.index(math.inf)]}: no program fits {spec.name}.")
     deciding = sorted((e for e in found if e.decides), key=lambda e: (-e.weight, e.field))
-    best = max((e for e in deciding if e.best is not None), key=_gain, default=None)
+    best = max((e for e in deciding if e.best), key=lambda e: e.rate(e.best) if e.best else 0.0, default=None)
     return Sensitivity(spec.name, names, before, anew, tuple(deciding), best, _reducible(found, anew))
-
-
-def _gain(effect: Effect) -> float:
-    """Return what the best change of a field gains for its size."""
-    best = effect.best
-    assert best is not None  # asked of such effects alone
-    return abs(math.log1p(best.percent / 100) / math.log(best.value / effect.value))
 
 
 def _reducible(found: Sequence[Effect], capacities: bool) -> tuple[Spare, ...]:

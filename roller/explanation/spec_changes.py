@@ -15,11 +15,11 @@ from functools import cached_property
 from roller.construction.constructor import construct_candidates
 from roller.construction.program_checks import check_program
 from roller.construction.program_names import estimate_named
-from roller.errors import NoCandidateError, SpecError, TileError
+from roller.errors import NoCandidateError, TileError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
-from roller.hardware.spec import settable
+from roller.perf.sensitivity import field_steps, slope
 from roller.templates.common.options import ConstructOptions
 from roller.tile.program import RProgram
 
@@ -82,7 +82,8 @@ class Effect:
     @cached_property
     def per_operator(self) -> tuple[float, ...]:
         """Mean change in percent per percent of the field, between the smallest and the largest value that fits."""
-        return tuple(self._slope(n) for n in range(len(self.seconds)))
+        points = [(self.value, self.seconds), *((c.value, c.seconds) for c in self.changes)]
+        return tuple(slope((math.log(v), [math.log(s) for s in seconds]) for v, seconds in points).tolist())
 
     @cached_property
     def percent(self) -> float:
@@ -97,7 +98,7 @@ class Effect:
     @property
     def weight(self) -> float:
         """Largest change of the logarithm of a time per change of that of the field."""
-        return max((self._rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
+        return max((self.rate(c) for c in self.changes if math.isfinite(c.percent)), default=0.0)
 
     @property
     def best(self) -> Change | None:
@@ -112,7 +113,7 @@ class Effect:
         else:
             return None
         gaining = [c for c in better if c.percent <= -NOTHING]
-        return max(gaining, key=self._rate, default=None)
+        return max(gaining, key=self.rate, default=None)
 
     def beside(self, larger: bool) -> Change | None:
         """Return :attr:`best` on its side, else the nearest value that changes a time, else the nearest one."""
@@ -122,32 +123,19 @@ class Effect:
         side = side if larger else side[::-1]
         return next((c for c in side if abs(c.percent) >= NOTHING), side[0] if side else None)
 
-    def _rate(self, change: Change) -> float:
+    def rate(self, change: Change) -> float:
+        """Return the change of the logarithm of the time per change of that of the field."""
         return abs(math.log1p(change.percent / 100) / math.log(change.value / self.value))
-
-    def _slope(self, n: int) -> float:
-        points = [(self.value, self.seconds[n]), *((c.value, c.seconds[n]) for c in self.changes)]
-        fit = sorted((math.log(v), math.log(s)) for v, s in points if math.isfinite(s))
-        width = fit[-1][0] - fit[0][0] if fit else 0.0
-        return (fit[-1][1] - fit[0][1]) / width if width else 0.0
 
 
 def effects(spec: DeviceSpec, price: Pricer, fields: Sequence[str] | None = None) -> Iterator[Effect]:
     """Yield what every numeric field of a device that the model may read does, in the order of the YAML."""
-    known, seconds = settable(spec), price(spec)
-    for field, value in spec.values().items():
-        if field.startswith("accuracy.") or not value or (fields is not None and field not in fields):
-            continue
-        changes = []
-        for other in other_values(value, known[field]):
-            try:
-                changed = spec.with_overrides({field: other})
-            except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
-                continue
-            changes.append(change_of(other, price(changed), seconds))
-        if changes:
-            assumed = spec.sources.get(field) == "assumed"
-            yield Effect(field, value, known[field].unit, seconds, tuple(changes), assumed)
+    seconds = price(spec)
+    for step in field_steps(spec, other_values):
+        if fields is None or step.field in fields:
+            changes = tuple(change_of(other, price(changed), seconds) for other, changed in step.sides)
+            assumed = spec.sources.get(step.field) == "assumed"
+            yield Effect(step.field, step.value, step.quantity.unit, seconds, changes, assumed)
 
 
 def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...]) -> Change:
@@ -163,8 +151,6 @@ def change_of(value: float, after: tuple[float, ...], before: tuple[float, ...])
 def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     """Return the values a field is set to, ascending: as many digits as are printed.
 
-    Bytes and powers of two come in halves and doubles, and nothing between.
-
     Examples
     --------
     >>> other_values(80, Quantity("units", 1, 1000, integer=True))
@@ -172,11 +158,8 @@ def other_values(value: float, quantity: Quantity) -> tuple[float, ...]:
     >>> other_values(1.38e9, Quantity("Hz", 1, 1e12))
     (1104000000.0, 1725000000.0)
     """
-    whole = int(value)
-    if quantity.integer and (whole & (whole - 1) == 0 or quantity.unit == "bytes"):
-        return tuple(n for n in (whole // 2, whole * 2) if n)
     if quantity.integer:
-        return tuple(sorted({max(1, round(whole * f)) for f in COUNT_FACTORS} - {whole}))
+        return tuple(sorted({max(1, round(int(value) * f)) for f in COUNT_FACTORS} - {int(value)}))
     return tuple(float(f"{value * f:.4g}") for f in FACTORS)
 
 

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller import perf
 from roller.construction.capacities import replace_budget
 from roller.construction.explicit_tiles import Mechanisms, Tile, priced_tiles
 from roller.construction.program_names import estimate_named, program_from_name
 from roller.errors import TileError, bounded, shown
 from roller.explanation.capacity import exceeded
 from roller.explanation.compare import Difference, quantity, road_of_difference, sentence
+from roller.explanation.text import Section, html, rule_text
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf import Estimate, Term
+from roller.templates import pricing
 from roller.tile.program import RProgram
 
 #: What is said of a program that the model would have, and that construction did not come by.
@@ -86,8 +87,6 @@ class WhyNot:
 
     def _repr_html_(self) -> str:
         """Return it for a notebook."""
-        from roller.explanation.text import html, why_sections
-
         return html(why_sections(self))
 
     def __str__(self) -> str:
@@ -96,6 +95,22 @@ class WhyNot:
             return f"illegal: {self.reason}"
         times = f"{quantity(self.seconds, 's')} against {quantity(self.chosen_s, 's')} ({self.percent:+.2f} %)"
         return f"{self.verdict}: predicted {times}\n{self.reason}"
+
+
+def why_sections(w: WhyNot) -> tuple[Section, ...]:
+    """Return what speaks against a program in the order it is told."""
+    sentences = [f"asked: {w.asked}", *([f"program: {w.program}"] if w.program not in (None, w.asked) else [])]
+    sentences += [f"chosen: {w.chosen}", *str(w).splitlines()]
+    if w.budget:
+        sentences.append(f"It runs, but exceeds a budget that construction keeps to: {w.budget}.")
+    sentences += [f"It relaxes {rule_text(r)}" for r in w.relaxed]
+    road = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.road)
+    terms = tuple((d.name, quantity(d.own, d.unit), quantity(d.other, d.unit)) for d in w.terms)
+    found = [Section("Why not", tuple(sentences))]
+    if road:
+        found.append(Section("Down to the cause", (), ("term", "asked", "chosen"), road))
+        found.append(Section("Terms that differ", (), ("term", "asked", "chosen"), terms))
+    return tuple(found)
 
 
 def why_not(
@@ -116,7 +131,7 @@ def why_not(
         if chosen.fragment is not None and fragment is None and isinstance(tiles, Mapping):
             hint = f" No fragment was named: the chosen program is of the matrix unit, fragment={chosen.fragment.name}."
         return WhyNot(asked, str(chosen), "illegal", f"{error}{hint}")
-    own, of_chosen = perf.estimate_explained(chosen, spec)
+    own, of_chosen = pricing.estimate_explained(chosen, spec)
     name, relaxed = str(program), program.relaxed
     if program == chosen:
         reason = "it is the program that was chosen"
@@ -145,9 +160,9 @@ def _priced(
     else:
         found = priced_tiles(expr, spec, tiles, fragment, how)
         estimate, program, block = found.estimate, found.program, found.block
-    same, time = perf.estimate_explained(program, spec, block)
+    same, time = pricing.estimate_explained(program, spec, block)
     if same.seconds != estimate.seconds:  # within the hard limits, beyond the budgets of construction
-        _, time = perf.estimate_explained(program, replace_budget(spec), block)
+        _, time = pricing.estimate_explained(program, replace_budget(spec), block)
     return estimate, program, time
 
 

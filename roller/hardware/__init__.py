@@ -1,13 +1,36 @@
-"""Device specifications: frozen numbers with their sources, read from ``hardware_specs/*.yaml``."""
+"""Device specifications: frozen numbers with their sources, read from ``hardware_specs/*.yaml``.
+
+What reads files, and YAML with it, is loaded when it is first asked for: names of a specification's parts need neither.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from roller.core.fragment import Fragment
-from roller.hardware.loader import load_spec
-from roller.hardware.reader import list_specs, parse_spec, spec_folder
 from roller.hardware.sections import Compute, Execution, Limits, MemoryLayer, Teu
 from roller.hardware.spec import DeviceSpec
 from roller.targets import THIS_MACHINE
+
+if TYPE_CHECKING:
+    from roller.hardware.loader import load_spec
+    from roller.hardware.reader import list_specs, parse_spec, spec_folder
 
 __all__ = [
     "THIS_MACHINE", "Compute", "DeviceSpec", "Execution", "Fragment", "Limits", "MemoryLayer", "Teu", "list_specs",
     "load_spec", "parse_spec", "spec_folder",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Load a function that reads files on first use."""
+    if name in ("list_specs", "parse_spec", "spec_folder"):
+        from roller.hardware import reader
+
+        value = getattr(reader, name)
+    elif name == "load_spec":
+        from roller.hardware.loader import load_spec as value
+    else:
+        raise AttributeError(f"module 'roller.hardware' has no attribute '{name}'")
+    globals()[name] = value
+    return value

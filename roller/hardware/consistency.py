@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from roller.hardware.architectures import cuda_architecture, has_async_copies
 from roller.hardware.checks import fail
 from roller.hardware.plausibility import implausible
+from roller.hardware.spec import DeviceSpec
 from roller.targets import LANGUAGES
 
 #: The first CUDA architecture of which every device has matrix units that are priced here.
@@ -17,9 +17,6 @@ _MATRIX_SM = 80
 _GPU_LANES = (4, 128)
 #: Of the largest element.
 _ELEMENT_BYTES = 8
-
-if TYPE_CHECKING:
-    from roller.hardware.spec import DeviceSpec
 
 
 def check_consistency(where: str, spec: DeviceSpec) -> None:

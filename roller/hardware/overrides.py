@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roller.errors import SpecError, shown
 from roller.hardware.checks import Quantity, check_number, fail, nearest_fields
 from roller.hardware.consistency import check_consistency
-from roller.hardware.sections import Compute
-
-if TYPE_CHECKING:
-    from roller.hardware.spec import DeviceSpec
+from roller.hardware.sections import NOT_OF_KERNELS, Compute
+from roller.hardware.spec import DeviceSpec
 
 #: Source of what was set by hand.
 _BY_HAND = "override"
-
-
-#: Numbers that no kernel's time depends on.
-NOT_OF_KERNELS = frozenset({
-    "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes",
-    "link_bytes_per_s", "link_latency_s", "execution.fault_s",
-    "memory_layers.global.reported_bytes", "memory_layers.global.reported_most_bytes",
-})  # fmt: skip
 
 
 def overridden(

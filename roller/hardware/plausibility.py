@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
 
 from roller.core.display import bytes_text
-
-if TYPE_CHECKING:
-    from roller.hardware.sections import MemoryLayer
-    from roller.hardware.spec import DeviceSpec
-    from roller.hardware.written import Written
+from roller.hardware.sections import MemoryLayer
+from roller.hardware.spec import DeviceSpec
+from roller.hardware.written import Written
 
 #: Cycles from a load to its use, of a layer of one unit and of one of the device: all shipped devices lie ten times
 #: within.

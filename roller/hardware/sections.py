@@ -188,6 +188,12 @@ class Limits(Section):
     usable_vector_registers: int | None = number("registers", 2, 1024, integer=True, kinds=("cpu",))
 
 
+#: Numbers that no kernel's time depends on.
+NOT_OF_KERNELS = frozenset({
+    "process_bytes", "process_convolution_bytes", "process_eager_bytes", "process_least_bytes", "process_most_bytes",
+    "link_bytes_per_s", "link_latency_s", "execution.fault_s",
+    "memory_layers.global.reported_bytes", "memory_layers.global.reported_most_bytes",
+})  # fmt: skip
 #: Expected error of a predicted time where nobody has held any against measured ones.
 UNVALIDATED_ERROR = 0.5
 

@@ -18,9 +18,9 @@ from roller.core.fragment import Fragment
 from roller.core.validation import whole_number
 from roller.errors import SpecError, did_you_mean, shown
 from roller.hardware.checks import Quantity
-from roller.hardware.overrides import NOT_OF_KERNELS, overridden
 from roller.hardware.sections import (
     DTYPES,
+    NOT_OF_KERNELS,
     OPERATION_CLASSES,
     OPTIONAL_CLASSES,
     RATE,
@@ -259,6 +259,8 @@ class DeviceSpec:
         >>> load_spec("v100").with_overrides({"units": 40}).units
         40
         """
+        from roller.hardware.overrides import overridden
+
         return overridden(self, overrides, source, settable(self))
 
     def share(self, units: int) -> DeviceSpec:

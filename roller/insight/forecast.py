@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from roller.core.cyclic import held_back
 from roller.core.display import html_table, seconds_text
+from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
 from roller.hardware.calibration import is_calibrated
@@ -208,7 +208,7 @@ def _row_data(x: BreakdownRow) -> dict[str, Any]:
     return {"name": x.name, "calls": x.kernels, "seconds": seconds, "share": x.share, "resource": x.resource}
 
 
-@held_back()
+@gc_paused()
 def forecast(
     trace: Trace,
     device: str | DeviceSpec,

@@ -11,14 +11,14 @@ from roller.errors import RollerError
 from roller.explanation.sensitivity import Sensitivity, of_price
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
-from roller.hardware.overrides import NOT_OF_KERNELS
+from roller.hardware.sections import NOT_OF_KERNELS
 from roller.insight.cost.cache_residency import cached_shares
 from roller.insight.cost.compiled import trace_as_run
 from roller.insight.cost.cpu import ProcessorPricer
 from roller.insight.cost.kernels import KernelPrice, Kernels
 from roller.insight.cost.library_settings import LibrarySettings
 from roller.insight.cost.operator_price import Pricer, check_policy
-from roller.insight.trace.trace import Operator, Trace
+from roller.insight.trace.trace import Trace
 from roller.insight.traced_step import TracedStep
 from roller.perf.estimate import Estimate
 from roller.perf.unit_notes import unit_notes
@@ -95,27 +95,29 @@ def sensitivity_of_step(
         return WholeSensitivity(
             of_price(device, ("step",), step_seconds, anew=False, fields=_varied_fields(device)), ()
         )
-    programs: Programs = {}
     shares = cached_shares(operators, device, trace.events)
 
-    def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
-        kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
-        return (_step_seconds(operators, shares, kernels, settings),)
-
-    found = of_price(device, ("step",), total_seconds, anew=False, fields=_varied_fields(device))
-    return WholeSensitivity(
-        found, (*trace.warnings, *unit_notes([expr for expr, _ in programs], device, ours=policy == "roller"))
-    )
-
-
-def _step_seconds(
-    operators: Sequence[Operator], shares: Sequence[float], kernels: Kernels, settings: LibrarySettings
-) -> float:
-    pricer = Pricer(kernels.spec, kernels.policy, kernels, settings.tf32, settings.release)
-    try:
+    def seconds(kernels: Kernels) -> float:
+        pricer = Pricer(kernels.spec, kernels.policy, kernels, settings.tf32, settings.release)
         return math.fsum(pricer.price_operator(o, share).seconds for o, share in zip(operators, shares, strict=True))
-    except RollerError:  # a program that the changed device has no room for
-        return math.inf
+
+    return _with_fixed_kernels("step", device, policy, seconds, trace.warnings)
+
+
+def _with_fixed_kernels(
+    name: str, device: DeviceSpec, policy: str, seconds: Callable[[Kernels], float], warnings: Sequence[str] = ()
+) -> WholeSensitivity:
+    programs: Programs = {}
+
+    def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
+        try:
+            return (seconds(_Fixed(spec.sustained, policy, programs, device.sustained)),)
+        except RollerError:  # a program that the changed device has no room for
+            return (math.inf,)
+
+    found = of_price(device, (name,), total_seconds, anew=False, fields=_varied_fields(device))
+    notes = unit_notes([expr for expr, _ in programs], device, ours=policy == "roller")
+    return WholeSensitivity(found, (*warnings, *notes))
 
 
 def sensitivity_of_model(
@@ -136,14 +138,8 @@ def sensitivity_of_model(
     program = partitioned(read(model, batch=batch, shapes=shapes))
     runs = Counter(run.kernel for run in runs_of(program.steps))
     uses = {key: (program.kernels[key].expression, n) for key, n in runs.items()}
-    programs: Programs = {}
 
-    def total_seconds(spec: DeviceSpec) -> tuple[float, ...]:
-        kernels = _Fixed(spec.sustained, policy, programs, device.sustained)
-        try:
-            return (math.fsum(kernels.price_expression(expr).repeated(n).seconds for expr, n in uses.values()),)
-        except RollerError:
-            return (math.inf,)
+    def seconds(kernels: Kernels) -> float:
+        return math.fsum(kernels.price_expression(expr).repeated(n).seconds for expr, n in uses.values())
 
-    found = of_price(device, (program.name,), total_seconds, anew=False, fields=_varied_fields(device))
-    return WholeSensitivity(found, unit_notes([expr for expr, _ in programs], device, ours=policy == "roller"))
+    return _with_fixed_kernels(program.name, device, policy, seconds)

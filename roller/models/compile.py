@@ -23,15 +23,15 @@ from roller.hardware.detect import check_units, is_this_machine
 from roller.models.arguments import arrays_of, batch_of, fallback_of, folder_of, has_ranges, shapes_of
 from roller.models.batch.compile import compile_kernels
 from roller.models.batch.executors import Workers, crew_of
-from roller.models.batch.horizontal import packs_for, planned
-from roller.models.batch.horizontal_prices import packable
-from roller.models.batch.jobs import Settings, Target, builds, construct
+from roller.models.batch.jobs import Settings, Target, construct
+from roller.models.batch.launch_forecast import launch_forecast
 from roller.models.batch.outcome import Batch
 from roller.models.batch.predictions import Predictions
 from roller.models.batch.progress import OnProgress, shown, silent, told_on_interrupt
 from roller.models.compiled_model import CompiledModel, uses_of
 from roller.models.graph.coschedule import coscheduled
 from roller.models.graph.layouts import ChosenLayouts, laid_out
+from roller.models.graph.memory import plan
 from roller.models.graph.steps import Program
 from roller.models.graph.weights import passing_bytes
 from roller.models.onnx.program_note import ProgramNote
@@ -74,7 +74,6 @@ def compile_model(
     prove: bool = False,
     prove_s: float | None = None,
     remeasure: bool = False,
-    experimental: Sequence[str] = (),
 ) -> Session | RangeSession | GpuSession | CompiledModel:
     """Compile an ONNX model: every distinct kernel once, or from the cache.
 
@@ -126,9 +125,6 @@ def compile_model(
         Seconds for that, all kernels together, now; 120 by default. 0 for no proofs, not when it is saved either.
     remeasure
         As for :func:`roller.compile`, for every kernel.
-    experimental
-        Mechanisms that no device has shown to gain yet, by name. ``"packs"``: small independent kernels for a GPU
-        become one launch, by editing their source text, where that is predicted to be faster.
 
     Returns
     -------
@@ -150,11 +146,15 @@ def compile_model(
             "batch": batch, "values": values or None, "fallback": fallback, "budget_s": budget_s, "executor": executor,
             "scheduler": scheduler, "workers": workers, "prove": prove or None, "prove_s": prove_s,
             "remeasure": remeasure or None, "top_k": None if top_k == TOP_K else top_k,
-            "progress": progress or None, "experimental": experimental or None,
+            "progress": progress or None,
         }  # fmt: skip
         how = ModelOptions(options=options, threads=threads, deterministic=deterministic)
-        asked = {name: value is not None for name, value in beside.items()}
-        return compile_for_ranges(model, device, shapes or {}, how, folder_of(base_dir), asked)
+        asked, folder = {name: value is not None for name, value in beside.items()}, folder_of(base_dir)
+
+        def program_at(fixed: Mapping[str, Sequence[int]]) -> Program:
+            return partitioned(read(model, shapes=fixed, base_dir=folder))
+
+        return compile_for_ranges(model, device, shapes or {}, how, folder, asked, program_at)
     batch, shapes, values = batch_of(batch), shapes_of(shapes) or None, arrays_of(values) or None
     base_dir, fallback = folder_of(base_dir), fallback_of(fallback)
 
@@ -168,7 +168,7 @@ def compile_model(
 
     how = ModelOptions(
         top_k, options, budget_s, executor, scheduler, workers, cache, progress, deterministic, side_by_side, prove,
-        prove_s, remeasure, threads, experimental,
+        prove_s, remeasure, threads,
     )  # fmt: skip
     made = compile_partitioned(program, device, how)
     return made.session(consume=True) if made.runs_here else made
@@ -211,9 +211,9 @@ def partitioned(graph: Graph, *, fallback: str | None = None) -> Program:
 
     What ``fallback`` computes is said in one :class:`RollerWarning`.
     """
-    from roller.models.onnx.partition import explain
+    from roller.models.onnx.partition import partition_with_report
 
-    report = explain(graph, fallback=fallback)
+    report = partition_with_report(graph, fallback=fallback)
     if report.outside:
         nodes = ", ".join(f"'{node}' ({why})" for node, why in report.outside.items())
         warnings.warn(f"{graph.name}: nodes that {fallback} computes: {nodes}.", RollerWarning, stacklevel=2)
@@ -225,7 +225,7 @@ def compile_partitioned(
 ) -> CompiledModel:
     """Compile what :func:`partitioned` gave, or what a function gives once the other arguments are seen to be right."""
     how = how or ModelOptions()
-    settings, packs = how.settings(), how.packs
+    settings = how.settings()
     target, crew = hire(device, how.executor, how.scheduler, how.workers)
     if how.threads is not None:
         settings = settings.on_threads(checked_threads(how.threads, target.spec.traits.discrete))
@@ -235,8 +235,7 @@ def compile_partitioned(
             taken = program() if callable(program) else program
             if target.here:
                 need_runtimes(steps_of(taken.steps))
-            made = compile_program(taken, target, settings, crew, kept, progress=told,
-                                   side_by_side=how.side_by_side, packs=packs)  # fmt: skip
+            made = compile_program(taken, target, settings, crew, kept, progress=told, side_by_side=how.side_by_side)
     finally:
         crew.close()
     if target.judged:
@@ -246,7 +245,7 @@ def compile_partitioned(
         with shown(how.progress) as show, contextlib.closing(hire(device, None, None, how.workers)[1]) as crew:
             return compile_program(
                 taken, target, replace(settings, prove_s=prove_s), crew, kept, progress=show,
-                side_by_side=how.side_by_side, packs=packs, given=made.artifacts,
+                side_by_side=how.side_by_side, given=made.artifacts,
             )  # fmt: skip
 
     return replace(made, unproved_s=how.prove_saved_s, again=again)
@@ -280,7 +279,6 @@ def compile_program(
     *,
     progress: OnProgress = silent,
     side_by_side: bool = True,
-    packs: bool = False,
     given: Mapping[str, KernelArtifact] | None = None,
     blocks: bool = True,
 ) -> CompiledModel:
@@ -294,36 +292,30 @@ def compile_program(
     predictions = Predictions(program.kernels, target, settings, lambda jobs: construct(jobs, target, crew)[0], cache)
     declared = program
     laid = laid_out(program, spec, predictions) if blocks else ChosenLayouts(program)
-    program, packing = laid.program, None
+    program = laid.program
     seconds["layouts"], before = time.monotonic() - before, time.monotonic()
     if side_by_side:
-        outcome = coscheduled(program, spec, predictions)
-        packing = packable(program, spec, predictions, outcome) if packs else None
-        program = outcome.program
+        program = coscheduled(program, spec, predictions).program
         seconds["coschedule"], before = time.monotonic() - before, time.monotonic()
-    both = [program] if packing is None else [program, packing.program]
     batch = compile_kernels(
-        {k: s for p in both for k, s in p.kernels.items()}, target, settings, uses=uses_of(both[-1].steps),
-        passing=passing_bytes(program), crew=crew, cache=cache, progress=progress, constructed=predictions.constructed,
-        given=given,
+        program.kernels, target, settings, uses=uses_of(program.steps), passing=passing_bytes(program), crew=crew,
+        cache=cache, progress=progress, constructed=predictions.constructed, given=given,
     )  # fmt: skip
     if batch.failures and not batch.failures.keys() & declared.kernels.keys():
         warnings.warn(_without_rewriting(batch, program.name, target.spec.name), RollerWarning, stacklevel=2)
         return compile_program(
             declared, target, settings, crew, cache, progress=progress,
             side_by_side=side_by_side and bool(batch.failures.keys() & laid.program.kernels.keys()),
-            packs=packs, given={**(given or {}), **batch.artifacts},
+            given={**(given or {}), **batch.artifacts},
             blocks=blocks and not batch.failures.keys() & laid.program.kernels.keys(),
         )  # fmt: skip
     batch.raise_failures(program.name, target.spec.name)
     seconds["kernels"], before = time.monotonic() - before, time.monotonic()
-    kernels = None
-    if packing is not None:
-        kernels = packs_for(packing.program, batch.artifacts, target.spec, crew, built=builds(target), cache=cache)
-        seconds["packs"], before = time.monotonic() - before, time.monotonic()
-    made = planned(program, batch.artifacts, spec, kernels)
+    predicted = {key: float(a.estimate["seconds"]) for key, a in batch.artifacts.items()}
+    made = plan(program, predicted_s=predicted, value_align_bytes=spec.traits.value_align_bytes)
+    launches = launch_forecast(program.steps, batch.artifacts, spec) if spec.traits.blocks else None
     seconds["plan"] = time.monotonic() - before
-    return CompiledModel(made.plan, batch.artifacts, spec, target, batch, seconds, str(laid), made)
+    return CompiledModel(made, batch.artifacts, spec, target, batch, seconds, str(laid), launches)
 
 
 def _without_rewriting(batch: Batch, name: str, device: str) -> str:

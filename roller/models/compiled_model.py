@@ -18,8 +18,8 @@ from roller.core.validation import number
 from roller.core.validation import path as path_of
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
-from roller.models.batch.horizontal import Planned
 from roller.models.batch.jobs import Target
+from roller.models.batch.launch_forecast import LaunchForecast
 from roller.models.batch.outcome import Batch
 from roller.models.graph.plan import Plan
 from roller.models.graph.steps import Step, runs_of
@@ -55,8 +55,8 @@ class CompiledModel(HeldHere):
         What each stage took, by name.
     layouts
         Which values hold their channels in blocks, and what that is predicted to gain; for people.
-    planned
-        What the plan of a GPU was chosen from, and the kernels of its packs.
+    launches
+        Launches of a call on a GPU, and its predicted time; ``None`` for other devices.
     unproved_s
         Seconds that saving takes at most to prove kernels of a GPU that is not here; 0 where compiling did, or nobody
         shall.
@@ -73,7 +73,7 @@ class CompiledModel(HeldHere):
     batch: Batch
     seconds: Mapping[str, float]
     layouts: str = ""
-    planned: Planned | None = None
+    launches: LaunchForecast | None = None
     unproved_s: float = 0.0
     again: Callable[[float], CompiledModel] | None = field(default=None, compare=False, repr=False)
 
@@ -123,10 +123,7 @@ class CompiledModel(HeldHere):
         from roller.models.session.gpu_runner import GpuSession
 
         device = open_device(self.target.device, self.spec.target["arch"])
-        packs = {} if self.planned is None else self.planned.packs
-        return GpuSession(
-            self.plan, self.artifacts, device, packs=packs, built_for=self.spec.name, target=self.spec.target
-        )
+        return GpuSession(self.plan, self.artifacts, device, built_for=self.spec.name, target=self.spec.target)
 
     def run(self, *arguments: Any, **options: Any) -> Any:
         """Run it as a session does, once: whoever calls again should keep :meth:`session`.
@@ -195,12 +192,9 @@ class CompiledModel(HeldHere):
         check_target(target)  # before any work goes into it
         given = prove_s is not None
         made = self.proved(number(prove_s, "prove_s", expected=SECONDS) if given else self.unproved_s)
-        packs = {} if made.planned is None else made.planned.packs
-        plain = None if made.planned is None else made.planned.plain
         write_bundle(
-            target, made.plan, made.artifacts, device=self.spec.name, target=self.spec.target, expected=expected,
-            packs=packs, plain=plain,
-        )  # fmt: skip
+            target, made.plan, made.artifacts, device=self.spec.name, target=self.spec.target, expected=expected
+        )
         return target
 
     @cached_property

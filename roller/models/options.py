@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from roller.arguments import options_of
 from roller.compiler.autotune.proving import PROVE_ALL_S
 from roller.core.display import non_defaults
-from roller.core.validation import flag, number, one_of
-from roller.errors import RollerError, shown
+from roller.core.validation import flag, number
 from roller.models.batch.jobs import Settings
 from roller.models.batch.progress import OnProgress
 from roller.templates.common.options import ConstructOptions
@@ -20,8 +18,6 @@ from roller.templates.common.options import ConstructOptions
 SECONDS = "seconds of at least 0, or None"
 #: Candidates per kernel unless said otherwise: those the model cannot tell apart.
 TOP_K: Literal["auto"] = "auto"
-#: What has been predicted and emulated to be worth it, and no device has shown yet.
-EXPERIMENTS = ("packs",)
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +38,6 @@ class ModelOptions:
     prove_s: float | None = None
     remeasure: bool = False
     threads: int | None = None
-    experimental: Sequence[str] = ()
 
     def __repr__(self) -> str:
         """Name what differs from the defaults."""
@@ -67,14 +62,6 @@ class ModelOptions:
         options, deterministic = options_of(self.options, self.top_k), flag(self.deterministic, "deterministic")
         remeasure = flag(self.remeasure, "remeasure")
         return Settings(options, deterministic, budget_s, prove_s=self.prove_now_s, remeasure=remeasure)
-
-    @property
-    def packs(self) -> bool:
-        """Whether small kernels may be packed into one launch."""
-        names = [self.experimental] if isinstance(self.experimental, str) else self.experimental
-        if not isinstance(names, (list, tuple, set, frozenset)):
-            raise RollerError(f"experimental: expected names of experiments, got {shown(names)}. Use {EXPERIMENTS}.")
-        return "packs" in [one_of(name, "experimental", EXPERIMENTS) for name in names]
 
     @property
     def prove_now_s(self) -> float:

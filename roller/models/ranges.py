@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from roller.arguments import target_of
 from roller.compiler.dynamic.box import Box, Sizes
 from roller.compiler.dynamic.ranges import nothing_beside
-from roller.compiler.dynamic.symbolic_choice import OpenKernels, compile_open
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.fitting import Fitter
 from roller.core.validation import is_integer
@@ -42,6 +42,8 @@ from roller.templates.common.options import ConstructOptions
 if TYPE_CHECKING:
     import onnx
 
+#: The program of a model at fixed shapes of its inputs.
+ProgramAt: TypeAlias = Callable[[Mapping[str, Sequence[int]]], Program]
 #: Of a size: its third power, which formulas are fitted with, is a number of 64 bits.
 _LARGEST = 1 << 20
 _HOW = (
@@ -131,8 +133,11 @@ def compile_for_ranges(
     how: ModelOptions,
     base_dir: str | Path | None,
     beside: Mapping[str, bool],
+    program_at: ProgramAt,
 ) -> RangeSession:
     """Compile a model whose ``shapes`` have ranges, as :func:`roller.compile_model` was asked to."""
+    from roller.models.onnx.loading import load
+
     spec, handle = target_of(device)
     if handle is not None or not is_this_machine(spec):
         raise RollerError(
@@ -147,25 +152,18 @@ def compile_for_ranges(
     ranges = ranges_of(model, shapes, base_dir)
     if not ranges.box.ends:
         raise ModelError(f"shapes: expected a range of several sizes, got {shown(shapes)}. Compile for this shape.")
-    return compile_ranges(model, ranges, spec, how.settings().options, base_dir, timed=not how.deterministic)
+    return compile_ranges(
+        load(model, base_dir).name, program_at, ranges, spec, how.settings().options, timed=not how.deterministic
+    )
 
 
 def compile_ranges(
-    model: str | Path | bytes | onnx.ModelProto,
-    ranges: Ranges,
-    spec: DeviceSpec,
-    options: ConstructOptions,
-    base_dir: str | Path | None = None,
-    timed: bool = True,
+    name: str, program_at: ProgramAt, ranges: Ranges, spec: DeviceSpec, options: ConstructOptions, timed: bool = True
 ) -> RangeSession:
     """Compile a model for all sizes of its ranges, on this machine's processor."""
-    from roller.models.compile import partitioned, read
-    from roller.models.onnx.loading import load
-
-    name = load(model, base_dir).name
 
     def plain(sizes: Sizes) -> Program:
-        return partitioned(read(model, shapes=ranges.at(sizes), base_dir=base_dir))
+        return program_at(ranges.at(sizes))
 
     def made(layouts: ChosenLayouts) -> RangeSession:
         found = read_ranges(ranges.box, lambda p: laid_out_as(plain(p), spec, layouts))
@@ -197,7 +195,7 @@ def _session(
     fixed = [plan(p, within=whole) for p in found.programs]
     described = general([_described(f) for f in fixed], Fitter(points))
     passing = {key: rotation(spec, n) for key, n in passing_bytes(largest).items()} if timed else None
-    kernels = compile_open(sources, points, found.box, spec, options, passing_bytes=passing)
+    kernels = compile_symbolic(sources, points, found.box, spec, options, passing_bytes=passing)
     runs = {key: tuple(_range_kernel(k, n, points) for n in range(len(k.judged))) for key, k in kernels.items()}
     made = RangePlan(described, whole, dict(ranges.box.ends), dict(found.box.derived), dict(ranges.inputs),
                      _outputs(found), runs, lambda key, sizes: kernels[key].best(sizes),
@@ -218,7 +216,7 @@ def _outputs(found: Reading) -> dict[str, tuple[int | str | None, ...]]:
     return {name: tuple(map(dim, zip(*several, strict=True))) for name, several in shapes.items()}
 
 
-def _doubt(kernels: Mapping[str, OpenKernels]) -> str:
+def _doubt(kernels: Mapping[str, SymbolicKernels]) -> str:
     """Return why choices may be wrong: what disturbed the first that was disturbed, and how many were."""
     several = [k.doubt for k in kernels.values() if k.doubt]
     return f"{several[0]} ({len(several)} of {counted(len(kernels), 'kernel')})" if several else ""
@@ -234,14 +232,14 @@ def _layouts(program: Program, spec: DeviceSpec, settings: Settings) -> ChosenLa
 
 def _sources(
     programs: Sequence[Program], points: Sequence[Sizes], options: ConstructOptions
-) -> dict[str, tuple[OpenExpr, tuple[str, ...]]]:
+) -> dict[str, tuple[SymbolicExpr, tuple[str, ...]]]:
     """Return the expression of every kernel for all sizes, and which of its inputs are constant whatever the sizes."""
     found = {}
     if any(set(p.kernels) != set(programs[0].kernels) for p in programs):
         raise MismatchError("kernels differ")
     for key in programs[0].kernels:
         several: list[KernelSource] = [p.kernels[key] for p in programs]
-        expr = OpenExpr.of([options.meant(s.expression) for s in several], points)
+        expr = SymbolicExpr.of([options.meant(s.expression) for s in several], points)
         shapes = [{t.name: t.shape for t in s.expression.inputs} for s in several]
         constant = tuple(n for n in several[0].constants if all(x.get(n) == shapes[0][n] for x in shapes))
         found[key] = expr, constant
@@ -273,7 +271,7 @@ def _described(made: Plan) -> dict[str, Any]:
     return {**data, "predicted_s": {}}
 
 
-def _range_kernel(kernels: OpenKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
+def _range_kernel(kernels: SymbolicKernels, number: int, points: Sequence[Sizes]) -> RangeKernel:
     """Return what a session takes of a kernel."""
     kernel = kernels.kernels[number]
     own = [kernels.own.at(p) for p in points]

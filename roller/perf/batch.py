@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from roller.core.fragment import Fragment
 from roller.hardware import DeviceSpec
+from roller.targets import KINDS
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.layout import has_tile
+from roller.tile.program import RProgram
 from roller.tile.structures import Structure, structure_named
 
 
@@ -262,3 +264,48 @@ class TileBatch:
 def _each(values: int | Sequence[int], programs: int) -> int | Ints:
     """Return one value for every program, or each of several for as many."""
     return values if isinstance(values, int) else np.repeat(np.asarray(values, np.int64), programs)
+
+
+def batch_of(programs: Sequence[RProgram]) -> TileBatch:
+    """Return programs of one expression, structure and vector axis as a batch, all of them pipelines or none."""
+    first = programs[0]
+    g = Geometry.of(first.expr)
+    layers = len(first.tiles)
+    rows = [np.array([p.tiles[layer][1] for p in programs], np.int64) for layer in range(layers)]
+    axis = batched_axis(first)
+    return TileBatch(
+        g,
+        first.structure,
+        rows[0],
+        rows[-1],
+        np.array([p.split_k for p in programs], np.int64),
+        first.staged,
+        rows[1] if layers > 2 else None,
+        None if axis is None else g.names.index(axis),
+        first.constants,
+        first.nontemporal,
+        _common([p.stages for p in programs]),
+        _common([p.raster for p in programs]),
+        first.fragment,
+        first.matrix_axes,
+        vectors=None if KINDS[first.kind].simd else _vectors(programs, g),
+        open_axes=first.open_axes,
+    )
+
+
+def batched_axis(program: RProgram) -> str | None:
+    """Return the axis that programs of one batch have their vectors along, where a unit executes vectors."""
+    return program.vector_axis if KINDS[program.kind].simd else None
+
+
+def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
+    """Return the elements of a thread's vectors along every axis: of chunks that fill its tile, or single ones."""
+    found = np.ones((len(programs), len(g.names)), np.int64)
+    for row, p in zip(found, programs, strict=True):
+        if p.vector_axis is not None and p.tile("register")[p.vector_axis] % p.vector_elements == 0:
+            row[g.names.index(p.vector_axis)] = p.vector_elements
+    return found
+
+
+def _common(values: list[int]) -> int | Ints:
+    return values[0] if min(values) == max(values) else np.array(values, np.int64)

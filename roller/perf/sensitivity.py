@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,7 @@ from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.hardware.checks import Quantity
 from roller.hardware.spec import settable
-from roller.perf.model import estimate_programs
 from roller.tile.geometry import Floats
-from roller.tile.program import RProgram
 
 #: Relative step of a field that can have any value.
 STEP = 0.01
@@ -24,7 +22,7 @@ Pricer = Callable[[DeviceSpec], Floats]
 
 @dataclass(frozen=True)
 class FieldStep:
-    """A field of a device, and the device with the field a step smaller and a step larger.
+    """A field of a device, and the devices that differ from it in this field.
 
     Parameters
     ----------
@@ -35,7 +33,7 @@ class FieldStep:
     quantity
         Unit and range.
     sides
-        ``((ln(changed / value), spec), ...)``: one or two; a side that contradicts other fields is missing.
+        ``((changed value, spec), ...)``; a side that contradicts other fields is missing.
     """
 
     field: str
@@ -44,57 +42,57 @@ class FieldStep:
     sides: tuple[tuple[float, DeviceSpec], ...]
 
 
-def field_steps(spec: DeviceSpec) -> Iterator[FieldStep]:
-    """Yield every numeric field of a device the model may read, with the devices beside it.
+def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
+    """Return :data:`STEP` to either side, of a whole number at least one."""
+    if not quantity.integer:
+        return value / (1 + STEP), value * (1 + STEP)
+    step = max(1, round(STEP * int(value)))
+    return int(value) - step, int(value) + step
 
-    A field of any value goes :data:`STEP` to either side, a whole number by at least one. Bytes and powers of two go
-    to their half and their double: they come in nothing between, and a program that just fits says nothing.
-    """
+
+def field_steps(
+    spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = nearest_values
+) -> Iterator[FieldStep]:
+    """Yield every numeric field of a device the model may read, with the devices that have other values of it."""
     known = settable(spec)
     for field in spec.values():
         if not field.startswith("accuracy."):
-            step = field_step(spec, field, known[field])
+            step = field_step(spec, field, known[field], values)
             if step is not None:
                 yield step
 
 
-def field_step(spec: DeviceSpec, field: str, quantity: Quantity) -> FieldStep | None:
-    """Return the devices beside one that differ in a field; ``None`` where there are none."""
+def field_step(
+    spec: DeviceSpec, field: str, quantity: Quantity,
+    values: Callable[[float, Quantity], Sequence[float]] = nearest_values,
+) -> FieldStep | None:  # fmt: skip
+    """Return the devices that differ in a field; ``None`` where there are none.
+
+    Bytes and powers of two go to their half and their double: they come in nothing between, and a program that just
+    fits says nothing.
+    """
     value = spec.values()[field]
-    if not value:
-        return None
-    sides = tuple(_side(spec, field, value, other) for other in _beside(value, quantity))
-    found = tuple(s for s in sides if s is not None)
-    return FieldStep(field, value, quantity, found) if found else None
-
-
-def _beside(value: float, quantity: Quantity) -> tuple[float, float]:
-    if not quantity.integer:
-        return value / (1 + STEP), value * (1 + STEP)
-    whole = int(value)
-    if whole & (whole - 1) == 0 or quantity.unit == "bytes":
-        return whole // 2, whole * 2
-    step = max(1, round(STEP * whole))
-    return whole - step, whole + step
-
-
-def _side(spec: DeviceSpec, field: str, value: float, other: float) -> tuple[float, DeviceSpec] | None:
-    try:
-        return math.log(other / value), spec.with_overrides({field: other})
-    except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
-        return None
-
-
-def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
-    """Return ``ln`` of the predicted seconds of programs; infinite where one does not fit the device."""
-    return np.log([e.seconds for e in estimate_programs(programs, spec)])
+    whole = int(value) if quantity.integer else 0
+    halves = quantity.integer and (whole & (whole - 1) == 0 or quantity.unit == "bytes")
+    sides = []
+    for other in ((whole // 2, whole * 2) if halves else values(value, quantity)) if value else ():
+        if other > 0:
+            try:
+                sides.append((other, spec.with_overrides({field: other})))
+            except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
+                continue
+    return FieldStep(field, value, quantity, tuple(sides)) if sides else None
 
 
 def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
     """Return the change of ``ln`` seconds per change of ``ln`` field, per program."""
-    points = sorted([(0.0, base), *((x, price(spec)) for x, spec in step.sides)], key=lambda p: p[0])
-    x = np.array([p[0] for p in points])
-    y = np.stack([p[1] for p in points])
+    return slope([(0.0, base), *((math.log(other / step.value), price(spec)) for other, spec in step.sides)])
+
+
+def slope(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
+    """Return the rise per width between the first and the last finite value of every column; 0 without a width."""
+    ordered = sorted(points, key=lambda p: p[0])
+    x, y = np.array([p[0] for p in ordered]), np.stack([p[1] for p in ordered])
     fits = np.isfinite(y)
     low, high = fits.argmax(axis=0), len(x) - 1 - fits[::-1].argmax(axis=0)
     rows = np.arange(y.shape[1])

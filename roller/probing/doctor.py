@@ -17,7 +17,8 @@ import numpy as np
 from roller.core.display import one_line
 from roller.errors import SpecError
 from roller.hardware import DeviceSpec
-from roller.perf.sensitivity import FieldStep, elasticity, field_step, field_steps, log_prices
+from roller.perf.sensitivity import FieldStep, elasticity, field_step, field_steps
+from roller.templates.pricing import log_prices
 from roller.tile.geometry import Floats, Ints
 from roller.tile.program import RProgram
 

@@ -11,7 +11,7 @@ from typing import Any
 from roller.artifact import KernelArtifact
 from roller.errors import ArtifactError
 from roller.models.graph.plan_data import plan_from_dict
-from roller.models.graph.steps import Step, Together, runs_of
+from roller.models.graph.steps import ParallelGroup, Step, runs_of
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.saved import SavedArtifacts
 from roller.page.anonymous import without_paths
@@ -87,7 +87,7 @@ def _interval(rows: Sequence[Mapping[str, Any]]) -> list[float] | None:
 
 def _rows(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], lane: int | None = None) -> Iterator[Any]:
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             for number, inner in enumerate(step.lanes):
                 yield from _rows(inner, artifacts, number)
             continue

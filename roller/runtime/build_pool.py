@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.core.processor import usable_processors
 from roller.core.scratch import scratch_folder
 from roller.runtime.interrupts import interrupts_deferred
@@ -200,7 +200,7 @@ def _start(build: Callable[[T], R], jobs: Mapping[str, T], folder: str) -> _Work
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_child, args=(build, jobs, there, folder, os.getpid()), daemon=True)
-    with warnings.catch_warnings(), held_back():  # held back: the child leaves garbage that it inherits alone
+    with warnings.catch_warnings(), gc_paused():  # held back: the child leaves garbage that it inherits alone
         # Python warns of forking with threads; the child touches no lock that another thread may hold.
         warnings.simplefilter("ignore", DeprecationWarning)
         process.start()

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from roller.runtime.bundle_command import parser_of, run_command, say
+from roller.runtime.bundle_command import parser_of, run_command, say, verify
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -75,17 +75,7 @@ def _verify(arguments: argparse.Namespace) -> int:
     from roller.runtime.container import PROBES
     from roller.runtime.probe_bundle import ProbeBundle
 
-    if PROBES.is_in(arguments.bundle):
-        probes = ProbeBundle(arguments.bundle)
-        count = sum(len(probes.plan(name).cases) for name in probes.names)
-        for name in probes.names:
-            probes.image(probes.plan(name), build=False)
-        say(f"{arguments.bundle}: {len(probes.names)} probes, {count} cases for {probes.device}, all as listed")
-        return 0
-    bundle = Bundle(arguments.bundle)
-    count = sum(len(bundle.load(e)) for e in bundle.operators)
-    say(f"{arguments.bundle}: {len(bundle.operators)} operators, {count} candidates for {bundle.device}, all as listed")
-    return 0
+    return verify(arguments.bundle, (ProbeBundle if PROBES.is_in(arguments.bundle) else Bundle)(arguments.bundle))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

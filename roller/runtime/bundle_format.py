@@ -15,7 +15,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.errors import MALFORMED, ArtifactError, shown
-from roller.runtime.container import BUNDLE, Container, filled
+from roller.runtime.container import BUNDLE, DeviceContainer, filled
 
 _MAGIC = b"RLB1"
 _HEAD = struct.Struct("<4sI")
@@ -148,30 +148,24 @@ def _entry(row: Mapping[str, Any]) -> OperatorEntry:
     return made
 
 
-class Bundle(Container):
-    """A bundle of kernels that was opened.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-
-    Raises
-    ------
-    ArtifactError
-        See :class:`~roller.runtime.container.Container`.
-    """
+class Bundle(DeviceContainer):
+    """A bundle of kernels that was opened; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, BUNDLE)
         with self.fields():
             self.operators = tuple(_entry(row) for row in self.manifest["operators"])
-            self.device: str = self.manifest["device"]
-            self.arch: str = self.manifest["spec"]["target"]["arch"]
+            self.device = self.manifest["device"]
+            self.arch = self.manifest["spec"]["target"]["arch"]
             if not isinstance(self.device, str) or not isinstance(self.arch, str):
                 raise TypeError(f"device {shown(self.device)}, {shown(self.arch)}")
             if len({e.id for e in self.operators}) != len(self.operators):
                 raise ValueError("two operators of one id")
+
+    def verify(self) -> str:
+        """Read every file; return what there is."""
+        count = sum(len(self.load(e)) for e in self.operators)
+        return f"{len(self.operators)} operators, {count} candidates for {self.device}"
 
     def load(self, entry: OperatorEntry) -> list[tuple[str, KernelArtifact]]:
         """Return the candidates of an operator, best estimate first."""

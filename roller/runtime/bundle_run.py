@@ -14,7 +14,7 @@ from typing import Any
 
 from roller.artifact import KernelArtifact
 from roller.backends.build import build
-from roller.backends.devices import DeviceHandle, DeviceProperties, same_arch
+from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
 from roller.runtime.bundle_format import Bundle, OperatorEntry
 from roller.runtime.cache_entry import CachedCandidate, candidates_text
@@ -22,14 +22,11 @@ from roller.runtime.container import Kind
 from roller.runtime.id_filter import matching
 from roller.runtime.profiler import ProfileOptions, ProfilerSession, Subject
 from roller.runtime.records import Record
-from roller.runtime.resumed import ResumedRun, where_run
+from roller.runtime.resumed import ResumedRun, run_rest, where_run
 
 RESULTS = Kind("roller-results", 1, "the results of a bundle of kernels")
 #: Operators loaded, and their references computed, ahead of each device.
 _AHEAD = 2
-#: Candidates of an operator that hang before the rest of it is left out: each costs the time limit and a new process.
-_MOST_HANGS = 2
-
 
 #: Records by operator and candidate.
 Records = dict[str, dict[str, Record]]
@@ -58,15 +55,15 @@ def run_bundle(
         kept = ResumedRun(out, RESULTS, header, partial(_take, records), _rows)
         entries = [e for e in bundle.operators if e.id in wanted]
         run = OperatorRun(bundle, entries, records, lambda o, r: kept.keep({"operator": o, **asdict(r)}), options, say)
-        try:
-            run.on(sessions)
-        finally:
+
+        def body() -> dict[str, Any]:
             covered = [e for e in bundle.operators if e.id in wanted or e.id in records]
-            results = kept.finish(results_of(bundle, covered, records, properties[0], run.seconds))
+            return results_of(bundle, covered, records, properties[0], run.seconds)
+
+        return kept.run(lambda: run.on(sessions), body)
     finally:
         for s in sessions:
             s.close()
-    return results
 
 
 def _take(records: Records, row: dict[str, Any]) -> None:
@@ -86,13 +83,8 @@ def opened(session: ProfilerSession, bundle: Bundle) -> DeviceProperties:
     """Open a device and hold it against what the bundle was built for."""
     handle = session.process.handle
     properties = session.process.properties()
-    fits = handle.spec == bundle.device if handle.spec else same_arch(properties.arch, bundle.arch)
-    if not fits:
-        wanted = f"{bundle.device} ({bundle.arch})"
-        raise LaunchError(
-            f"{bundle.folder}: built for {wanted}, device '{handle.text}' is {properties.name} "
-            f"{properties.arch or handle.spec}. Create a bundle with --device of its spec."
-        )
+    bundle.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec,
+                        "Create a bundle with --device of its spec.")  # fmt: skip
     return properties
 
 
@@ -189,23 +181,24 @@ class OperatorRun:
         candidates: list[tuple[str, KernelArtifact]],
     ) -> None:
         done = self._records.get(entry.id, {})
-        best_s = min((r.measured_s for r in done.values() if r.status == "measured" and r.measured_s), default=None)
-        hung = sum(r.status == "timeout" for r in done.values())
-        for position, (name, artifact) in enumerate(candidates[: self._ranks]):
-            if name in done:
-                continue
-            if self._late():
-                return
-            if hung >= _MOST_HANGS:
-                record = Record(name, "failed", f"not run: {hung} candidates of {entry.id} hung")
-            else:
-                record = self._measure(session, subject, position, name, artifact, best_s)
-            hung += record.status == "timeout"
+        best = [s for r in done.values() if r.status == "measured" and (s := r.measured_s)]
+        places = {name: (n, name, artifact) for n, (name, artifact) in enumerate(candidates[: self._ranks])}
+
+        def measure(name: str) -> Record:
+            return self._measure(session, subject, *places[name], min(best, default=None))
+
+        for _, record in run_rest(
+            places, done, measure, late=self._late,
+            faulty=lambda record: record.status == "timeout", faults=sum(r.status == "timeout" for r in done.values()),
+            not_run=lambda name, hung: Record(name, "failed", f"not run: {hung} candidates of {entry.id} hung"),
+        ):  # fmt: skip
             with self._lock:
                 self._keep(entry.id, record)
             if record.status == "measured" and record.measured_s is not None:
-                best_s = min(record.measured_s, best_s or record.measured_s)
-        self._say(_line(entry, self._records.get(entry.id, {})))
+                best.append(record.measured_s)
+        known = self._records.get(entry.id, {})
+        if places.keys() <= known.keys():
+            self._say(_line(entry, known))
 
     def _measure(
         self, session: ProfilerSession, subject: Subject, position: int, name: str, artifact: KernelArtifact,

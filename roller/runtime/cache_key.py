@@ -15,8 +15,8 @@ from roller.expr import TensorExpr
 
 #: Parts of the package that decide which kernel comes out for a given expression, spec and options.
 _DECIDING = (
-    "artifact.py", "backends", "choosing", "core", "expr", "hardware", "horizontal.py", "perf", "pipeline.py",
-    "runtime", "search", "targets", "te", "templates", "tile",
+    "artifact.py", "backends", "choosing", "core", "expr", "hardware", "perf", "pipeline.py", "runtime",
+    "search", "targets", "te", "templates", "tile",
 )  # fmt: skip
 
 

@@ -32,7 +32,7 @@ _SWITCH_S = 1e-3
 
 
 @dataclass(frozen=True)
-class Spell:
+class ClockSample:
     """Some seconds by the wall, and how many of them threads of the kernel were kept from running.
 
     ``lost_s`` is of the thread that lost most, ``together_s`` of all: waits at the same time delay a kernel once, waits
@@ -101,7 +101,7 @@ class Clock(Protocol):
     def begin(self) -> None:
         """Begin a spell."""
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         """End the spell that was begun last."""
 
     def now(self) -> float:
@@ -154,7 +154,7 @@ class SystemClock:
         waited, switches = self._waited_ns(), _switches()
         self._begun = (waited, time.thread_time(), switches, time.perf_counter())
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         """End the spell: the seconds first."""
         wall, own_s = time.perf_counter(), time.thread_time()
         before, thread_s, switches, start = self._begun
@@ -164,7 +164,7 @@ class SystemClock:
             waits_s = [(_switches() - switches) * _SWITCH_S]
         # Two clocks that are read one after the other differ by a microsecond.
         asleep_s = wall_s - (own_s - thread_s) - 2e-6
-        return Spell(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
+        return ClockSample(wall_s, max(0.0, asleep_s, *waits_s), sum(waits_s))
 
     def now(self) -> float:
         """Return the monotonic seconds of the system."""
@@ -215,9 +215,9 @@ class TrustingClock(SystemClock):
         """Begin a spell."""
         self._begun = ({}, 0.0, 0, time.perf_counter())
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         """End it; nothing was lost."""
-        return Spell(time.perf_counter() - self._begun[-1])
+        return ClockSample(time.perf_counter() - self._begun[-1])
 
 
 def system_clock() -> SystemClock:

@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
+from roller.backends.devices import same_arch
 from roller.core.files import read_file, read_text, try_folder, whole_file
 from roller.core.validation import path as path_of
-from roller.errors import MALFORMED, ArtifactError, ModelError
+from roller.errors import MALFORMED, ArtifactError, LaunchError, ModelError
 
 MANIFEST = "manifest.json"
 #: Longest name of a file, and the longest addition to the names of what is written beside a folder.
@@ -136,7 +137,7 @@ BUNDLE = Kind("roller-bundle", 1, "a bundle of kernels", "Copy the bundle again.
               "Make one: `roller bundle create`.", _of_operators)  # fmt: skip
 PROBES = Kind("roller-probes", 1, "a bundle of probes", "Copy the bundle again.",
               "Make one: `roller probe --bundle`.", _of_probes)  # fmt: skip
-#: A model for a GPU; bundles without packs are written in version 1, for earlier readers.
+#: A model for a GPU. Bundles are written in version 1; version 2 has packs, and its plans are refused.
 MODEL_BUNDLE = Kind("roller-model-bundle", 2, "a model for a GPU", "Copy the bundle again.",
                     "Pass the folder that save wrote.", _of_model_bundle)  # fmt: skip
 #: A model for a processor; the native runner in the folder speaks one version only.
@@ -220,6 +221,19 @@ class Container:
             if isinstance(err, ArtifactError):
                 raise
             raise ArtifactError(f"{self.folder / name}: not valid JSON ({err}). {self.kind.remedy}") from err
+
+
+class DeviceContainer(Container):
+    """A folder of kernels for one device."""
+
+    device: str
+    arch: str
+
+    def check_device(self, called: str, name: str, arch: str, spec: str, remedy: str) -> None:
+        """Refuse a device that the kernels are not for; ``spec`` names that of a device that only pretends."""
+        if not (spec == self.device if spec else same_arch(arch, self.arch)):
+            raise LaunchError(f"{self.folder}: built for {self.device} ({self.arch}), {called} is {name} "
+                              f"({arch or spec}). {remedy}")  # fmt: skip
 
 
 class Filling:

@@ -13,7 +13,7 @@ from roller.backends.cpu.launcher import CpuKernel
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 from roller.runtime.check import Oracle
-from roller.runtime.clock import Clock, Spell, system_clock
+from roller.runtime.clock import Clock, ClockSample, system_clock
 from roller.runtime.guard_pages import trespass
 from roller.runtime.inputs import random_inputs
 from roller.runtime.records import Record
@@ -134,7 +134,7 @@ class Bench:
             else:
                 records[name] = Record(name, "wrong", outcome.message, build_s=_build_s(artifact))
 
-    def _first(self, run: Callable[[], object]) -> Spell:
+    def _first(self, run: Callable[[], object]) -> ClockSample:
         """Run a kernel for the first time."""
         self._clock.attend()
         return spell(run, self._clock)

@@ -27,8 +27,8 @@ import numpy as np
 
 from roller.backends.cpu.guarded_run import Place, rehearse
 from roller.backends.cpu.launcher import CpuKernel
-from roller.core.cyclic import held_back
 from roller.core.dtypes import DTYPE_BYTES
+from roller.core.gc_pause import gc_paused
 from roller.runtime.interrupts import interrupts_deferred
 
 K = TypeVar("K")
@@ -122,7 +122,7 @@ def _fault(kernels: Sequence[tuple[CpuKernel, Set[str]]], ends: Sequence[bool]) 
     runs = [(kernel, partial(_place, kernel, between, at_end=e)) for kernel, between in kernels for e in ends]
     with contextlib.ExitStack() as ended:
         with interrupts_deferred():  # what was held back is raised at its end: by then whoever ends the child is known
-            with warnings.catch_warnings(), held_back():
+            with warnings.catch_warnings(), gc_paused():
                 # Python warns of forking with threads; the kernel is loaded, and the child touches no lock but its
                 # allocator's.
                 warnings.simplefilter("ignore", DeprecationWarning)

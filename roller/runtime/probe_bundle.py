@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from roller.backends.devices import DeviceHandle, DeviceProperties, same_arch
+from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.errors import ArtifactError, BuildError, LaunchError
-from roller.runtime.container import PROBES, Container, Kind
+from roller.runtime.container import PROBES, DeviceContainer, Kind
 from roller.runtime.id_filter import matching
 from roller.runtime.probe_format import ProbePlan
 from roller.runtime.probe_run import NO_IMAGE, PlanRunner, Result
@@ -27,28 +27,35 @@ RESULTS = Kind("roller-probe-results", 1, "the results of a bundle of probes")
 Results = dict[str, dict[str, Result]]
 
 
-class ProbeBundle(Container):
-    """A bundle of probes that was opened.
-
-    Parameters
-    ----------
-    folder
-        The bundle.
-
-    Raises
-    ------
-    ArtifactError
-        See :class:`~roller.runtime.container.Container`.
-    """
+class ProbeBundle(DeviceContainer):
+    """A bundle of probes that was opened; see :class:`~roller.runtime.container.Container`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, PROBES)
         with self.fields():
-            self.device: str = self.manifest["device"]
+            self.device = self.manifest["device"]
             self.language: str = self.manifest["language"]
-            self.arch: str = self.manifest["arch"]
+            self.arch = self.manifest["arch"]
             self.options: list[str] = self.manifest["options"]
             self.names: list[str] = [row["name"] for row in self.manifest["plans"]]
+
+    def verify(self) -> str:
+        """Read every file; return what there is."""
+        plans = [self.plan(name) for name in self.names]
+        for plan in plans:
+            self.image(plan, build=False)
+        return f"{len(plans)} probes, {sum(len(p.cases) for p in plans)} cases for {self.device}"
+
+    def check(self, properties: DeviceProperties, handle: DeviceHandle) -> None:
+        """Refuse a device that the plans were not made for."""
+        remedy = f"Use {handle.kind}:{self.device}." if handle.spec else "Write them with --device of its spec."
+        self.check_device(f"device '{handle.text}'", properties.name, properties.arch, handle.spec, remedy)
+        units = int(self.manifest["units"])
+        if not handle.spec and properties.units not in (0, units):
+            raise LaunchError(
+                f"the probes were made for {units} units, {properties.name} has {properties.units}. Write them with "
+                f"--set units={properties.units}."
+            )
 
     def plan(self, name: str) -> ProbePlan:
         """Return a plan."""
@@ -91,19 +98,19 @@ def run_probe_bundle(
     runner = PlanRunner(handle) if timeout_s is None else PlanRunner(handle, timeout_s)
     try:
         properties = runner.properties()
-        check_device(properties, handle, bundle.device, bundle.arch, int(bundle.manifest["units"]))
+        bundle.check(properties, handle)
         header = {"bundle": bundle.checksum, "device": properties.name, "kind": handle.kind}
         kept = ResumedRun(out, RESULTS, header, partial(_take, found), _rows)
         keep = lambda plan, case, result: kept.keep({"plan": plan, "case": case, "result": result})  # noqa: E731
         late = lambda: budget_s is not None and time.monotonic() - start > budget_s  # noqa: E731
-        try:
-            run_plans(bundle, wanted, runner, found, keep, say, late)
-        finally:
+
+        def body() -> dict[str, Any]:
             covered = [n for n in bundle.names if n in wanted or n in found]
-            results = kept.finish(results_of(bundle, covered, found, properties, time.monotonic() - start))
+            return results_of(bundle, covered, found, properties, time.monotonic() - start)
+
+        return kept.run(lambda: run_plans(bundle, wanted, runner, found, keep, say, late), body)
     finally:
         runner.close()
-    return results
 
 
 def _take(results: Results, row: Mapping[str, Any]) -> None:
@@ -144,24 +151,6 @@ def results_of(
         "properties": {**asdict(properties), "versions": dict(properties.versions), "stated": dict(properties.stated)},
         **where_run(), "seconds": seconds, "results": results,
     }  # fmt: skip
-
-
-def check_device(properties: DeviceProperties, handle: DeviceHandle, device: str, arch: str, units: int) -> None:
-    """Refuse a device that the plans were not made for."""
-    if handle.spec:
-        if handle.spec != device:
-            raise LaunchError(f"device '{handle.text}': the probes were made for {device}. Use {handle.kind}:{device}.")
-        return
-    if not same_arch(properties.arch, arch):
-        raise LaunchError(
-            f"the probes were made for {device} ({arch}), device '{handle.text}' is {properties.name} "
-            f"({properties.arch}). Write them with --device of its spec."
-        )
-    if properties.units and properties.units != units:
-        raise LaunchError(
-            f"the probes were made for {units} units, {properties.name} has {properties.units}. Write them with "
-            f"--set units={properties.units}."
-        )
 
 
 def _line(name: str, results: Mapping[str, Result]) -> str:

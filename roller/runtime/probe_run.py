@@ -11,11 +11,10 @@ import numpy as np
 from roller.backends.child import DeviceFault, DeviceProcess
 from roller.backends.devices import DeviceHandle, DeviceProperties
 from roller.runtime.probe_format import CHECK_STEPS, Case, ProbePlan
+from roller.runtime.resumed import run_rest
 
 #: Seconds a plan may take to be loaded (an image, gigabytes of buffers), and a case to be checked and timed.
 LOAD_TIMEOUT_S, CASE_TIMEOUT_S = 60.0, 20.0
-#: Cases of a plan that hang or crash before the rest of it is left out.
-_MOST_FAULTS = 2
 #: What a null device runs.
 NO_IMAGE = b"none"
 
@@ -55,20 +54,17 @@ class PlanRunner:
         late: Callable[[], bool] = lambda: False,
     ) -> dict[str, Result]:
         """Run the cases of a plan that are not known yet."""
-        out = dict(known or {})
-        faults = 0
-        for case in plan.cases:
-            if case.key in out:
-                continue
-            if late():
-                break
-            if faults < _MOST_FAULTS:
-                result = self._case(plan, image, case)
-            else:
-                result = {"status": "failed", "reason": f"not run: {faults} cases of '{plan.name}' hung or crashed"}
-            faults += result["status"] in ("timeout", "crashed")
-            out[case.key] = result
-            keep(case.key, result)
+        out, cases = dict(known or {}), {case.key: case for case in plan.cases}
+
+        def not_run(key: str, faults: int) -> Result:
+            return {"status": "failed", "reason": f"not run: {faults} cases of '{plan.name}' hung or crashed"}
+
+        for key, result in run_rest(
+            cases, out, lambda key: self._case(plan, image, cases[key]), late=late, not_run=not_run,
+            faulty=lambda result: result["status"] in ("timeout", "crashed"),
+        ):  # fmt: skip
+            out[key] = result
+            keep(key, result)
         return out
 
     def _case(self, plan: ProbePlan, image: bytes | str, case: Case) -> Result:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from roller.errors import MALFORMED, ArtifactError
 from roller.runtime.cache_entry import host_fingerprint
 from roller.runtime.container import Kind
 from roller.runtime.journal import JournalFile
+
+T = TypeVar("T")
+#: Items of a group that hang before the rest of it is left out: each costs the time limit and a new process.
+_MOST_FAULTS = 2
 
 
 @contextmanager
@@ -73,11 +77,34 @@ class ResumedRun:
         self._journal.sync()
         self._take(dict(row))
 
+    def run(self, work: Callable[[], None], body: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Do the work that is left, and write the results of what was done, also where it was interrupted."""
+        try:
+            work()
+        finally:
+            results = self.finish(body())
+        return results
+
     def finish(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Write the results, and remove the journal where they are ``complete``; return them as a reader sees them."""
         results = self._kind.write(self._out, {**self.header, **body})
         self._journal.close(remove=results["complete"])
         return results
+
+
+def run_rest(
+    names: Iterable[str], known: Container[str], run: Callable[[str], T], *, late: Callable[[], bool],
+    faulty: Callable[[T], bool], not_run: Callable[[str, int], T], faults: int = 0,
+) -> Iterator[tuple[str, T]]:  # fmt: skip
+    """Yield the results of the items of a group that are not known, until it is late; few faults end the runs."""
+    for name in names:
+        if name in known:
+            continue
+        if late():
+            return
+        result = run(name) if faults < _MOST_FAULTS else not_run(name, faults)
+        faults += faulty(result)
+        yield name, result
 
 
 def where_run() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import length_hint
 
-from roller.runtime.clock import Clock, Spell, system_clock
+from roller.runtime.clock import Clock, ClockSample, system_clock
 from roller.runtime.disturbance import Disturbance
 from roller.runtime.ranking import NOISE, is_told
 from roller.runtime.windows import LONG_S, MIN_SAMPLE_S, REST_S, WINDOW_S, Patience, Series, Timing, calls_of, spell
@@ -149,12 +149,12 @@ def _alone(c: Contender, best: float, drop_factor: float, heat_s: float, clock: 
     return Timing(seconds, seconds, 1, series.calls, least_s=seconds)
 
 
-def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> Spell:
+def _glance(c: Contender, best: float, drop_factor: float, clock: Clock, patience: Patience) -> ClockSample:
     """Return the fastest of a candidate's first runs, a quiet one where there is any.
 
     The run that was checked counts for a long one; one that may be cold gets a warm one before it loses.
     """
-    first = Spell(c.first_s, 0.0 if c.first_quiet else c.first_s)
+    first = ClockSample(c.first_s, 0.0 if c.first_quiet else c.first_s)
     if c.first_s > LONG_S:
         if first.quiet and not drop_factor * best < c.first_s < _COLD * best:
             return first
@@ -224,5 +224,5 @@ def _explained(out: dict[str, Timing], threads: dict[str, int], found: Disturban
     return explained
 
 
-def _wall(found: Spell) -> float:
+def _wall(found: ClockSample) -> float:
     return found.wall_s

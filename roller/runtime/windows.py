@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from roller.runtime.clock import Clock, Spell
+from roller.runtime.clock import Clock, ClockSample
 
 #: A sample shorter than this is dominated by the clock and the call (seconds).
 MIN_SAMPLE_S = 50e-6
@@ -97,9 +97,9 @@ class Series:
     clock: Clock
     calls: int = 1
     needed: int = 5
-    windows: list[Spell] = field(default_factory=list)
+    windows: list[ClockSample] = field(default_factory=list)
 
-    def take(self) -> Spell:
+    def take(self) -> ClockSample:
         """Time one window. Where it shows that the number of calls was taken from a disturbed run, begin anew.
 
         A series has a window from then on, whenever patience ends.
@@ -145,7 +145,7 @@ class Series:
         return Timing(min(quiet or every), min(every), len(every), self.calls, True, doubt, least_s)
 
 
-def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> Spell:
+def spell(run: Callable[[], object], clock: Clock, calls: int = 1) -> ClockSample:
     """Time some calls together."""
     clock.begin()
     for _ in range(calls):

@@ -7,15 +7,11 @@ the row, name it in :data:`TARGETS`, and ``tests/targets`` holds it to what the 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from roller.errors import BuildError, RollerError, did_you_mean, shown
 from roller.targets import cpu, cuda, emulated, hip, null, poplar
 from roller.targets.kinds import BSP, CPU, GPU, KINDS, DeviceKind
-from roller.targets.target import Target
-
-if TYPE_CHECKING:
-    from roller.hardware import DeviceSpec
+from roller.targets.target import Target, Targeted
 
 __all__ = ["BSP", "CPU", "DEVICES", "GPU", "KINDS", "LANGUAGES", "TARGETS", "THIS_MACHINE", "DeviceKind", "Target",
            "device_name", "expect_language", "pretends", "target_for", "target_of_language"]  # fmt: skip
@@ -63,7 +59,7 @@ def target_of_language(language: object, where: str, error: type[RollerError] = 
     return found
 
 
-def target_for(spec: DeviceSpec) -> Target:
+def target_for(spec: Targeted) -> Target:
     """Return the target whose kernels run on a device."""
     return target_of_language(spec.target.get("language"), spec.name)
 

@@ -19,7 +19,6 @@ TARGET = Target(
     toolchain="roller.backends.rocm.toolchain", launcher="roller.backends.rocm.launcher:RocmKernel",
     device="rocm", worker="roller.backends.rocm.device:RocmDevice", session_device=_open,
     emulator="roller.emulator.emulate:Emulated",
-    undefined="#define __grid_constant__\n",  # a parameter that is never copied: HIP copies none
     probe_options=("-fgpu-flush-denormals-to-zero", "-fno-slp-vectorize"),
     matrix_probe=("matrix_cdna", 4 * 32 * 32 * 8),
 )  # fmt: skip

@@ -30,8 +30,7 @@ class DeviceKind:
         in which a model's weights are; kernels are launched, checked in a process apart, compiled where no such device
         is, and carried to it in bundles. Else a kernel is a function of this process, called on the caller's arrays.
     blocks
-        Whether a kernel is a grid of blocks of threads, which may share a launch with those of other kernels; else it
-        is tasks of a loop.
+        Whether a kernel is a grid of blocks of threads; else it is tasks of a loop.
     simd
         Whether a unit executes vectors of one thread, along one axis, and so is a TEU; else lanes are threads.
     scratchpad

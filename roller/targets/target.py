@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from roller.errors import BuildError, LaunchError
 from roller.targets.kinds import DeviceKind
 from roller.targets.lazy import loaded, module
 
-if TYPE_CHECKING:
-    from roller.artifact import KernelArtifact
-    from roller.expr import TensorExpr
-    from roller.hardware import DeviceSpec
-    from roller.tile import RProgram
+#: A kernel, which targets pass on to their toolchain and launcher: what is in it, those know.
+Kernel = TypeVar("Kernel")
+
+
+class Targeted(Protocol):
+    """What tells the target of a device: of a :class:`~roller.hardware.DeviceSpec`, its name and its ``target``."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+
+    @property
+    def target(self) -> Mapping[str, str]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,6 @@ class Target:
         Said to whoever compiles for it: why there is source and no binary; empty where kernels are built.
     emulator
         ``"module:class"`` of what runs its sources on this processor; empty where nothing does.
-    undefined
-        Text ahead of a packed kernel, for words of CUDA the language has not.
     probe_options
         Of the compiler for a probe: subnormals are flushed, so that a special function is the instruction and nothing
         else; no two operations are packed into one, so that what is counted is what is issued.
@@ -87,7 +92,6 @@ class Target:
     timed: bool = True
     source_only: str = ""
     emulator: str = ""
-    undefined: str = ""
     probe_options: tuple[str, ...] = ()
     matrix_probe: tuple[str, int] = ("", 0)
     innermost_channels: bool = False
@@ -101,11 +105,6 @@ class Target:
     def first_device(self) -> str:
         """Name of the first device of a machine; empty for the processor itself."""
         return f"{self.device}:0" if self.device else ""
-
-    def lower(self, program: RProgram, expression: TensorExpr, spec: DeviceSpec) -> KernelArtifact:
-        """Generate the kernel of a program; of a processor's it is built already."""
-        made: KernelArtifact = module(self.generator).lower_for(program, expression, spec)
-        return made
 
     def prepare(self) -> None:
         """Load the code generator and all templates, TVM with them: before processes are forked, which then have it."""
@@ -127,12 +126,12 @@ class Target:
         """Whether there is a toolchain to ask, and it is installed here."""
         return bool(self.toolchain) and self.tools().available() is None
 
-    def build(self, artifact: KernelArtifact) -> KernelArtifact:
+    def build(self, artifact: Kernel) -> Kernel:
         """Build a kernel, unless lowering has."""
-        built: KernelArtifact = self.tools().build(artifact) if self.toolchain else artifact
+        built: Kernel = self.tools().build(artifact) if self.toolchain else artifact
         return built
 
-    def load(self, artifact: KernelArtifact) -> Any:
+    def load(self, artifact: object) -> Any:
         """Return a built kernel, callable."""
         return loaded(self.launcher)(artifact)
 

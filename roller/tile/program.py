@@ -21,7 +21,7 @@ from roller.core.fragment import Fragment
 from roller.errors import MALFORMED, ArtifactError, TileError
 from roller.expr import SPATIAL, Axis, TensorExpr
 from roller.expr.serialize import expr_from_dict, expr_to_dict
-from roller.tile.program_name import name_of
+from roller.tile.program_name import ProgramName, name_of
 from roller.tile.structures import Structure, structure_named
 
 #: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
@@ -287,4 +287,11 @@ class RProgram:
 
     def __str__(self) -> str:
         """Its name (:mod:`roller.tile.program_name`): all fields on one line; injective for one expression."""
-        return name_of(self)
+        tiles = ((layer, tuple(zip(self.axis_names, extents, strict=True))) for layer, extents in self.tiles)
+        vector = None if self.vector_axis is None else (self.vector_axis, self.vector_elements)
+        fragment = None if self.fragment is None else self.fragment.name
+        return name_of(ProgramName(
+            self.kind, self.structure, tuple(tiles), vector, self.staged, self.storage_padding, self.interleaved,
+            self.split_k, self.constants, self.nontemporal, self.stages, self.raster, fragment, self.matrix_axes,
+            self.relaxed,
+        ))  # fmt: skip

@@ -14,12 +14,8 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from roller.errors import TileError, bounded, did_you_mean
-
-if TYPE_CHECKING:
-    from roller.tile.program import RProgram
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _PLAIN = re.compile(r"[^\s\[\]=,\"']+")
@@ -72,31 +68,30 @@ class ProgramName:
         return tuple(axis for axis, _ in self.tiles[0][1])
 
 
-def name_of(program: RProgram) -> str:
+def name_of(said: ProgramName) -> str:
     """Return the name of a program; no two programs of one expression share it."""
-    words = [f"{program.kind}/{program.structure}"]
-    for layer, extents in program.tiles:
-        pairs = (f"{_quoted(n)}={e}" for n, e in zip(program.axis_names, extents, strict=True))
-        words.append(f"{layer}[{' '.join(pairs)}]")
-    if program.vector_axis is not None:
-        words.append(f"vector={_quoted(program.vector_axis)}:{program.vector_elements}")
-    if program.staged:
-        words.append(f"staged={_listed(program.staged)}")
-    if program.storage_padding:
-        words.append("pad=" + ",".join(f"{_quoted(t)}+{n}" for t, n in program.storage_padding))
-    if program.interleaved:
+    words = [f"{said.kind}/{said.structure}"]
+    for layer, extents in said.tiles:
+        words.append(f"{layer}[{' '.join(f'{_quoted(n)}={e}' for n, e in extents)}]")
+    if said.vector is not None:
+        words.append(f"vector={_quoted(said.vector[0])}:{said.vector[1]}")
+    if said.staged:
+        words.append(f"staged={_listed(said.staged)}")
+    if said.pad:
+        words.append("pad=" + ",".join(f"{_quoted(t)}+{n}" for t, n in said.pad))
+    if said.interleaved:
         words.append("interleaved")
-    if program.split_k > 1:
-        words.append(f"split_k={program.split_k}")
-    if program.constants:
-        words.append(f"constants={_listed(program.constants)}")
-    if program.nontemporal:
+    if said.split_k > 1:
+        words.append(f"split_k={said.split_k}")
+    if said.constants:
+        words.append(f"constants={_listed(said.constants)}")
+    if said.nontemporal:
         words.append("nontemporal")
-    words += [f"{n}={v}" for n, v in (("stages", program.stages), ("raster", program.raster)) if v > 1]
-    if program.fragment is not None:
-        words.append(f"fragment={program.fragment.name}:{_listed(program.matrix_axes)}")
-    if program.relaxed:
-        words.append(f"relaxed={_listed(program.relaxed)}")
+    words += [f"{n}={v}" for n, v in (("stages", said.stages), ("raster", said.raster)) if v > 1]
+    if said.fragment is not None:
+        words.append(f"fragment={said.fragment}:{_listed(said.matrix_axes)}")
+    if said.relaxed:
+        words.append(f"relaxed={_listed(said.relaxed)}")
     return " ".join(words)
 
 

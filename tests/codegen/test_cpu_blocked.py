@@ -12,7 +12,8 @@ import roller
 from roller import ops
 from roller.expr.canonical import fuse_axes
 from roller.templates.cpu.decide import BOX, PANEL
-from roller.templates.cpu.emit.plan import decisions_of, halo_plan, spatial_plans
+from roller.templates.cpu.emit.plan import decisions_of, spatial_plans
+from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile.geometry import Geometry
 from tests.codegen.cpu_programs import assert_right, kernel
 

@@ -21,7 +21,7 @@ from roller import ConstructOptions, ops
 from roller.construction.constructor import program_of
 from roller.expr.canonical import fuse_axes
 from roller.ops import from_spec
-from roller.perf.model import batch_of
+from roller.perf.batch import batch_of
 from roller.templates.common.forms import canonical_forms
 from roller.templates.cpu import decided, price
 from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL

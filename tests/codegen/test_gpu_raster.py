@@ -11,12 +11,12 @@ import roller
 from roller import ops
 from roller.emulator import prove
 from roller.expr.canonical import fuse_axes
-from roller.perf import estimate_program
 from roller.perf.batch import TileBatch
 from roller.te.compat import analyzer, substitute, tirx
 from roller.templates.gpu.common.traffic import _wave_tiles
 from roller.templates.gpu.emit.cuda import lower
 from roller.templates.gpu.emit.mapping import block_position
+from roller.templates.pricing import estimate_program
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 from tests.offenders import every

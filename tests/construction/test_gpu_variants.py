@@ -7,12 +7,12 @@ import pytest
 
 import roller
 from roller import ConstructOptions, ops
-from roller.perf import estimate_program
 from roller.perf.batch import TileBatch
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu import pool, price
 from roller.templates.gpu.common.partials import combining_s
 from roller.templates.gpu.tiled.variants import STAGES, other_splits, program_variants, stage_choices, tiled_variants
+from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 
 EXPRS = {

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roller import load_spec, ops, perf
+from roller import load_spec, ops
 from roller.construction import library
 from roller.construction.constructor import program_of
 from roller.construction.named_layouts import layouts
 from roller.perf.batch import TileBatch
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.tiled.least import LeastLaidOut
 from roller.templates.registry import programs_of
@@ -39,10 +40,10 @@ def _all_laid_out(batches, spec):
     found = []
     for b in batches:
         if b.structure != TILED.name:
-            found.append(perf.estimate_best(b, spec))
+            found.append(pricing.estimate_best(b, spec))
             continue
         programs = [p for n in range(len(b)) for p in layouts(program_of(b, n, spec), spec)]
-        found.append(min(perf.estimate_programs(programs, spec), key=lambda e: e.seconds))
+        found.append(min(pricing.estimate_programs(programs, spec), key=lambda e: e.seconds))
     return min(found, key=lambda e: e.seconds)
 
 
@@ -75,7 +76,7 @@ def test_no_layout_beats_its_bound():
         assert np.isinf(least).all()
         least = bounds.least_s(bounds.likely_s(), 1.0)
         for n in rng.sample(range(len(batch)), min(len(batch), 8)):
-            for e in perf.estimate_programs(list(layouts(program_of(batch, n, spec), spec)), spec):
+            for e in pricing.estimate_programs(list(layouts(program_of(batch, n, spec), spec)), spec):
                 assert e.seconds >= least[n]
 
 

@@ -11,8 +11,9 @@ import pytest
 import roller
 from roller import ops
 from roller.errors import TileError
-from roller.explanation.construction_steps import road_to
-from roller.explanation.text import plain, sections
+from roller.explanation.construction_steps import construction_path
+from roller.explanation.explanation import sections
+from roller.explanation.text import plain
 from roller.templates.common.growth import Growth
 from roller.templates.common.score import reuse_score, tile_cost
 from roller.templates.gpu.tiled.candidates import blocks, kernels
@@ -136,7 +137,7 @@ def test_roads_lead_to_every_candidate_that_grew():
     spec, options = roller.load_spec("v100"), roller.ConstructOptions()
     found = roller.construct(CASES["v100"], spec)
     for c in found:
-        assert road_to(c.program, spec, options).steps, str(c.program)
+        assert construction_path(c.program, spec, options).steps, str(c.program)
     g, seen, of_blocks = Geometry.of(found[0].program.expr), Growth(), Growth()
     plain_tiles = kernels(g, spec)
     assert (kernels(g, spec, seen) == plain_tiles).all(), "being watched changes nothing"

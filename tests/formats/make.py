@@ -21,7 +21,6 @@ from roller.probing.gpu import bundle as probe_bundle
 from roller.probing.gpu import compute, memory
 from roller.runtime.cache import KernelCache
 from roller.runtime.cache_transfer import export_cache
-from tests.models.onnx.networks import branches
 
 FILES = Path(__file__).parent / "files"
 EXPR = roller.ops.matmul(8, 8, 4, epilogue=("relu",))
@@ -51,10 +50,6 @@ def main() -> None:
         _new(FILES / "cache-1.tar.gz", lambda path: export_cache(KernelCache(), path))
         made = roller.compile_model(model(), device="v100", top_k=1, progress=False, prove_s=0)
         _new(FILES / "model-bundle-1", lambda path: made.save(path))
-        packed = roller.compile_model(
-            branches(width=16, depth=2), device="v100", batch=8, top_k=1, progress=False, prove_s=0
-        )
-        _new(FILES / "model-bundle-2", lambda path: packed.save(path))
         # A processor that many have; its session starts where it is made.
         tall = roller.compile_model(model(), device="cpu-avx2", top_k=1, progress=False)
         _new(FILES / "model-2", lambda path: Session(tall.plan, tall.artifacts, cores=1).save(path))

@@ -103,13 +103,20 @@ def test_bundles_of_kernels_and_of_models_are_read():
     bundle = Bundle(FILES / "bundle-1")
     assert bundle.manifest["version"] == 1 and bundle.manifest["operators"][0]["id"] == "M"
     assert bundle.load(bundle.operators[0])[0][1].device == "v100"
-    for version in (1, 2):
-        model = ModelBundle(FILES / f"model-bundle-{version}")
-        assert model.device == "v100" and model.manifest["version"] == version
-        assert model.plan().program.steps and model.artifacts() and bool(model.packs()) == (version == 2)
+    model = ModelBundle(FILES / "model-bundle-1")
+    assert model.device == "v100" and model.manifest["version"] == 1
+    assert model.plan().program.steps and model.artifacts()
     probes = ProbeBundle(FILES / "probes-1")
     assert probes.device == "k80" and probes.names == ["latency", "control"]
     assert all(probes.plan(n).cases and probes.image(probes.plan(n), build=False) for n in probes.names)
+
+
+def test_bundles_with_packs_say_what_to_do():
+    """Version 2 held several kernels in one launch; the plan without them, which lies beside, is not taken silently."""
+    assert ModelBundle(FILES / "model-bundle-2").manifest["version"] == 2
+    with pytest.raises(ArtifactError, match=r"several kernels in one launch.*Compile the model again\.$") as error:
+        roller.load_model(FILES / "model-bundle-2", device="emulated")
+    assert str(FILES / "model-bundle-2" / "plan.json") in str(error.value) and one_sentence(error.value)
 
 
 def test_saved_models_are_read():

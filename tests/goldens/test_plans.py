@@ -35,9 +35,9 @@ def test_plan(name, sizes, device, tmp_path):
 
 def told(step, numbers, indent=""):
     """Return a step as text that names no key."""
-    if isinstance(step, steps.Together):
+    if isinstance(step, steps.ParallelGroup):
         lanes = "\n".join(told(s, numbers, f"{indent}  {n}: ") for n, lane in enumerate(step.lanes) for s in lane)
-        return f"{indent}together, packed={step.packed}\n{lanes}"
+        return f"{indent}together\n{lanes}"
     if isinstance(step, steps.Run):
         return f"{indent}run {numbers[step.kernel]} {step.inputs} -> {step.outputs} ({step.label})"
     return f"{indent}{step}"

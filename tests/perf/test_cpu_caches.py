@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import roller
-from roller import ops, perf
+from roller import ops
 from roller.construction.explicit_tiles import program_from_tiles
+from roller.templates import pricing
 from roller.templates.cpu.common.caches import bandwidth_of, cached_share
 from roller.tile.program import RProgram
 
@@ -28,7 +29,7 @@ def _program(expr, spec, axis, staged, register, block) -> RProgram:
 
 
 def _terms(program, spec):
-    return perf.estimate_program(program, spec).terms
+    return pricing.estimate_program(program, spec).terms
 
 
 def test_the_share_kept_falls_smoothly_with_the_working_set():

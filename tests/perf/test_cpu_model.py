@@ -9,10 +9,11 @@ import pytest
 
 import roller
 from roller import ops
-from roller.perf import estimate_program
+from roller.templates import pricing
 from roller.templates.cpu.emit.library import ENTRY
 from roller.templates.cpu.emit.llvm import lower_module
 from roller.templates.cpu.emit.nest import task_counts
+from roller.templates.pricing import estimate_program
 from tests.offenders import every
 
 PROFILES = ("cpu-avx512", "cpu-avx2", "cpu-neon")
@@ -73,12 +74,11 @@ def test_more_cores_and_bandwidth_are_never_slower(device):
 
 @pytest.mark.parametrize("device", PROFILES)
 def test_construct_agrees_with_pricing_the_same_program_alone(device):
-    from roller import perf
 
     spec = roller.load_spec(device)
     for expr in (ops.matmul(100, 300, 200), ops.conv2d(1, 16, 14, 14, 32, 3, 3, padding=1), ops.softmax((64, 100))):
         for c in roller.construct(expr, device=device):
-            assert perf.estimate_program(c.program, spec) == c.estimate
+            assert pricing.estimate_program(c.program, spec) == c.estimate
 
 
 @every("device", PROFILES)

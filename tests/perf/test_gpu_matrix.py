@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 import roller
-from roller import ConstructOptions, ops, perf
+from roller import ConstructOptions, ops
 from roller.errors import SpecError
 from roller.expr.canonical import fuse_axes, group_axes
 from roller.perf.accuracy import UNVALIDATED, prediction_error
 from roller.perf.batch import TileBatch
-from roller.templates import gpu
+from roller.templates import gpu, pricing
 from roller.templates.common.forms import canonical_forms
 from roller.templates.gpu.common.occupancy import MATRIX_BASE_REGISTERS, usable_registers
+from roller.templates.gpu.common.operand_copies import are_async, fetched_words, gather_words, operand_copies
 from roller.templates.gpu.matrix.candidates import STAGES, matrix_pools
-from roller.templates.gpu.matrix.copies import are_async, fetched_words, gather_words, operand_copies
 from roller.tile.fragments import program_operands
 from roller.tile.geometry import Geometry
 
@@ -184,7 +184,7 @@ def test_bank_conflicts_raise_the_price():
     made = replace(made, stages=1)
     rows = {x.tensor.name: x.layout.extents[-1] for x in program_operands(made)}
     worst = tuple((t, 64 - n % 64) for t, n in rows.items())  # all rows start at the first bank
-    apart, same = perf.estimate_programs([made, replace(made, storage_padding=worst)], slow)
+    apart, same = pricing.estimate_programs([made, replace(made, storage_padding=worst)], slow)
     assert same.terms["bank_conflicts"] > apart.terms["bank_conflicts"] == 1.0
     assert same.terms["compute_s"] > apart.terms["compute_s"]
 

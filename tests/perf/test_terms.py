@@ -9,7 +9,8 @@ import pytest
 
 import roller
 from roller import ops
-from roller.perf import RULES, estimate_explained
+from roller.perf import RULES
+from roller.templates.pricing import estimate_explained
 
 CASES = {
     "matmul": ops.matmul(512, 768, 1024),

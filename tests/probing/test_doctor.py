@@ -11,10 +11,10 @@ import pytest
 import roller
 from roller import ops
 from roller.hardware import load_spec
-from roller.perf.sensitivity import log_prices
 from roller.probing.doctor import OPERATORS, PLAUSIBLE, RECORDS, Observation, diagnose
 from roller.probing.evidence import evidence_of
 from roller.runtime.cache import KernelCache
+from roller.templates.pricing import log_prices
 from tests.runtime.cache_entries import make_entry, make_key
 
 COMPUTE = [

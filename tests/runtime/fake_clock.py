@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from roller.runtime.clock import Load, Spell
+from roller.runtime.clock import ClockSample, Load
 
 
 class FakeClock:
@@ -77,10 +77,10 @@ class FakeClock:
         """Begin a spell."""
         self._begun = (self.at, self.lost_s)
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         """End it."""
         start, lost_s = self._begun
-        return Spell(self.at - start, self.lost_s - lost_s if self.counted else 0.0)
+        return ClockSample(self.at - start, self.lost_s - lost_s if self.counted else 0.0)
 
     def now(self) -> float:
         """Return the seconds that passed."""

@@ -12,7 +12,7 @@ import pytest
 
 from roller.backends.cpu import threads
 from roller.core.processor import processor_times, shares_cores
-from roller.runtime.clock import QUIET_SHARE, Load, Spell, SystemClock, TrustingClock, system_clock
+from roller.runtime.clock import QUIET_SHARE, ClockSample, Load, SystemClock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance, look
 from roller.runtime.timing import PATIENCE_S, Contender, compare, measure
 from roller.runtime.windows import MIN_SAMPLE_S, Patience, Series
@@ -287,7 +287,7 @@ def test_what_threads_waited_for_is_lost(tmp_path):
     found = clock.end()
     assert (found.lost_s, found.together_s) == (pytest.approx(2.0), pytest.approx(2.5))
     assert found.least_s == 0.0
-    assert Spell(3.0, 1.0, 1.5).least_s == 1.5
+    assert ClockSample(3.0, 1.0, 1.5).least_s == 1.5
     clock.release()
     assert not clock._stats
 
@@ -300,7 +300,7 @@ def test_a_wait_of_the_caller_is_lost_and_running_is_not():
     assert found.wall_s >= 0.01
     assert found.lost_s > 0.5 * found.wall_s
     assert not found.quiet
-    assert Spell(1.0, QUIET_SHARE).quiet and not Spell(1.0, 2 * QUIET_SHARE).quiet
+    assert ClockSample(1.0, QUIET_SHARE).quiet and not ClockSample(1.0, 2 * QUIET_SHARE).quiet
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="only Linux tells of threads")

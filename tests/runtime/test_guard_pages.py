@@ -17,7 +17,7 @@ pytest.importorskip("tvm")
 
 import roller.te.emit
 from roller.runtime import cpu_profile, guard_pages
-from roller.runtime.clock import Load, Spell, SystemClock
+from roller.runtime.clock import ClockSample, Load, SystemClock
 from roller.runtime.guard_pages import AVAILABLE, fenced, trespass, trespassing
 from roller.te.compat import te, tirx
 from roller.te.reader import read
@@ -173,7 +173,7 @@ def test_expressions_without_guards_are_not_run_twice(monkeypatch):
 class Alone(FakeClock):
     """A machine on which nobody but this process and its children runs; each window takes a millisecond."""
 
-    def end(self) -> Spell:
+    def end(self) -> ClockSample:
         self.at += 1e-3
         return super().end()
 

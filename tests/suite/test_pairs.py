@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, RollerError
-from roller.runtime.clock import Load, Spell
+from roller.runtime.clock import ClockSample, Load
 from roller.suite import worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio
@@ -159,7 +159,7 @@ class StepClock:
 
     def end(self):
         lost = 1.0 if self.calls == 3 else 0.0
-        return Spell(self.time - self.begun, lost, lost)
+        return ClockSample(self.time - self.begun, lost, lost)
 
     def load(self):
         return Load(self.time, own_s=self.time, processors=1)

@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from roller.errors import RollerError
-from roller.runtime.clock import Load, Spell
+from roller.runtime.clock import ClockSample, Load
 from roller.suite.mean_interval import batch_means, mean_interval, ratio_interval, student_quantile
 from roller.suite.sampling import QUICK, SamplingRule, sample_iterations, warm_up_of
 
@@ -31,7 +31,7 @@ class Machine:
 
     def end(self):
         lost = next(self.lost)
-        return Spell(self.time - self.begun, lost, lost)
+        return ClockSample(self.time - self.begun, lost, lost)
 
     def now(self):
         return self.time

@@ -153,7 +153,7 @@ def test_what_is_for_another_target_is_refused_with_a_remedy(target):
     program = replace(kernel("tiled", "v100").program, kind=strange)
     spec = next(s for s in map(roller.load_spec, list_specs()) if target_for(s) is target)
     with pytest.raises(BuildError, match=REMEDY):
-        target.lower(program, program.expr, spec)
+        lower(program, program.expr, spec)
 
 
 @pytest.mark.parametrize("target", [t for t in TARGETS if t.device], ids=lambda t: t.name)

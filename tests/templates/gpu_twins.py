@@ -13,30 +13,28 @@ import numpy as np
 
 from roller.expr import Load
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.model import batch_of
+from roller.perf.batch import TileBatch, batch_of
 from roller.te.compat import TensorLoad, tirx, tvm, tvm_ffi
+from roller.templates.gpu.common import operand_copies as matrix_copies
+from roller.templates.gpu.common import row_shape, row_widths
 from roller.templates.gpu.common import vectors as gpu_vectors
-from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common import window_strips as walk
 from roller.templates.gpu.common.occupancy import held_registers
 from roller.templates.gpu.common.products import products_of
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.staged_copies import StagedCopy
 from roller.templates.gpu.emit import plan
 from roller.templates.gpu.emit.context import Context
 from roller.templates.gpu.emit.fragments import RegisterTile
 from roller.templates.gpu.emit.nest import Buffer, Stmt, dtype_name
 from roller.templates.gpu.emit.staging import Rounds
-from roller.templates.gpu.matrix import copies as matrix_copies
 from roller.templates.gpu.matrix import emit as matrix
 from roller.templates.gpu.matrix.emit_copy import OperandCopy
 from roller.templates.gpu.rows import emit as rows
-from roller.templates.gpu.rows import shape as row_shape
-from roller.templates.gpu.rows import widths as row_widths
 from roller.templates.gpu.rows.emit_shifted import Shifted
 from roller.templates.gpu.streaming import emit as streaming
 from roller.templates.gpu.warp_group import emit_copies as group_copies
 from roller.templates.gpu.window import emit as window
-from roller.templates.gpu.window import strips as walk
 from roller.tile import RProgram
 from roller.tile.geometry import Access, Ints
 from roller.tile.layout import staged_axes
@@ -173,7 +171,7 @@ def twins(program: RProgram, spec: DeviceSpec) -> Iterator[Twin]:
     found = products_of(batch_of([program]))
     program = program if found is None else found.inner(program)
     batch, done = batch_of([program]), emit(program, spec)
-    laid = LaidOut.of(batch, [program], spec)
+    laid = SharedMemoryLayout.of(batch, [program], spec)
     yield "scratchpad bytes", int(laid.scratchpad[0]), done.scratchpad()
     if program.structure == "rows":
         yield from _rows(batch, done)

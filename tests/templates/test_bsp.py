@@ -23,9 +23,10 @@ from roller.errors import BuildError, EmulationError, NoCandidateError, TileErro
 from roller.expr import Index, Tensor
 from roller.expr.scalar import Term
 from roller.ops import from_spec
-from roller.perf.model import batch_of, estimate_explained
+from roller.perf.batch import batch_of
 from roller.templates.bsp.common.decide import piece_elements, pieces_of
 from roller.templates.bsp.emit.schedule import schedule_of
+from roller.templates.pricing import estimate_explained
 from roller.tile.boxes import Box, boxes_of, whole_axes
 from roller.tile.supersteps import Schedule, plain
 from tests.builds import builds_folder

@@ -280,6 +280,6 @@ def test_only_affected_files_are_imported_nearest_first(suite, workers):
 
 @pytest.mark.slow
 def test_an_unknown_base_is_an_error_in_words():
-    words = [sys.executable, "-m", "pytest", "-q", "--affected-by", "nonsense", "tests/test_cyclic.py"]
+    words = [sys.executable, "-m", "pytest", "-q", "--affected-by", "nonsense", "tests/test_gc_pause.py"]
     done = subprocess.run(words, cwd=ROOT, text=True, capture_output=True, timeout=120)
     assert done.returncode == 4 and "--affected-by nonsense: git knows no commit 'nonsense'" in done.stderr

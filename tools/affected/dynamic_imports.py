@@ -112,7 +112,7 @@ RULES = (
         "emitters",
         (r"writer_of\(.*\)\.emit", r"template\.emitted", r"\.lower\([^)\s]", *_of_a_target("prepare|generation")),
         rf"roller\.templates\.{KIND}\.(\w+\.emit\w*|emit(\.\w+)?)",
-        (f"{_TARGETS}.lower", f"{_TARGETS}.prepare", f"{_TARGETS}.generation",
+        (f"{_TARGETS}.prepare", f"{_TARGETS}.generation",
          "roller/templates/common/template.py::Template.emitted"),
     ),
     # Targets.

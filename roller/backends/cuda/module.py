@@ -7,7 +7,7 @@ interface for CUDA and ROCm; where a name differs, it is looked up here.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 from roller.artifact import KernelArtifact, Launch
 from roller.backends.cuda.runtime import fitting, is_hip
 from roller.errors import LaunchError
-from roller.horizontal import HorizontalKernel
 from roller.targets import LANGUAGES, expect_language
 
 #: Dynamic scratchpad above this size must be requested per kernel (bytes).
@@ -86,48 +85,6 @@ class Module:
     def prepare(self, pointers: Mapping[str, int], stream: Any) -> None:
         """Start what fills the panels of constants, if there is anything to fill; as :meth:`launch`."""
         _start(self._first, {**pointers, **self._numbers}, stream)
-
-
-class PackedModule:
-    """The stages of one packed kernel, loaded on the current device.
-
-    Parameters
-    ----------
-    cp
-        The CuPy module.
-    packed
-        Built.
-
-    Raises
-    ------
-    LaunchError
-        Where it is not built, or its image does not fit the device.
-    """
-
-    def __init__(self, cp: Any, packed: HorizontalKernel) -> None:
-        name = packed.stages[0].entry
-        expect_image(packed.language, packed.binary, name)
-        self.packed, self._image = packed, cp.cuda.Module()
-        blocks = int(packed.build.get("blocks_per_unit", 0))
-        with fitting(name, dict(packed.target)):
-            self._image.load(packed.binary)
-            self._functions = [self._image.get_function(s.entry) for s in packed.stages]
-            for stage, function in zip(packed.stages, self._functions, strict=True):
-                allow_scratchpad(cp, function, stage.dynamic_shared_bytes, stage.dynamic_shared_bytes, blocks)
-
-    def bind(self, places: Mapping[str, Sequence[Mapping[str, tuple[int, int]]]]) -> list[Callable[[Any], None]]:
-        """Return what starts each stage on a stream; addresses and bytes by argument, per run, by key of its kernel."""
-        addresses = {key: [{n: a for n, (a, _) in run.items()} for run in runs] for key, runs in places.items()}
-        counts = {key: len(runs) for key, runs in places.items()}
-        return [self._launch(n, addresses) for n, s in enumerate(self.packed.stages) if s.runs(counts)]
-
-    def _launch(self, number: int, addresses: Mapping[str, Sequence[Mapping[str, int]]]) -> Callable[[Any], None]:
-        stage, function = self.packed.stages[number], self._functions[number]
-        sets = [addresses.get(m.kernel, ()) for m in stage.members]
-        # CuPy passes an array of one element by value, whatever that element is.
-        table = np.frombuffer(stage.table(sets), np.dtype((np.void, stage.table_bytes)))
-        grid, block = (stage.grid([len(s) for s in sets]), 1, 1), (stage.threads, 1, 1)
-        return lambda stream: function(grid, block, (table,), stage.dynamic_shared_bytes, stream)
 
 
 def allow_scratchpad(cp: Any, function: Any, dynamic_bytes: int, used_bytes: int, blocks: int) -> None:

@@ -1,6 +1,7 @@
 """Of the candidates of one expression, the kernel that is returned: by measurement, or by prediction alone."""
 
-from roller.compiler.autotune.choose import Workshop, choose, first_lowered, wanted
+from roller.compiler.autotune.choose import choose, first_lowered, wanted
 from roller.compiler.autotune.selection import Selection
+from roller.compiler.autotune.tuning_context import TuningContext
 
-__all__ = ["Selection", "Workshop", "choose", "first_lowered", "wanted"]
+__all__ = ["Selection", "TuningContext", "choose", "first_lowered", "wanted"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune.choose import DOUBTFUL, Workshop, finished, try_all, with_record
+from roller.compiler.autotune.tuning_context import DOUBTFUL, TuningContext, finished, try_all, with_record
 from roller.compiler.compiled_kernel import CompiledKernel
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ REACH = 3.0
 
 
 def refine(
-    shop: Workshop, kernel: CompiledKernel, seconds: float, clock: Callable[[], float] = time.monotonic
+    shop: TuningContext, kernel: CompiledKernel, seconds: float, clock: Callable[[], float] = time.monotonic
 ) -> CompiledKernel:
     """Search for ``seconds`` around a kernel, and return the fastest program found.
 
@@ -59,7 +59,7 @@ def refine(
     return CompiledKernel(finished(artifacts[best.id], best, kernel.artifact.doubt), tuple(tried.values()))
 
 
-def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list[Candidate]:
+def untried_neighbours(shop: TuningContext, best: Candidate, known: set[str]) -> list[Candidate]:
     """Return the neighbours that were not tried and may be faster, best prediction first."""
     from roller.construction.neighbours import neighbours
     from roller.perf.accuracy import kernel_family, ranking_error
@@ -76,7 +76,7 @@ def untried_neighbours(shop: Workshop, best: Candidate, known: set[str]) -> list
 
 
 def _duel(
-    shop: Workshop,
+    shop: TuningContext,
     best: Candidate,
     artifacts: dict[str, KernelArtifact],
     batch: list[Candidate],

@@ -27,7 +27,7 @@ from roller.compiler.dynamic.families import (
 from roller.compiler.dynamic.kernel import Variant, VaryingKernel
 from roller.compiler.dynamic.kernel_choice import UNMEASURED, near_most
 from roller.compiler.dynamic.ranges import Range, nothing_beside, open_range
-from roller.compiler.dynamic.symbolic_call import OpenRange
+from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.compiler.dynamic.symbolic_operator import compile_extents
 from roller.construction.constructor import target_units
 from roller.core.c_compiler import need_compiler
@@ -58,7 +58,7 @@ _WEIGHED = 64
 def compile_varying(
     expr: TensorExpr, spec: DeviceSpec, shapes: Mapping[str, Any], options: ConstructOptions, seed: int, how: Selection,
     here: bool, beside: Mapping[str, bool], handle: DeviceHandle | None = None,
-) -> VaryingKernel | OpenRange:  # fmt: skip
+) -> VaryingKernel | SymbolicRange:  # fmt: skip
     """Compile an expression for all extents of some of its axes, on this machine's processor or a GPU.
 
     One axis along the first dimension takes kernels whose code has its extent as a variable, where the templates that
@@ -69,7 +69,7 @@ def compile_varying(
     nothing_beside({**beside, "refine_s": bool(how.refine_s)})
     constants = tuple(options.constants_of(expr))
     if spec.traits.blocks:  # predictions choose: no device is touched
-        compiled: OpenRange = spec.traits.module_for("compiler.dynamic").compile_range(
+        compiled: SymbolicRange = spec.traits.module_for("compiler.dynamic").compile_range(
             extents_of(expr, shapes, constants), compiled_spec(expr, spec), options, here
         )
         return compiled

@@ -10,7 +10,7 @@ import numpy as np
 from roller import perf
 from roller.compiler.dynamic import prices, symbolic_proof
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenKernel, OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicKernel, SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.templates.cpu.decide import PANEL, decided, run_of_lanes
@@ -25,12 +25,12 @@ UNUSED = logging.INFO
 _DIVISIONS = 2
 
 
-def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
+def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> str:
     """Return why a kernel cannot be used at some sizes; as :func:`roller.compiler.dynamic.symbolic_proof.fault`."""
     return symbolic_proof.fault(kernel, expression, sizes, spec.units)
 
 
-def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return the predicted seconds of programs at some sizes; infinite where one does not take them.
 
     To what the model says comes what only code for all sizes has: elements that are found by dividing by a size.

@@ -13,13 +13,13 @@ from functools import partial
 
 import numpy as np
 
-from roller import perf
 from roller.compiler.dynamic.ranges import Range
 from roller.construction.constructor import construct_candidates, program_of
 from roller.construction.ranking import best_programs
 from roller.expr import TensorExpr
 from roller.expr.resizing import Size, growing_sizes, is_open, of_extent
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.registry import programs_of, writer_of
 from roller.tile import RProgram
@@ -262,5 +262,5 @@ def price_table(found: Sequence[Family], extents: Sequence[int], spec: DeviceSpe
         shared: dict[TensorExpr, TensorExpr] = {}  # programs of one expression are priced together
         programs = [found[n].at(extent) for n in rows]
         programs = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in programs]
-        out[rows, column] = [e.seconds for e in perf.estimate_programs(programs, spec)]
+        out[rows, column] = [e.seconds for e in pricing.estimate_programs(programs, spec)]
     return out

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.artifact import Argument, Constant, KernelArtifact
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.compiled_kernel import CompiledKernel
@@ -22,6 +21,7 @@ from roller.core.display import one_line
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 from roller.tile import RProgram
 
 #: Extents whose shapes are kept ready; the first of them makes room for another.
@@ -191,7 +191,7 @@ class VaryingKernel(CompiledKernel):
 
     def _artifact(self, extent: int) -> KernelArtifact:
         artifact = self._variant(extent).at(self.varies, extent)
-        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+        return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> CpuKernel:
         return self._prepared(self.varies.high)

@@ -12,7 +12,7 @@ import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.errors import NoCandidateError
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
@@ -29,7 +29,7 @@ class RangeKernel(Protocol):
     """A kernel of all sizes from some on, as every kind of device has them."""
 
     @property
-    def program(self) -> OpenProgram: ...  # noqa: D102
+    def program(self) -> SymbolicProgram: ...  # noqa: D102
 
     @property
     def artifact(self) -> KernelArtifact: ...  # noqa: D102
@@ -40,7 +40,7 @@ class RangeKernel(Protocol):
 
 
 @dataclass(frozen=True)
-class Judged:
+class PricedKernel:
     """A built kernel, and what is known of its times.
 
     Parameters
@@ -92,7 +92,7 @@ def usual_of(predicted: Mapping[int, np.ndarray], measured: Mapping[int, Mapping
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def fastest_first(judged: Sequence[Judged], sizes: Sizes, spec: DeviceSpec) -> list[int]:
+def fastest_first(judged: Sequence[PricedKernel], sizes: Sizes, spec: DeviceSpec) -> list[int]:
     """Return the positions of the kernels that take some sizes, the one that is likely fastest there first."""
     usable = [n for n, j in enumerate(judged) if j.kernel.takes(sizes)]
     programs = [judged[n].kernel.program for n in usable]
@@ -101,7 +101,7 @@ def fastest_first(judged: Sequence[Judged], sizes: Sizes, spec: DeviceSpec) -> l
     return sorted(seconds, key=lambda n: seconds[n])
 
 
-def first_right(judged: Sequence[Judged], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
+def first_right(judged: Sequence[PricedKernel], expression: TensorExpr, sizes: Sizes, spec: DeviceSpec) -> int:
     """Return the position of the kernel for some sizes: the first that is shown to be right there."""
     reasons, room = [], spec.traits.module_for("compiler.dynamic")
     for row in fastest_first(judged, sizes, spec):

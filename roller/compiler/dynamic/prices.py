@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller import perf
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 
 
-def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return the predicted seconds of programs at some sizes; infinite where one does not take them."""
     out = np.full(len(programs), np.inf)
     rows = [n for n, p in enumerate(programs) if p.takes(sizes)]
@@ -22,5 +22,5 @@ def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -
     several = [programs[n].at(sizes) for n in rows]
     several = [replace(p, expr=shared.setdefault(p.expr, p.expr)) for p in several]
     if several:
-        out[rows] = [e.seconds for e in perf.estimate_programs(several, spec)]
+        out[rows] = [e.seconds for e in pricing.estimate_programs(several, spec)]
     return out

@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr, open_forms
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, symbolic_forms
 from roller.core.formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
 
 @dataclass(frozen=True)
-class OwnSizes:
+class RelevantSizes:
     """An expression by the sizes that it depends on.
 
     Parameters
@@ -33,8 +33,8 @@ class OwnSizes:
         Every size of :attr:`box` that is not derived, by the sizes of the model.
     """
 
-    expression: OpenExpr
-    forms: tuple[OpenExpr, ...]
+    expression: SymbolicExpr
+    forms: tuple[SymbolicExpr, ...]
     box: Box
     points: tuple[Sizes, ...]
     formulas: Mapping[str, Formula]
@@ -44,9 +44,9 @@ class OwnSizes:
         return self.box.whole({n: f.at(sizes) for n, f in self.formulas.items()})
 
 
-def own_sizes(expr: OpenExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> OwnSizes:
+def relevant_sizes(expr: SymbolicExpr, points: Sequence[Sizes], box: Box, options: ConstructOptions) -> RelevantSizes:
     """Return an expression by the sizes that it depends on."""
-    forms = tuple(open_forms(expr, points, options))
+    forms = tuple(symbolic_forms(expr, points, options))
     used = {n for e in (expr, *forms) for f in e.general.formulas for n in f.sizes}
     products = [f.product for form in forms for f in form.general.formulas]
     if forms and None not in products and _same_inputs(expr, forms[0], points[0]):
@@ -56,13 +56,13 @@ def own_sizes(expr: OpenExpr, points: Sequence[Sizes], box: Box, options: Constr
     ends, derived = _rooted(used, box)
     mine = Box(ends or dict(box.ends), derived)
     own = tuple(mine.whole(p) for p in points)
-    kept = tuple(OpenExpr(e.general) for e in (expr, *forms))
-    return OwnSizes(kept[0], kept[1:], mine, own, {n: _product((n,)) for n in mine.ends})
+    kept = tuple(SymbolicExpr(e.general) for e in (expr, *forms))
+    return RelevantSizes(kept[0], kept[1:], mine, own, {n: _product((n,)) for n in mine.ends})
 
 
 def _grouped(
-    forms: Sequence[OpenExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
-) -> OwnSizes:
+    forms: Sequence[SymbolicExpr], points: Sequence[Sizes], box: Box, groups: Sequence[tuple[str, ...]]
+) -> RelevantSizes:
     """Return an expression by products of sizes."""
     formulas: dict[str, Formula] = {}
     for g in groups:
@@ -75,8 +75,8 @@ def _grouped(
     mine = Box({n: e for n, e in ends.items() if e[0] < e[1]}, derived)
     formulas |= {n: _product((n,)) for n in mine.ends if n not in formulas}
     own = tuple(mine.whole({n: formulas[n].at(p) for n in mine.ends}) for p in points)
-    few = tuple(OpenExpr.of([form.at(p) for p in points], own) for form in forms)
-    return OwnSizes(few[0], few, mine, own, {n: formulas[n] for n in mine.ends})
+    few = tuple(SymbolicExpr.of([form.at(p) for p in points], own) for form in forms)
+    return RelevantSizes(few[0], few, mine, own, {n: formulas[n] for n in mine.ends})
 
 
 def _product(names: tuple[str, ...]) -> Formula:
@@ -130,6 +130,6 @@ def _rooted(used: set[str], box: Box) -> tuple[dict[str, tuple[int, int]], dict[
     return kept, {n: f for n, f in box.derived.items() if n in derived}
 
 
-def _same_inputs(expr: OpenExpr, form: OpenExpr, sizes: Sizes) -> bool:
+def _same_inputs(expr: SymbolicExpr, form: SymbolicExpr, sizes: Sizes) -> bool:
     one, other = expr.at(sizes), form.at(sizes)
     return [t.name for t in one.inputs] == [t.name for t in other.inputs] and one.outputs == other.outputs

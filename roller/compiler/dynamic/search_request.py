@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.extents import Extents
-from roller.compiler.dynamic.relevant_sizes import OwnSizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr, open_forms
-from roller.compiler.dynamic.symbolic_search import Question
+from roller.compiler.dynamic.relevant_sizes import RelevantSizes
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, symbolic_forms
+from roller.compiler.dynamic.symbolic_search import SearchRequest
 from roller.core.formulas import Atom, Formula
 from roller.errors import ExprError
 from roller.templates.common.options import ConstructOptions
 
 
-def question_of(varies: Extents, options: ConstructOptions) -> Question:
+def search_request(varies: Extents, options: ConstructOptions) -> SearchRequest:
     """Return what is asked of the kernels of an expression: all extents of its axes."""
     points = tuple(p for p in varies.looked_at if _exists(varies, p))
-    expr = OpenExpr.of([varies.at(p) for p in points], points)
-    forms = tuple(open_forms(expr, points, options))
+    expr = SymbolicExpr.of([varies.at(p) for p in points], points)
+    forms = tuple(symbolic_forms(expr, points, options))
     box = varies.box
-    own = OwnSizes(expr, forms, box, points, {n: Formula(0, ((1, (Atom((n,)),)),)) for n in box.ends})
-    return Question(own, tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr)))
+    own = RelevantSizes(expr, forms, box, points, {n: Formula(0, ((1, (Atom((n,)),)),)) for n in box.ends})
+    return SearchRequest(own, tuple(varies.expr.inputs[n].name for n in options.constants_of(varies.expr)))
 
 
 def _exists(varies: Extents, sizes: Sizes) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from roller.artifact import Argument, Constant, KernelArtifact, Launch
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr, OpenKernel, OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr, SymbolicKernel, SymbolicProgram
 from roller.compiler.dynamic.symbolic_proof import proven
 from roller.core.fitting import Fitter
 from roller.core.formulas import Formula
@@ -28,8 +28,8 @@ _POOL, _ROUNDS = 60, 8
 
 
 def build(
-    program: OpenProgram, expression: OpenExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
-) -> OpenKernel:
+    program: SymbolicProgram, expression: SymbolicExpr, box: Box, spec: DeviceSpec, asked: Sequence[Sizes] = ()
+) -> SymbolicKernel:
     """Write a program for several sizes, generalise the code, and compile it.
 
     Whether the code is right at the sizes of a call is what their proof says; those of ``asked`` are proven here,
@@ -40,11 +40,11 @@ def build(
     fitter = _told_apart(program, box, spec, most, dividends)
     artifact = _compiled(program, expression, spec, most, fitter)
     formulas = tuple(f for f in map(fitter.fit, fitter.asked) if f is not None)  # all: what is written has them
-    kernel = OpenKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
+    kernel = SymbolicKernel(program, artifact, dict(box.low), formulas, most[0][1].digest)
     return replace(kernel, proven=proven(kernel, asked, spec.units))
 
 
-def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec) -> list[Any]:
+def _one_kind(program: SymbolicProgram, box: Box, spec: DeviceSpec) -> list[Any]:
     """Return sizes of one kind of code, that of most sizes, each with its text and what it was written from."""
     from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.llvm import lower_module
@@ -76,7 +76,7 @@ def _one_kind(program: OpenProgram, box: Box, spec: DeviceSpec) -> list[Any]:
 
 
 def _compiled(
-    program: OpenProgram, expression: OpenExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
+    program: SymbolicProgram, expression: SymbolicExpr, spec: DeviceSpec, group: Sequence[Any], fitter: Fitter
 ) -> KernelArtifact:
     """Generalise the code of some sizes, and compile it."""
     from roller.templates.cpu.emit.general import generalised, same_pack, size_argument
@@ -108,7 +108,7 @@ def _compiled(
     ).with_binary(binary, library_bytes=len(binary))  # fmt: skip
 
 
-def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
+def _points(program: SymbolicProgram, box: Box) -> Iterator[Sizes]:
     """Yield sizes to write the code for: those it was made for, then others near and far."""
     found = 0
     seen = set()
@@ -126,7 +126,7 @@ def _points(program: OpenProgram, box: Box) -> Iterator[Sizes]:
 
 
 def _told_apart(
-    program: OpenProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
+    program: SymbolicProgram, box: Box, spec: DeviceSpec, group: list[Any], dividends: Sequence[Formula]
 ) -> Fitter:
     """Write the code for more sizes until no two formulas are left that give its numbers; return what finds them."""
     from roller.templates.cpu.emit.general import numbers_of, written
@@ -163,7 +163,7 @@ def _least(group: Sequence[Any], box: Box) -> dict[str, int]:
     return {n: min(sizes[n] for sizes, *_ in group) for n in box.ends}
 
 
-def _spread(group: Sequence[Any], program: OpenProgram, box: Box) -> bool:
+def _spread(group: Sequence[Any], program: SymbolicProgram, box: Box) -> bool:
     """Whether code was written for enough values of every size, of those that the program takes."""
     for n, (low, high) in box.ends.items():
         few = range(max(2, low), min(high, max(2, low) + 64) + 1)
@@ -173,7 +173,7 @@ def _spread(group: Sequence[Any], program: OpenProgram, box: Box) -> bool:
     return True
 
 
-def _count(program: OpenProgram, box: Box) -> int:
+def _count(program: SymbolicProgram, box: Box) -> int:
     """Return how many sizes a program takes, counted up to a few; none where an axis vanishes."""
     if math.prod(high - max(2, low) + 1 for low, high in box.ends.values()) > 4 * _FEWEST:
         return 4 * _FEWEST

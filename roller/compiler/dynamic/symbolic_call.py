@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from roller import perf
 from roller.artifact import Constant, KernelArtifact
 from roller.compiler.compiled_kernel import CompiledKernel, loaded
 from roller.compiler.dynamic.box import Sizes
 from roller.compiler.dynamic.extents import Extents
-from roller.compiler.dynamic.kernel_choice import Judged, RangeKernel, first_right
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_right
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.display import one_line
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted
 from roller.hardware import DeviceSpec
+from roller.templates import pricing
 from roller.tile import RProgram
 
 #: Sizes that are kept ready; the first of them makes room for another.
@@ -30,7 +30,7 @@ _MOST_READY = 1024
 
 
 @dataclass(frozen=True)
-class OpenPiece:
+class SymbolicPiece:
     """A kernel and the sizes it takes, of those that kernels were compared at.
 
     Parameters
@@ -48,7 +48,7 @@ class OpenPiece:
     regret: float
 
 
-class OpenRange(CompiledKernel):
+class SymbolicRange(CompiledKernel):
     """Kernels of one expression for all extents of several axes; what it says of itself is of the largest.
 
     The first call with new sizes shows that the kernel is right there, which takes some tens of milliseconds; nothing
@@ -73,8 +73,8 @@ class OpenRange(CompiledKernel):
     """
 
     def __init__(
-        self, varies: Extents, expression: OpenExpr, judged: Sequence[Judged], best: np.ndarray, spec: DeviceSpec,
-        doubt: str = "", reachable: bool = True,
+        self, varies: Extents, expression: SymbolicExpr, judged: Sequence[PricedKernel], best: np.ndarray,
+        spec: DeviceSpec, doubt: str = "", reachable: bool = True,
     ) -> None:  # fmt: skip
         self.varies, self.expression, self.judged, self.spec = varies, expression, tuple(judged), spec
         self._best, self._doubt = best, doubt
@@ -110,7 +110,7 @@ class OpenRange(CompiledKernel):
         if not constants:
             return self
         judged = [replace(j, kernel=_holding(j.kernel, constants)) for j in self.judged]
-        return OpenRange(
+        return SymbolicRange(
             self.varies, self.expression, judged, self._best, self.spec, self._doubt, reachable=self._reachable
         )
 
@@ -174,7 +174,7 @@ class OpenRange(CompiledKernel):
         return CompiledKernel(self._artifact(wanted), launcher=lambda _: self._prepared(wanted))
 
     @property
-    def pieces(self) -> tuple[OpenPiece, ...]:
+    def pieces(self) -> tuple[SymbolicPiece, ...]:
         """The kernels, where each is taken, and the regret that is predicted of it there."""
         seconds = np.array([j.everywhere for j in self.judged])
         taken = seconds.argmin(axis=0)
@@ -185,7 +185,7 @@ class OpenRange(CompiledKernel):
                 places = tuple(j.places[c] for c in columns)
                 largest = max(places, key=lambda p: math.prod(p.values()))
                 regret = float((j.predicted[columns] / self._best[columns]).max()) - 1.0
-                found.append(OpenPiece(places, j.kernel.program.at(largest), regret))
+                found.append(SymbolicPiece(places, j.kernel.program.at(largest), regret))
         return tuple(found)
 
     def _best_at(self, sizes: Sizes) -> int:
@@ -199,7 +199,7 @@ class OpenRange(CompiledKernel):
     def _artifact(self, sizes: Sizes) -> KernelArtifact:
         kernel = self.judged[self._best_at(sizes)].kernel
         artifact = kernel.at(sizes, self.expression.at(sizes))
-        return replace(artifact, estimate=perf.estimate_program(artifact.program, self.spec).to_dict())
+        return replace(artifact, estimate=pricing.estimate_program(artifact.program, self.spec).to_dict())
 
     def _load(self) -> Any:
         return self._prepared(self.varies.box.high)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from threading import Lock
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.kernel_choice import Judged, RangeKernel, first_right
-from roller.compiler.dynamic.relevant_sizes import OwnSizes, own_sizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
-from roller.compiler.dynamic.symbolic_search import Effort, Question, built_all, chosen, search_all
+from roller.compiler.dynamic.kernel_choice import PricedKernel, RangeKernel, first_right
+from roller.compiler.dynamic.relevant_sizes import RelevantSizes, relevant_sizes
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
+from roller.compiler.dynamic.symbolic_search import Effort, SearchRequest, built_all, chosen, search_all
 from roller.hardware import DeviceSpec
 from roller.templates.common.options import ConstructOptions
 
@@ -20,7 +20,7 @@ EFFORT = Effort(each=3, cover=4, built=5, enough=3, budget_s=0.01, patience_s=0.
 
 
 @dataclass(frozen=True)
-class OpenKernels:
+class SymbolicKernels:
     """The kernels of one expression.
 
     Parameters
@@ -35,8 +35,8 @@ class OpenKernels:
         Why the choice may be wrong, where other programs disturbed the timing; empty where nothing did.
     """
 
-    own: OwnSizes
-    judged: tuple[Judged, ...]
+    own: RelevantSizes
+    judged: tuple[PricedKernel, ...]
     spec: DeviceSpec
     doubt: str = ""
     _chosen: dict[tuple[int, ...], int] = field(default_factory=dict, compare=False, repr=False)
@@ -67,14 +67,14 @@ class OpenKernels:
         )
 
 
-def compile_open(
-    expressions: Mapping[str, tuple[OpenExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box, spec: DeviceSpec,
-    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
-) -> dict[str, OpenKernels]:  # fmt: skip
+def compile_symbolic(
+    expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box,
+    spec: DeviceSpec,    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
+) -> dict[str, SymbolicKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box, on this machine's processor."""
     known = passing_bytes or {}
     questions = {
-        key: Question(own_sizes(e, points, box, options), names, known.get(key, 0))
+        key: SearchRequest(relevant_sizes(e, points, box, options), names, known.get(key, 0))
         for key, (e, names) in expressions.items()
     }
     searches = search_all(questions, spec, options, EFFORT)
@@ -82,5 +82,5 @@ def compile_open(
     found = {}
     for key, s in searches.items():
         judged, doubt = chosen(s, spec, EFFORT, seed, passing_bytes is not None)
-        found[key] = OpenKernels(s.question.own, tuple(judged), spec, doubt)
+        found[key] = SymbolicKernels(s.question.own, tuple(judged), spec, doubt)
     return found

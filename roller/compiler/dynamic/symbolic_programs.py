@@ -25,7 +25,7 @@ FEW_LANES = (1, 4)
 
 
 @dataclass(frozen=True)
-class OpenExpr:
+class SymbolicExpr:
     """An expression of all sizes.
 
     Parameters
@@ -45,23 +45,23 @@ class OpenExpr:
         return self._memo[key]
 
     @classmethod
-    def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> OpenExpr:
+    def of(cls, several: Sequence[TensorExpr], points: Sequence[Sizes]) -> SymbolicExpr:
         """Return the expression of all sizes from those of some."""
         return cls(general([expr_to_dict(e) for e in several], Fitter(points)))
 
 
-def open_forms(expr: OpenExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[OpenExpr]:
+def symbolic_forms(expr: SymbolicExpr, points: Sequence[Sizes], options: ConstructOptions) -> list[SymbolicExpr]:
     """Return the canonical forms of an expression that are the same at all of the points, one by one."""
     found = []
     for forms_of in (canonical_forms, joined_forms):
         for forms in zip(*(forms_of(expr.at(p), options) for p in points), strict=False):
             with contextlib.suppress(MismatchError):
-                found.append(OpenExpr.of(forms, points))
+                found.append(SymbolicExpr.of(forms, points))
     return found
 
 
 @dataclass(frozen=True)
-class OpenProgram:
+class SymbolicProgram:
     """A program of all sizes from some on.
 
     Parameters
@@ -75,7 +75,7 @@ class OpenProgram:
     """
 
     program: RProgram
-    form: OpenExpr
+    form: SymbolicExpr
     sizes: Sizes
 
     @cached_property
@@ -189,7 +189,7 @@ class OpenProgram:
         )  # fmt: skip
         return p.structure, whole, p.staged, p.vector_axis, p.vector_elements, p.nontemporal, p.split_k, id(self.form)
 
-    def with_narrowed(self, several: Sequence[int]) -> list[OpenProgram]:
+    def with_narrowed(self, several: Sequence[int]) -> list[SymbolicProgram]:
         """Return the program, then what :meth:`narrowed` makes of it for several numbers of lanes.
 
         An instruction that multiplies matrices has no code for fewer lanes than its own.
@@ -199,7 +199,7 @@ class OpenProgram:
             narrow = [n for n in narrow if n.program.vector_elements == self.program.vector_elements]
         return [self, *narrow]
 
-    def narrowed(self, lanes: int) -> OpenProgram:
+    def narrowed(self, lanes: int) -> SymbolicProgram:
         """Return the program with tiles of one element, and at most so many lanes, along the axes that vary.
 
         It takes sizes that others do not.
@@ -242,7 +242,7 @@ def _multiples(tiles: Sequence[tuple[str, tuple[int, ...]]]) -> tuple[tuple[str,
 
 
 @dataclass(frozen=True)
-class OpenKernel:
+class SymbolicKernel:
     """A built kernel of all sizes from some on.
 
     Parameters
@@ -250,7 +250,7 @@ class OpenKernel:
     program
         Its program.
     artifact
-        With the shapes of :attr:`OpenProgram.sizes`.
+        With the shapes of :attr:`SymbolicProgram.sizes`.
     low
         The least sizes it takes.
     formulas
@@ -261,7 +261,7 @@ class OpenKernel:
         Sizes at which it was shown to be right when it was built, by their values in order.
     """
 
-    program: OpenProgram
+    program: SymbolicProgram
     artifact: KernelArtifact
     low: Sizes
     formulas: tuple[Formula, ...] = ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenKernel
+from roller.compiler.dynamic.symbolic_programs import SymbolicKernel
 from roller.errors import RollerError
 from roller.expr import TensorExpr
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _INDEX_LIMIT = 1 << 31
 
 
-def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
+def fault(kernel: SymbolicKernel, expression: TensorExpr, sizes: Sizes, cores: int, seed: int = 0) -> str:
     """Return why a kernel cannot be used at some sizes; empty where it is right."""
     if tuple(sizes.values()) in kernel.proven:
         return ""
@@ -43,7 +43,7 @@ def fault(kernel: OpenKernel, expression: TensorExpr, sizes: Sizes, cores: int, 
     return ""
 
 
-def proven(kernel: OpenKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
+def proven(kernel: SymbolicKernel, several: Sequence[Sizes], cores: int) -> frozenset[tuple[int, ...]]:
     """Return of some sizes those at which a kernel is the code that its program has there; nothing runs."""
     found = set(kernel.proven)
     for sizes in several:
@@ -56,12 +56,12 @@ def proven(kernel: OpenKernel, several: Sequence[Sizes], cores: int) -> frozense
     return frozenset(found)
 
 
-def _is_too_long(kernel: OpenKernel, sizes: Sizes) -> bool:
+def _is_too_long(kernel: SymbolicKernel, sizes: Sizes) -> bool:
     """Whether what a number of the code passes through before it is divided is too long, which it may not be itself."""
     return any(f.most(sizes) >= _INDEX_LIMIT for f in kernel.formulas if f.terms)
 
 
-def _own_numbers(kernel: OpenKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
+def _own_numbers(kernel: SymbolicKernel, sizes: Sizes, cores: int) -> tuple[int, ...] | None:
     """Return the numbers of the program's own code; ``None`` where it differs in more than numbers, or is not there."""
     from roller.templates.cpu.emit.general import written
     from roller.templates.cpu.emit.library import PACK

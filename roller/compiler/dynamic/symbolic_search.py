@@ -16,10 +16,10 @@ import numpy as np
 
 from roller.compiler.dynamic.box import Box, Sizes
 from roller.compiler.dynamic.families import fewest, shortlist
-from roller.compiler.dynamic.kernel_choice import Judged, usual_of
-from roller.compiler.dynamic.relevant_sizes import OwnSizes
+from roller.compiler.dynamic.kernel_choice import PricedKernel, usual_of
+from roller.compiler.dynamic.relevant_sizes import RelevantSizes
 from roller.compiler.dynamic.symbolic_build import build
-from roller.compiler.dynamic.symbolic_programs import FEW_LANES, OpenExpr, OpenKernel, OpenProgram
+from roller.compiler.dynamic.symbolic_programs import FEW_LANES, SymbolicExpr, SymbolicKernel, SymbolicProgram
 from roller.compiler.dynamic.symbolic_proof import fault, faults, trespassers
 from roller.construction.constructor import program_of
 from roller.construction.ranking import best_programs
@@ -75,7 +75,7 @@ class Effort:
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchRequest:
     """An expression, and what is asked of its kernels.
 
     Parameters
@@ -88,7 +88,7 @@ class Question:
         What a model touches between two calls of a kernel: its constants come from behind a cache of that size.
     """
 
-    own: OwnSizes
+    own: RelevantSizes
     constants: tuple[str, ...] = ()
     passing_bytes: int = 0
 
@@ -116,12 +116,12 @@ class Search:
         Those of the best program of each place.
     """
 
-    question: Question
-    families: list[OpenProgram]
+    question: SearchRequest
+    families: list[SymbolicProgram]
     places: Sequence[Sizes]
     costs: np.ndarray
     best: np.ndarray
-    built: dict[int, OpenKernel] = field(default_factory=dict)
+    built: dict[int, SymbolicKernel] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
     def drop(self, row: int, why: str) -> None:
@@ -148,7 +148,7 @@ class Search:
 
 
 def search_all(
-    questions: Mapping[str, Question], spec: DeviceSpec, options: ConstructOptions, effort: Effort
+    questions: Mapping[str, SearchRequest], spec: DeviceSpec, options: ConstructOptions, effort: Effort
 ) -> dict[str, Search]:
     """Construct programs for sizes all over the ranges of every expression, and price each at all of them."""
     from roller.runtime.build_pool import build_all, build_here
@@ -165,12 +165,12 @@ def search_all(
             )
         programs, best, costs = result.value
         # What was pickled is another object: expressions that are known are those of the forms.
-        families = [OpenProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
+        families = [SymbolicProgram(program, q.own.forms[form], sizes) for program, form, sizes in programs]
         found[key] = Search(q, families, q.own.box.compared(), costs, best)
     return found
 
 
-def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
+def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions, effort: Effort) -> tuple[Any, ...]:
     """Return programs, each with its form's position and sizes; the best seconds of places, and all seconds there."""
     own, places = q.own, q.own.box.compared()
     looked_at = [*places, *(p for p in map(own.box.raised, places) if p not in places)]
@@ -185,17 +185,17 @@ def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions, effor
     return programs, np.minimum(known, costs.min(axis=0, initial=np.inf)), costs
 
 
-def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[OpenProgram]:
+def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[SymbolicProgram]:
     """Return the programs of all sizes that one of some sizes is looked at as."""
-    return [] if program.split_k > 1 else OpenProgram(program, form, sizes).with_narrowed(FEW_LANES)
+    return [] if program.split_k > 1 else SymbolicProgram(program, form, sizes).with_narrowed(FEW_LANES)
 
 
 def constructed(
-    q: Question, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
-    offered: Callable[[RProgram, OpenExpr, Sizes], Sequence[OpenProgram]] = _offered,
-) -> tuple[list[OpenProgram], dict[tuple[int, ...], float]]:  # fmt: skip
+    q: SearchRequest, looked_at: Sequence[Sizes], spec: DeviceSpec, options: ConstructOptions, each: int,
+    offered: Callable[[RProgram, SymbolicExpr, Sizes], Sequence[SymbolicProgram]] = _offered,
+) -> tuple[list[SymbolicProgram], dict[tuple[int, ...], float]]:  # fmt: skip
     """Construct programs for some sizes; return them for all sizes, and the best predicted seconds by sizes."""
-    families: dict[Any, OpenProgram] = {}
+    families: dict[Any, SymbolicProgram] = {}
     best: dict[tuple[int, ...], float] = {}
     for sizes in looked_at:
         batches = [
@@ -236,7 +236,7 @@ def _build(jobs: Mapping[str, tuple[Search, int]], spec: DeviceSpec, effort: Eff
     for s, row in jobs.values():
         rows.setdefault(id(s), []).append(row)
 
-    def made(job: tuple[Search, int]) -> OpenKernel:
+    def made(job: tuple[Search, int]) -> SymbolicKernel:
         (s, row), box = job, job[0].question.own.box
         wide = {n: (low, max(high, low + _LEAST_SPAN)) for n, (low, high) in box.ends.items()}
         least = s.costs[[*s.built, *rows[id(s)]]].min(axis=0)
@@ -329,13 +329,13 @@ def spread(places: Sequence[Sizes], names: Sequence[str], most: int) -> list[int
     return sorted(chosen)
 
 
-def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[Judged], str]:
+def chosen(s: Search, spec: DeviceSpec, effort: Effort, seed: int, timed: bool) -> tuple[list[PricedKernel], str]:
     """Return the kernels that together are nearest to the fastest everywhere, and why the choice may be wrong."""
     measured, doubt = _timed(s, effort, seed, spec.units) if timed else ({}, "")
     rows = list(s.built)
     measured = {r: t for r, t in measured.items() if r in s.built}
     usual = usual_of(dict(enumerate(s.costs)), measured)
-    judged = [Judged(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
+    judged = [PricedKernel(s.built[r], tuple(s.places), s.costs[r], dict(measured.get(r, {})), usual) for r in rows]
     seconds = np.array([j.everywhere for j in judged]).reshape(len(rows), len(s.places))
     kept = fewest(seconds, seconds.min(axis=0, initial=np.inf), MOST, effort.worth) if rows else []
     least = seconds[kept].min(axis=0, initial=np.inf)

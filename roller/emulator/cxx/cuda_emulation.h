@@ -6,7 +6,6 @@
 #define __device__
 #define __host__
 #define __constant__ static
-#define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__
 #define __restrict__

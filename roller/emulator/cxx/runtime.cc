@@ -31,7 +31,7 @@ const int MAX_ARRAYS = 64;
 const double LATE_S = 0.25;            // beyond its limit a worker is not waited for
 const int POISON = 0xff;               // NaN as float and half, -1 as integer
 
-enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE, LEFT };
+enum State { READY, AT_BARRIER, AT_ACTIVE_MASK, AT_COLLECTIVE, WAITING, DONE };
 
 struct Copy {
   char* target;
@@ -50,7 +50,7 @@ struct Bulk {  // a copy that a barrier object counts
 struct Fiber {
   jmp_buf at;
   ucontext_t start;
-  bool started = false, leaving = false;
+  bool started = false;
   State state = READY;
   Index3 index = {0, 0, 0};
   int line = 0;
@@ -175,8 +175,7 @@ void fiber_main() {
     Worker& w = *W;
     w.shared->body(w.launch->buffer);
     Fiber& f = w.fibers[w.current];
-    f.state = f.leaving ? LEFT : DONE;
-    f.leaving = false;
+    f.state = DONE;
     f.copies.clear();
     f.unpublished.clear();
     f.group = 0;
@@ -225,7 +224,6 @@ void release_barrier(Worker& w) {
   for (size_t i = 0; i < w.fibers.size(); ++i) {
     Fiber& f = w.fibers[i];
     w.current = (int)i;
-    if (f.state == LEFT) continue;
     if (f.state == WAITING)
       fail("deadlock", "waits for a phase of an mbarrier that never completes");
     if (f.state == AT_COLLECTIVE)
@@ -236,8 +234,7 @@ void release_barrier(Worker& w) {
       fail("divergence", "waits at __syncthreads() of line %d while others wait at that of line %d", f.line, line);
     line = f.line;
   }
-  for (Fiber& f : w.fibers)
-    if (f.state != LEFT) f.state = READY;
+  for (Fiber& f : w.fibers) f.state = READY;
 }
 
 // Performs the bulk copies that are on their way.
@@ -514,8 +511,6 @@ void block_barrier(int line) {
   f.state = AT_BARRIER;
   switch_out();
 }
-
-void leave() { W->fibers[W->current].leaving = true; }
 
 unsigned active_mask(int line) {
   Fiber& f = W->fibers[W->current];

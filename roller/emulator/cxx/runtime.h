@@ -61,8 +61,6 @@ int run(Launch& launch, Body body);
 [[noreturn]] void fail_local(const char* name, int64_t index, int64_t count) __attribute__((cold));
 
 void block_barrier(int line);
-// The running thread returns and no barrier waits for it: the one way to go while others meet that is no mistake.
-void leave();
 unsigned active_mask(int line);
 // Meets the lanes of `mask`; the last one to arrive runs `run` with every lane's `mine`.
 void collective(unsigned mask, int kind, void* mine, Collective run);

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.hardware import DeviceSpec
 from roller.insight.cost.compiled import launches_with_others
 from roller.insight.cost.host_copies import host_copy_notes
@@ -21,7 +21,7 @@ HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 
 
-@held_back()
+@gc_paused()
 def from_trace(
     trace: Trace, device: str | DeviceSpec, *, policy: str = "library", host_op_s: float = HOST_OP_S
 ) -> StepGraph:
@@ -66,7 +66,7 @@ def from_trace(
     return replace(graph, tasks=tasks, notes=(*trace.warnings, *far, *last))
 
 
-@held_back()
+@gc_paused()
 def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
     """Return the graph of a priced step, without measured times.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any, NamedTuple
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.insight.step.event_rows import Rows, not_a_profile
 from roller.insight.step.graph import Kind
 from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane
@@ -113,7 +113,7 @@ def read_events(path: str | Path) -> list[Event]:
     return read_profile(path).events
 
 
-@held_back()
+@gc_paused()
 def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     """Read a profile.
 

@@ -14,7 +14,7 @@ from heapq import nlargest
 import numpy as np
 from numpy.typing import NDArray
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.graph import TaskContext
 from roller.insight.step.kineto_reader import Event, Profile
@@ -203,7 +203,7 @@ class MemoryCurve:
         return int(self.allocated_bytes[count - 1] if count else self.allocated_bytes[0] - self._sizes[0]) - live
 
 
-@held_back()
+@gc_paused()
 def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
     """Return the memory of each device of a profile, devices before the CPU.
 

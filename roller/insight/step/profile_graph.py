@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.insight.cost.host_costs import load_host_costs
 from roller.insight.step.contradictory_dependencies import drop_contradictory
 from roller.insight.step.device_order import MOST_LATENCY_US, ROUNDING_US, WAITING, DeviceOrder
@@ -30,7 +30,7 @@ _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
 PAUSE_US = 200.0
 
 
-@held_back()
+@gc_paused()
 def build_graph(
     events: Iterable[Event], *, rank: int = 0, name: str = "profile", overhead_us: float | None = None
 ) -> StepGraph:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.core.renamed import warn_renamed
 from roller.errors import RollerError
 from roller.hardware import DeviceSpec
@@ -115,7 +115,7 @@ class Replay:
         }  # fmt: skip
 
 
-@held_back()
+@gc_paused()
 def from_kineto(
     paths: str | Path | Sequence[str | Path],
     *,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
@@ -31,7 +31,7 @@ class Timeline:
         return max(self.end_us, default=0.0) - min(self.start_us, default=0.0)
 
 
-@held_back()
+@gc_paused()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
     """Simulate a graph, deterministically.
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import comb
 
 from roller.insight.trace.progress import report
-from roller.runtime.clock import QUIET_SHARE, Clock, Spell, system_clock
+from roller.runtime.clock import QUIET_SHARE, Clock, ClockSample, system_clock
 from roller.runtime.windows import spell
 
 #: Consecutive steps of a block.
@@ -65,7 +65,7 @@ def time_steps(
     """Return the seconds of a step."""
     chosen = clock or system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
-    start, blocks = chosen.now(), list[Spell]()
+    start, blocks = chosen.now(), list[ClockSample]()
     last_s = spell(step, chosen).wall_s
     for _ in range(_MOST_WARM):
         now_s = spell(step, chosen).wall_s
@@ -104,11 +104,11 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[k], ordered[-1 - k]
 
 
-def _quiet(blocks: Sequence[Spell], clock: Clock) -> list[float]:
+def _quiet(blocks: Sequence[ClockSample], clock: Clock) -> list[float]:
     return [block.wall_s for block in blocks if is_undisturbed(block, clock)]
 
 
-def is_undisturbed(block: Spell, clock: Clock) -> bool:
+def is_undisturbed(block: ClockSample, clock: Clock) -> bool:
     """Return whether the step's threads waited for a processor for at most a twentieth of a block."""
     return clock.trusting or block.together_s <= QUIET_SHARE * block.wall_s
 
@@ -118,7 +118,7 @@ def _width(values: Sequence[float]) -> float:
     return (upper - lower) / statistics.median(values)
 
 
-def _timing(blocks: Sequence[Spell], clock: Clock, steps: int) -> StepTiming:
+def _timing(blocks: Sequence[ClockSample], clock: Clock, steps: int) -> StepTiming:
     quiet = _quiet(blocks, clock)
     kept = quiet if len(quiet) >= NEEDED else [block.wall_s for block in blocks]
     width = _width(kept)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from typing import Any, Protocol
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.errors import RollerError
 from roller.insight.step.breakdown import BreakdownRow, breakdown, critical_path
 from roller.insight.step.graph import Provenance, StepGraph
@@ -145,7 +145,7 @@ class Answer:
         }  # fmt: skip
 
 
-@held_back()
+@gc_paused()
 def what_if(
     graph: StepGraph, *changes: GraphTransform, force: bool = False, baseline: Timeline | None = None
 ) -> Answer:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
-from roller.compiler.autotune import Selection, Workshop, choose, first_lowered
+from roller.compiler.autotune import Selection, TuningContext, choose, first_lowered
 from roller.errors import BuildError, NoCandidateError
 from roller.models.batch.executors import Forks, Results, Workers, survivors
 from roller.models.batch.jobs import QUICK, Constructed, Job, Settings, Target, builds, construct, jobs_of
@@ -25,7 +25,7 @@ from roller.models.batch.negligible import mark_negligible, note_negligible, rec
 from roller.models.batch.outcome import Batch
 from roller.models.batch.progress import OnProgress, Progress, silent
 from roller.models.batch.proofs import Proofs, same_kernel, with_proof
-from roller.models.batch.similar_kernels import Kin
+from roller.models.batch.similar_kernels import SimilarKernels
 from roller.models.batch.tasks import Build, Judge, Reference, Task
 from roller.models.graph.steps import KernelSource
 from roller.runtime.cache import KernelCache
@@ -100,7 +100,7 @@ class _Run:
         self.origins: dict[str, str] = {}
         self._progress, self._start, self._began_at = progress, start, time.time()
         self._made: Results = {}
-        self._kin = Kin()
+        self._kin = SimilarKernels()
         self._constructed, self._given = constructed, given
         self._binary = builds(target) if not target.pretended else False
         prove_s = 0.0 if target.judged else settings.prove_s
@@ -330,7 +330,7 @@ class _Run:
 
         if not self.target.judged:
             return first_lowered(job.expression, self.target.spec, job.candidates, take, self._proofs or None)
-        shop = Workshop(job.expression, self.target.spec, job.options, take, self._judge(job), build, job.first)
+        shop = TuningContext(job.expression, self.target.spec, job.options, take, self._judge(job), build, job.first)
         kernel = choose(shop, job.candidates, job.way(how))
         self._kin.learn(job, kernel.candidates)
         return kernel

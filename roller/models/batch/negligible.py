@@ -17,7 +17,7 @@ from pathlib import Path
 
 from roller.hardware import DeviceSpec
 from roller.models.batch.jobs import Job
-from roller.models.batch.similar_kernels import families_of, forms_of, kin_of
+from roller.models.batch.similar_kernels import families_of, forms_of, similarity_key
 from roller.runtime.cache_notes import read_note, write_note
 
 #: Expected loss of a model's speed from all candidates together that are not timed: about what timing the model
@@ -35,7 +35,7 @@ def mark_negligible(jobs: Sequence[Job], spec: DeviceSpec, others_s: float) -> N
     groups: dict[Hashable, list[Job]] = defaultdict(list)
     for job in jobs:
         if len(job.first) > 1 and job.options.top_k == "auto":
-            groups[kin_of(job) or job.digest].append(job)
+            groups[similarity_key(job) or job.digest].append(job)
     left_s = LOSS * (others_s + sum(j.share_s for j in jobs))
     rivals = [_Rivals(alike, spec) for alike in groups.values()]
     waiting = [(r.least_gain_s, n) for n, r in enumerate(rivals)]

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from roller.construction.constructor import Candidate
 
 #: Kernels of a kin that are timed before the others: the median of three is not one that was disturbed.
-ELDERS = 3
+PILOTS = 3
 #: Expected error (one sigma of the logarithm) of the ratio of two families in one kernel of a kin, where it is known of
 #: all others: the spread over the kernels of DenseNet-121 with 28 x 28 pixels is 0.04, the errors of times included.
-KIN_ERROR = 0.05
+RATIO_ERROR = 0.05
 #: One that was dropped after a run is at least so much slower than the best, and nobody knows how much.
 _SLOWER = 1.3
 
 
-class Kin:
+class SimilarKernels:
     """The kernels of a batch that are alike, and what is known of them."""
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class Kin:
         seen: dict[Hashable, int] = defaultdict(int)
         elders, others = list[Job](), list[Job]()
         for job in jobs:
-            kin = kin_of(job)
+            kin = similarity_key(job)
             seen[kin] += 1
-            (elders if kin is None or seen[kin] <= ELDERS else others).append(job)
+            (elders if kin is None or seen[kin] <= PILOTS else others).append(job)
         return elders, others
 
     def learn(self, job: Job, candidates: Sequence[Candidate]) -> None:
         """Note the times of a kernel, where all that were worth timing have one nobody doubts."""
-        kin = kin_of(job)
+        kin = similarity_key(job)
         if kin is None:
             return
         fates = {c.id: c for c in candidates}
@@ -68,19 +68,19 @@ class Kin:
         """Have a job make what is worth timing after all that its kin showed; nothing where too few were timed."""
         from roller.construction.worth_timing import uncertain
 
-        kin = kin_of(job)
+        kin = similarity_key(job)
         known = self._known.get(kin, []) if kin is not None else []
-        if len(known) < ELDERS:
+        if len(known) < PILOTS:
             return
         off = {family: statistics.median(k[family] for k in known) for family in known[0]}
         seconds = {n: job.candidates[n].estimate.seconds * math.exp(off[_family(job.candidates[n])]) for n in job.first}
         order = sorted(seconds, key=lambda n: (seconds[n], n))
-        error = KIN_ERROR * math.sqrt(1 + 1 / len(known))
+        error = RATIO_ERROR * math.sqrt(1 + 1 / len(known))
         kept = uncertain([seconds[n] for n in order], order, error)
         job.first, job.elders = tuple(order[n] for n in kept), len(known)
 
 
-def kin_of(job: Job) -> Hashable | None:
+def similarity_key(job: Job) -> Hashable | None:
     """Return what a kernel and its kin share; ``None`` for one that has a single candidate worth timing, or no choice.
 
     The form of the reduction, whatever its extents, and the families in question.
@@ -99,7 +99,7 @@ def kin_of(job: Job) -> Hashable | None:
 
 def families_of(job: Job) -> dict[int, Hashable]:
     """Return the family of each candidate worth timing, by position; where a job has no kin, each is its own."""
-    has_kin = kin_of(job) is not None
+    has_kin = similarity_key(job) is not None
     return {n: _family(job.candidates[n]) if has_kin else n for n in job.first}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.errors import ModelError
-from roller.models.graph.steps import Copy, Join, Program, Step, Together, Value, View, writes
+from roller.models.graph.steps import Copy, Join, ParallelGroup, Program, Step, Value, View, writes
 
 
 @dataclass
@@ -81,7 +81,7 @@ def _viewed(steps: tuple[Step, ...], aliases: Aliases, align_bytes: int) -> tupl
     """Note the views as aliases; those off the alignment become copies."""
     kept: list[Step] = []
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             kept.append(replace(step, lanes=tuple(_viewed(lane, aliases, align_bytes) for lane in step.lanes)))
         elif not isinstance(step, View):
             kept.append(step)
@@ -121,7 +121,7 @@ def _joined(
     """Place sources of joins in their targets, last join first: a join of a join then lies where the last one is."""
     kept: list[Step] = []
     for step in reversed(steps):
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             lanes = (_joined(lane, aliases, movable, fixed, align_bytes) for lane in step.lanes)
             kept.append(replace(step, lanes=tuple(lanes)))
         elif isinstance(step, Join):

@@ -20,11 +20,11 @@ from roller.models.graph.steps import Join, KernelSource, Program, Run, Step, Va
 _PARTS = (4, 10)
 
 
-def chunked(program: Program, parts: Sequence[int] = _PARTS) -> list[Program]:
+def chunked(program: Program) -> list[Program]:
     """Return the program with its row-wise kernels over joined rows cut, in several ways; none if it has none."""
     found = _cuts(program)
     lengths = {len(cut.join.sources) for cut in found}
-    ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in parts}
+    ways = {tuple(sorted((n, _divisor(n, count)) for n in lengths)) for count in _PARTS}
     return [_cut(program, found, dict(way)) for way in sorted(ways) if found]
 
 

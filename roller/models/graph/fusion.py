@@ -23,7 +23,7 @@ from roller.expr.index_arithmetic import address, simplified
 from roller.models.graph import fusing, rules
 from roller.models.graph.fusing import element_wise
 from roller.models.graph.lowering import Lowering
-from roller.models.graph.parts import Computed, Named, Viewed
+from roller.models.graph.parts import Alias, Computed, Named
 from roller.models.graph.unnamed_parts import Forms, Piece, Rule
 
 #: Passes over all parts at most; each but the last one fuses something.
@@ -224,17 +224,17 @@ def _resolve_views(low: Lowering) -> None:
         if isinstance(part, Computed):
             part = _reading_roots(part, root)
             part = _as_view(part) or part
-        if isinstance(part, Viewed):
+        if isinstance(part, Alias):
             source = root.get(part.source, part.source)
             if not part.offset and low.values[source].elements == low.values[part.target].elements:
                 root[part.target] = source
-            part = Viewed(source, part.target, part.offset, part.nodes)
+            part = Alias(source, part.target, part.offset, part.nodes)
         parts.append(part)
     low.parts = parts
     low.drop_unread()
 
 
-def _as_view(part: Computed) -> Viewed | None:
+def _as_view(part: Computed) -> Alias | None:
     """Return the view that a part is which reads neighbours and leaves them neighbours (a slice of a batch)."""
     stage = element_wise(part)
     load = None if stage is None else stage.body
@@ -244,7 +244,7 @@ def _as_view(part: Computed) -> Viewed | None:
     written = simplified(address(stage.store, stage.output.shape), stage.extents)
     if {*read.terms} != {*written.terms} or read.const * DTYPE_BYTES[stage.output.dtype] % _ALIGN_BYTES:
         return None
-    return Viewed(load.tensor, stage.name, read.const, part.nodes)
+    return Alias(load.tensor, stage.name, read.const, part.nodes)
 
 
 def _reading_roots(part: Computed, root: dict[str, str]) -> Computed:

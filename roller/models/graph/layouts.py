@@ -16,7 +16,19 @@ from functools import cached_property
 from roller.hardware import DeviceSpec
 from roller.models.graph.blocking import Blocked, Rewritten, converted, rewritten, sums_channels
 from roller.models.graph.mincut import INFINITE, Network
-from roller.models.graph.steps import Copy, Join, KernelSource, Program, Run, Step, Together, Value, View, reads, writes
+from roller.models.graph.steps import (
+    Copy,
+    Join,
+    KernelSource,
+    ParallelGroup,
+    Program,
+    Run,
+    Step,
+    Value,
+    View,
+    reads,
+    writes,
+)
 from roller.perf.estimate import Estimate
 
 #: Predicts kernels by key; those that fit no program are left out.
@@ -245,7 +257,7 @@ def _reading(step: Step, names: Mapping[str, str], made: Rewritten | None) -> St
         return replace(step, kernel=step.kernel if made is None else made.key, inputs=_renamed(step.inputs, names))
     if not names:
         return step
-    assert not isinstance(step, Together)  # sections come later
+    assert not isinstance(step, ParallelGroup)  # sections come later
     if isinstance(step, Join):
         return replace(step, sources=_renamed(step.sources, names))
     if isinstance(step, (View, Copy)):

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from roller.errors import ModelError
-from roller.models.graph.steps import Program, Step, Together, reads, writes
+from roller.models.graph.steps import ParallelGroup, Program, Step, reads, writes
 
-#: Group of what lives outside any ``Together``, or in more than one lane.
+#: Group of what lives outside any ``ParallelGroup``, or in more than one lane.
 OUTSIDE = -1
 
 
@@ -21,7 +21,7 @@ class Life:
     first, last
         Positions; steps of lanes have positions of their own, lane after lane.
     group, lane
-        Where the memory is touched in one lane only: the number of its ``Together`` and of the lane. Memory of
+        Where the memory is touched in one lane only: the number of its ``ParallelGroup`` and of the lane. Memory of
         other lanes of that group is in use at the same time whatever the positions say.
     """
 
@@ -59,7 +59,7 @@ def lifetimes(program: Program, root_of: Callable[[str], str]) -> dict[str, Life
     given = {*program.inputs, *program.constants}
     position = 0
     for step in program.steps:
-        if not isinstance(step, Together):
+        if not isinstance(step, ParallelGroup):
             _touch(step, _Spot(position), root_of, touched, given)
             position += 1
             continue
@@ -83,7 +83,7 @@ def _touch(
         root = root_of(name)
         if root not in touched and root not in given:
             # Lanes within lanes are one position, so what they pass on among themselves is read where it is written.
-            if isinstance(step, Together) and name in writes(step):
+            if isinstance(step, ParallelGroup) and name in writes(step):
                 continue
             raise ModelError(f"step {spot.position}: reads '{name}', which no step before it writes. Order the steps.")
         if root in touched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.models.graph.aliases import Resolved, resolve
 from roller.models.graph.arena import pack
 from roller.models.graph.lifetimes import Life, lifetimes
@@ -13,7 +13,7 @@ from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
 from roller.models.graph.steps import Program
 
 
-@held_back()
+@gc_paused()
 def plan(
     program: Program, *, predicted_s: Mapping[str, float] | None = None, value_align_bytes: int = 1,
     within: Plan | None = None,

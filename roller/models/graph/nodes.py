@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller.models.graph.steps import Loose, Value
+from roller.models.graph.steps import DynamicOutput, Value
 
 
 @dataclass(frozen=True)
@@ -80,4 +80,4 @@ class Graph:
     nodes: tuple[Node, ...]
     values: Mapping[str, Value]
     constants: Mapping[str, np.ndarray] = field(repr=False, default_factory=dict)
-    loose: Mapping[str, Loose] = field(default_factory=dict)
+    loose: Mapping[str, DynamicOutput] = field(default_factory=dict)

@@ -85,7 +85,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Viewed:
+class Alias:
     """``target`` is ``source`` from element ``offset`` on, in the same order."""
 
     source: str
@@ -105,7 +105,7 @@ class Viewed:
 
 
 @dataclass(frozen=True)
-class Beside:
+class Concat:
     """``target`` is its sources side by side along ``axis``."""
 
     sources: tuple[str, ...]
@@ -169,7 +169,7 @@ class Refused:
 
 
 @dataclass(frozen=True)
-class Outside:
+class FallbackSubgraph:
     """Nodes another runtime computes; ``model`` is them as ONNX bytes."""
 
     model: bytes = field(repr=False)
@@ -199,7 +199,7 @@ class Named(Protocol):
         """Names of its nodes."""
 
 
-Part: TypeAlias = Computed | Viewed | Beside | Function | Refused | Outside
+Part: TypeAlias = Computed | Alias | Concat | Function | Refused | FallbackSubgraph
 
 
 def only(part: Computed, outputs: tuple[str, ...]) -> Computed:

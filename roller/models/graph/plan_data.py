@@ -11,7 +11,19 @@ import numpy as np
 
 from roller.errors import ArtifactError
 from roller.models.graph.plan import Place, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Join, Loose, Program, Run, Step, Together, Value, View
+from roller.models.graph.steps import (
+    Call,
+    Copy,
+    DynamicOutput,
+    Foreign,
+    Join,
+    ParallelGroup,
+    Program,
+    Run,
+    Step,
+    Value,
+    View,
+)
 
 #: Kinds of steps whose fields are plain data.
 _PLAIN: dict[str, type] = {"run": Run, "view": View, "join": Join, "copy": Copy}
@@ -39,18 +51,23 @@ def plan_from_dict(data: Mapping[str, Any], constants: Mapping[str, np.ndarray],
     try:
         values = {n: Value(n, tuple(shape), dtype) for n, shape, dtype in data["values"]}
         held = {n: constants[n] for n in data["constants"]}
-        steps = tuple(_step_from_data(s) for s in data["steps"])
-        loose = {n: Loose(n, dims if dims is None else tuple(dims), dtype) for n, dims, dtype in data.get("loose", ())}
+        steps = tuple(_step_from_data(s, where) for s in data["steps"])
+        loose = {
+            n: DynamicOutput(n, dims if dims is None else tuple(dims), dtype)
+            for n, dims, dtype in data.get("loose", ())
+        }
         program = Program(data["name"], tuple(data["inputs"]), tuple(data["outputs"]), values, held, steps, {}, loose)
         places = {n: Place(*place) for n, place in data["places"].items()}
         return Plan(program, places, int(data["arena_bytes"]), dict(data["predicted_s"]))
+    except ArtifactError:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError) as err:
         raise ArtifactError(f"{where}: a field is missing or malformed ({err!r}). Compile the model again.") from err
 
 
 def _step_to_data(step: Step) -> list[Any]:
-    if isinstance(step, Together):
-        return ["packed" if step.packed else "together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
+    if isinstance(step, ParallelGroup):
+        return ["together", [[_step_to_data(s) for s in lane] for lane in step.lanes]]
     if isinstance(step, Call):
         attributes = _plain(step.attributes)
         return ["call", {**_fields(step), "attributes": attributes}]
@@ -63,10 +80,15 @@ def _fields(step: Run | View | Join | Copy | Call | Foreign) -> dict[str, Any]:
     return {k: v for k, v in asdict(step).items() if k not in ("attributes", "model")}
 
 
-def _step_from_data(data: Any) -> Step:
+def _step_from_data(data: Any, where: str) -> Step:
     kind, fields = data
-    if kind in ("together", "packed"):
-        return Together(tuple(tuple(_step_from_data(s) for s in lane) for lane in fields), kind == "packed")
+    if kind == "packed":
+        raise ArtifactError(
+            f"{where}: expected a launch for each kernel, got several kernels in one launch (a pack), which roller no "
+            "longer runs. Compile the model again."
+        )
+    if kind == "together":
+        return ParallelGroup(tuple(tuple(_step_from_data(s, where) for s in lane) for lane in fields))
     given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()}
     if kind == "call":
         return Call(**{**given, "attributes": _unplain(fields["attributes"])})

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from roller.models.graph.dependencies import Dependencies, live_bytes
-from roller.models.graph.steps import Copy, Join, KernelSource, Program, Run, Step, Together, View
+from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Step, View
 from roller.models.graph.weights import by_constants, large_constants, reloaded_bytes, resident_bytes
 
 #: Steps a section takes at most, per lane.
@@ -145,7 +145,7 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     for ahead in AHEAD:
         scheduler = _Scheduler(program, costs, ahead)
         scheduler.run()
-        if not any(isinstance(s, Together) for s in scheduler.out):
+        if not any(isinstance(s, ParallelGroup) for s in scheduler.out):
             break
         if live_bytes(program, scheduler.out) <= most:
             weights_s = _weights_s(program, scheduler.out, costs)
@@ -155,7 +155,7 @@ def coschedule(program: Program, costs: Costs) -> Outcome:
     together_s, steps = best
     if not steps:
         return unchanged
-    sections = [s for s in steps if isinstance(s, Together)]
+    sections = [s for s in steps if isinstance(s, ParallelGroup)]
     runs = sum(isinstance(s, Run) for t in sections for lane in t.lanes for s in lane)
     made = replace(program, steps=tuple(steps), kernels=_kernels(program, steps, costs))
     return Outcome(made, serial_s, together_s, len(sections), runs)
@@ -183,7 +183,7 @@ def _kernels(program: Program, steps: Iterable[Step], costs: Costs) -> dict[str,
     shares = {share_key(key, costs.units): replace(source, units=costs.units)
               for key, source in program.kernels.items()}  # fmt: skip
     every = {**program.kernels, **shares}
-    lanes = (lane for s in steps for lane in (s.lanes if isinstance(s, Together) else ((s,),)))
+    lanes = (lane for s in steps for lane in (s.lanes if isinstance(s, ParallelGroup) else ((s,),)))
     return {s.kernel: every[s.kernel] for lane in lanes for s in lane if isinstance(s, Run)}
 
 
@@ -236,7 +236,7 @@ class _Scheduler:
                 heapq.heappush(self.by_length, (-self.longest[i], i))
         if kept:
             orders = (by_constants(lane, self.graph, self.constants) for lane in lanes if lane)
-            self.out.append(Together(tuple(tuple(self._shared(i) for i in order) for order in orders)))
+            self.out.append(ParallelGroup(tuple(tuple(self._shared(i) for i in order) for order in orders)))
             self.seconds += section.best_s
             self._release(i for i, _ in kept)
         return bool(kept)

@@ -49,7 +49,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Loose:
+class DynamicOutput:
     """An output whose shape only a run knows: no memory is planned for it, and a :class:`Foreign` step writes it.
 
     Parameters
@@ -154,22 +154,19 @@ class Foreign:
 
 
 @dataclass(frozen=True)
-class Together:
+class ParallelGroup:
     """Lanes that run at the same time, each a sequence of steps: no lane reads what another one writes.
 
     Parameters
     ----------
     lanes
         The steps of each.
-    packed
-        Whether every lane is one kernel, and all of them are one launch (:mod:`roller.models.session.horizontal`).
     """
 
     lanes: tuple[tuple[Step, ...], ...]
-    packed: bool = False
 
 
-Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | Together"
+Step: TypeAlias = "Run | View | Join | Copy | Call | Foreign | ParallelGroup"
 
 
 @dataclass(frozen=True)
@@ -201,7 +198,7 @@ class Program:
     constants: Mapping[str, np.ndarray] = field(repr=False)
     steps: tuple[Step, ...] = ()
     kernels: Mapping[str, KernelSource] = field(default_factory=dict)
-    loose: Mapping[str, Loose] = field(default_factory=dict)
+    loose: Mapping[str, DynamicOutput] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """Name and size on one line."""
@@ -220,8 +217,8 @@ class KernelSource:
     constants
         Names of the inputs that never change.
     units
-        Units of the device it is constructed for, where it has but a share of them: lanes of a :class:`Together`. On a
-        CPU such a kernel starts no threads of its own. ``None`` is all of them.
+        Units of the device it is constructed for, where it has but a share of them: lanes of a :class:`ParallelGroup`.
+        On a CPU such a kernel starts no threads of its own. ``None`` is all of them.
     """
 
     expression: TensorExpr
@@ -231,7 +228,7 @@ class KernelSource:
 
 def reads(step: Step) -> tuple[str, ...]:
     """Return the names a step reads, each once."""
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in reads(s)))
     if isinstance(step, Join):
         return tuple(dict.fromkeys(step.sources))
@@ -242,7 +239,7 @@ def reads(step: Step) -> tuple[str, ...]:
 
 def writes(step: Step) -> tuple[str, ...]:
     """Return the names a step writes."""
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return tuple(dict.fromkeys(n for lane in step.lanes for s in lane for n in writes(s)))
     return (step.target,) if isinstance(step, (View, Join, Copy)) else tuple(n for n in step.outputs if n)
 
@@ -250,7 +247,7 @@ def writes(step: Step) -> tuple[str, ...]:
 def runs_of(steps: Iterable[Step]) -> Iterator[Run]:
     """Yield every kernel step, those of lanes too."""
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             for lane in step.lanes:
                 yield from runs_of(lane)
         elif isinstance(step, Run):

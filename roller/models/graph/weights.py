@@ -9,7 +9,7 @@ from itertools import zip_longest
 from statistics import median_low
 
 from roller.models.graph.dependencies import Dependencies
-from roller.models.graph.steps import Program, Run, Step, Together, View, reads, writes
+from roller.models.graph.steps import ParallelGroup, Program, Run, Step, View, reads, writes
 
 #: Constants from this size on are worth staying in a core's caches for (bytes): smaller ones always do.
 _LARGE_BYTES = 1 << 15
@@ -91,7 +91,7 @@ def resident_bytes(program: Program, steps: Iterable[Step], kept_bytes: float, l
     sizes = {n: program.values[n].nbytes for n in program.constants}
     cores, alone, inside = [_Cache(kept_bytes) for _ in range(lanes)], 0.0, 0.0
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             for core, lane in zip(cores, step.lanes, strict=False):
                 inside += sum(sizes[n] for s in lane for n in reads(s) if n in sizes and core.read(n, sizes[n]))
             continue
@@ -151,7 +151,7 @@ class _Cache:
 def _as_they_run(steps: Iterable[Step]) -> Iterator[Step]:
     """Yield steps in the order they run, lanes in turn."""
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             yield from (s for turn in zip_longest(*step.lanes) for s in turn if s is not None)
         else:
             yield step

@@ -7,16 +7,14 @@ and possible wherever the shapes of results do not depend on data.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
 from roller.models.graph.nodes import Node
+from roller.models.onnx.dynamic_values import leave
 from roller.models.onnx.scope import Scope
-
-if TYPE_CHECKING:
-    from roller.models.onnx.tracing import Tracer
+from roller.models.onnx.tracer_interface import GraphTracer
 
 #: Nodes one loop may become (rounds times nodes of its body).
 MAX_UNROLLED = 20_000
@@ -33,12 +31,10 @@ def is_control(node: onnx.NodeProto) -> bool:
     return node.domain in ("", "ai.onnx") and node.op_type in _RULES
 
 
-def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
+def control(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> bool:
     """Trace a node that holds bodies; return whether it was one."""
     if not is_control(node):
         return False
-    from roller.models.onnx.dynamic_values import leave
-
     rule = _RULES[node.op_type]
     label = tracer.label(node, scope)
     before = len(tracer.refused)
@@ -63,7 +59,7 @@ def control(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope
 
 
 def _body(
-    tracer: Tracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
+    tracer: GraphTracer, node: onnx.NodeProto, attribute: str, scope: Scope, prefix: str, given: Sequence[str]
 ) -> list[str]:
     """Trace a body whose inputs are ``given`` (names of the whole); return what it returns."""
     body = _graph(node, attribute)
@@ -89,7 +85,7 @@ def _graph(node: onnx.NodeProto, attribute: str) -> onnx.GraphProto:
     return found
 
 
-def _if(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+def _if(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
     """Return the branch a constant condition takes, else both with a choice between them."""
     condition = tracer.constants.get(inputs[0])
     if condition is not None:
@@ -99,7 +95,7 @@ def _if(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Sc
     return [_choice(tracer, inputs[0], one, other, "its branches") for one, other in zip(*both, strict=True)]
 
 
-def _choice(tracer: Tracer, condition: str, one: str, other: str, what: str) -> str:
+def _choice(tracer: GraphTracer, condition: str, one: str, other: str, what: str) -> str:
     """Return ``one`` where the condition holds, else ``other``."""
     if one == other:
         return one
@@ -117,7 +113,7 @@ def _choice(tracer: Tracer, condition: str, one: str, other: str, what: str) -> 
     return tracer.emit("Where", [condition, one, other])
 
 
-def _loop(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+def _loop(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
     """Unroll a loop; a condition of run time freezes its values once it fails."""
     limit, going, state = _known_limit(tracer, inputs[0]), inputs[1], list(inputs[2:])
     body = _graph(node, "body")
@@ -151,7 +147,7 @@ def _loop(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: 
     return state + [_stacked(tracer, s, 0) for s in scans]
 
 
-def _known_limit(tracer: Tracer, name: str) -> int | None:
+def _known_limit(tracer: GraphTracer, name: str) -> int | None:
     """Return how often a loop runs at most, ``None`` where it does not say."""
     if not name:
         return None
@@ -161,7 +157,7 @@ def _known_limit(tracer: Tracer, name: str) -> int | None:
     return int(array.reshape(-1)[0])
 
 
-def _scan(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
+def _scan(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope, label: str) -> list[str]:
     """Unroll a scan: its length is a dimension."""
     if tracer.loaded.opsets.get("", 0) < 9:
         raise _Refused("the Scan of operator set 8 is not read. Convert the model (onnx.version_converter)")
@@ -197,7 +193,7 @@ def _scan(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: 
     return state + [_stacked(tracer, s, a) for s, a in zip(ordered, out_axes, strict=True)]
 
 
-def _stacked(tracer: Tracer, names: Sequence[str], axis: int) -> str:
+def _stacked(tracer: GraphTracer, names: Sequence[str], axis: int) -> str:
     """Return values side by side along a new axis."""
     if not names:
         raise _Refused("it runs zero times, and what it would have collected has no known shape")
@@ -212,7 +208,7 @@ def _stacked(tracer: Tracer, names: Sequence[str], axis: int) -> str:
     return tracer.emit("Concat", wide, axis=axis)
 
 
-def _constant(tracer: Tracer, base: str, array: np.ndarray) -> str:
+def _constant(tracer: GraphTracer, base: str, array: np.ndarray) -> str:
     name = tracer.fresh(base)
     tracer.constant(name, array)
     return name

@@ -7,20 +7,18 @@ operator set the definition was written in, whatever the model's is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import onnx
 
 from roller.models.graph.nodes import Node
 from roller.models.onnx.lowering import has_lowering
 from roller.models.onnx.scope import Scope
+from roller.models.onnx.tracer_interface import GraphTracer
 from roller.models.onnx.types import element_type, onnx_dtype, tensor_type
 
-if TYPE_CHECKING:
-    from roller.models.onnx.tracing import Tracer
 
-
-def defined(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
+def defined(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace the definition of an operator in its place; return whether there is one and it is needed."""
     if has_lowering(traced.domain, traced.op):
         return False
@@ -48,7 +46,7 @@ def defined(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) ->
     return True
 
 
-def _definition(tracer: Tracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
+def _definition(tracer: GraphTracer, schema: Any, node: onnx.NodeProto, traced: Node) -> onnx.FunctionProto | None:
     """Return the definition of an operator in the newest operator set that is not newer than the model's."""
     plain, by_context = schema.function_opset_versions, schema.context_dependent_function_opset_versions
     versions = [v for v in (*plain, *by_context) if v <= max(traced.version, schema.since_version)]

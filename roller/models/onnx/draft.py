@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from roller.models.graph.nodes import Graph, Node
-from roller.models.graph.steps import Loose, Value
+from roller.models.graph.steps import DynamicOutput, Value
 
 
 @dataclass
@@ -22,7 +22,7 @@ class Draft:
     nodes: list[Node]
     values: dict[str, Value]
     constants: dict[str, np.ndarray]
-    loose: Mapping[str, Loose] = field(default_factory=dict)
+    loose: Mapping[str, DynamicOutput] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: Graph) -> Draft:

@@ -8,48 +8,27 @@ values never pass between steps: they leave a region as outputs of the model alo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 import onnx
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import UnsupportedError
 from roller.models.graph.nodes import Graph, Node, Region
-from roller.models.graph.steps import Loose, Value
+from roller.models.graph.steps import DynamicOutput, Value
 from roller.models.onnx.bodies import outer_names, renamed
 from roller.models.onnx.fallback import group_root, node_proto, subgraph, typed
 from roller.models.onnx.scope import Scope
+from roller.models.onnx.tracer_interface import DynamicNodes, GraphTracer
 from roller.models.onnx.types import declared_shape, dtype_name, static_value, too_large
-
-if TYPE_CHECKING:
-    from roller.models.onnx.tracing import Tracer
 
 #: Why a node that reads known shapes is left.
 UNKNOWN_SHAPE = "its result has a shape that only a run knows"
 
 
-@dataclass
-class DynamicNodes:
-    """What a tracer has left outside so far.
-
-    Parameters
-    ----------
-    types
-        ONNX types of the values of unknown shape, by name of the whole.
-    nodes
-        Every node left outside by its name, as a message, names of values those of the whole.
-    reasons
-        Why, by the node's name.
-    """
-
-    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
-    nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-
-def leave(tracer: Tracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str) -> bool:
+def leave(
+    tracer: GraphTracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Scope, label: str, reason: str
+) -> bool:
     """Leave a node to another runtime; whether that can be: where onnx cannot type its results, it cannot."""
     parts = tracer.loose
     if parts is None:
@@ -83,7 +62,7 @@ def leave(tracer: Tracer, node: onnx.NodeProto, inputs: Sequence[str], scope: Sc
     return True
 
 
-def follow(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> None:
+def follow(tracer: GraphTracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope: Scope) -> None:
     """Trace a node that reads values of unknown shape: left to the other runtime, or refused."""
     assert tracer.loose is not None
     read = next(n for n in inputs if n in tracer.loose.types)
@@ -94,7 +73,7 @@ def follow(tracer: Tracer, node: onnx.NodeProto, inputs: tuple[str, ...], scope:
         tracer.forget(node, scope)
 
 
-def with_regions(graph: Graph, tracer: Tracer) -> Graph:
+def with_regions(graph: Graph, tracer: GraphTracer) -> Graph:
     """Return a graph in which nodes that were left outside are regions, and outputs of unknown shape are loose."""
     parts = tracer.loose
     if parts is None or not parts.nodes:
@@ -110,13 +89,13 @@ def with_regions(graph: Graph, tracer: Tracer) -> Graph:
     return Graph(graph.name, graph.inputs, graph.outputs, tuple(_in_order(whole)), graph.values, graph.constants, loose)
 
 
-def _loose(name: str, found: onnx.TypeProto) -> Loose:
+def _loose(name: str, found: onnx.TypeProto) -> DynamicOutput:
     shape = declared_shape(found)
     dims = None if shape is None else tuple(d if isinstance(d, int) else None for d in shape)
-    return Loose(name, dims, dtype_name(found.tensor_type.elem_type) or "")
+    return DynamicOutput(name, dims, dtype_name(found.tensor_type.elem_type) or "")
 
 
-def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, Loose]) -> None:
+def _check(graph: Graph, whole: Iterable[Node], loose: Mapping[str, DynamicOutput]) -> None:
     """Refuse values at the border of regions that are of no dtype of steps."""
     odd = {n: v.dtype or "no tensor of numbers" for n, v in loose.items() if v.dtype not in DTYPE_BYTES}
     for node in whole:

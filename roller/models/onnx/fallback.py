@@ -13,7 +13,7 @@ import onnx
 from roller.core.dtypes import DTYPE_BYTES
 from roller.models.graph.lowering import Lowering
 from roller.models.graph.nodes import Node
-from roller.models.graph.parts import Named, Outside, Refused
+from roller.models.graph.parts import FallbackSubgraph, Named, Refused
 from roller.models.graph.steps import Value
 from roller.models.onnx.types import element_type, onnx_dtype
 
@@ -103,7 +103,7 @@ def _in_order(parts: Sequence[Named]) -> list[Named]:
     return out
 
 
-def _outside(members: Sequence[Refused], low: Lowering) -> Outside:
+def _outside(members: Sequence[Refused], low: Lowering) -> FallbackSubgraph:
     """Return a group as a model of its own: constants inside, what others compute and read as inputs and outputs."""
     own = {name for m in members for name in m.outputs}
     mine = {id(m) for m in members}
@@ -116,7 +116,7 @@ def _outside(members: Sequence[Refused], low: Lowering) -> Outside:
     ends = [[typed(n, low.values[n]) for n in names] for names in (inputs, outputs)]
     versions = {m.node.domain: m.node.version for m in members}
     model = subgraph([node_proto(m.node) for m in members], ends[0], ends[1], held, versions)
-    return Outside(model, tuple(inputs), tuple(outputs), tuple(m.node for m in members))
+    return FallbackSubgraph(model, tuple(inputs), tuple(outputs), tuple(m.node for m in members))
 
 
 def subgraph(

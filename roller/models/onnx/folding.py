@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.models.graph.nodes import Graph
 from roller.models.onnx.affine import fold_affine
 from roller.models.onnx.draft import Draft
@@ -20,7 +20,7 @@ RANDOM = frozenset(
 )
 
 
-@held_back()
+@gc_paused()
 def fold(graph: Graph) -> Graph:
     """Return a graph that computes the same with fewer nodes.
 

@@ -8,16 +8,13 @@ logic and comparisons none, and it leaves the slopes of a PRelu where set 7 read
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 
-if TYPE_CHECKING:
-    from roller.models.onnx.tracing import Tracer
-
-#: The oldest operator set that inference and lowerings know.
-OLDEST = 7
+from roller.models.onnx.loading import OLDEST
+from roller.models.onnx.tracer_interface import GraphTracer
 
 
 class _Odd(Exception):
@@ -26,10 +23,10 @@ class _Odd(Exception):
 
 Inputs: TypeAlias = tuple[str, ...]
 #: Changes a node in place; returns what it reads then, by names of the whole.
-Rule: TypeAlias = "Callable[[Tracer, onnx.NodeProto, Inputs], Inputs]"
+Rule: TypeAlias = Callable[[GraphTracer, onnx.NodeProto, Inputs], Inputs]
 
 
-def modern(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
+def modern(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> tuple[onnx.NodeProto, Inputs] | str:
     """Return a node of ONNX's own domain as set 7 has it and what it reads, or why that cannot be."""
     if tracer.loaded.written not in range(1, OLDEST):
         return node, inputs
@@ -86,20 +83,20 @@ def _renamed(node: onnx.NodeProto, old: str, new: str) -> None:
             attribute.name = new
 
 
-def _constant(tracer: Tracer, node: onnx.NodeProto, what: str, array: np.ndarray) -> str:
+def _constant(tracer: GraphTracer, node: onnx.NodeProto, what: str, array: np.ndarray) -> str:
     name = tracer.fresh(f"{node.output[0]}/{what}")
     tracer.constant(name, array)
     return name
 
 
-def _reshaped(tracer: Tracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
+def _reshaped(tracer: GraphTracer, node: onnx.NodeProto, name: str, shape: tuple[int, ...]) -> str:
     """Return a value in another shape."""
     if tracer.values[name].shape == shape:
         return name
     return tracer.emit("Reshape", [name, _constant(tracer, node, "shape", np.array(shape, np.int64))])
 
 
-def _aligned(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _aligned(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Give the second operand the dimensions of one element that put it where ``axis`` says."""
     told, axis = bool(_value(node, "broadcast", 0)), _value(node, "axis")
     _dropped(node, "broadcast", "axis")
@@ -118,13 +115,13 @@ def _aligned(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs[0], _reshaped(tracer, node, inputs[1], (*other.shape, *(1,) * behind))
 
 
-def _product(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _product(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say nothing of broadcasting: the third operand of a Gemm aligns with the last dimensions."""
     _dropped(node, "broadcast")
     return inputs
 
 
-def _slopes(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _slopes(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Put slopes per channel where the channels are."""
     x, slope = (tracer.values[n] for n in inputs)
     if len(slope.shape) == 1 and slope.elements != 1 and len(x.shape) > 1 and slope.shape[0] == x.shape[1]:
@@ -132,7 +129,7 @@ def _slopes(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _inference(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _inference(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Refuse training where a node says it; what says nothing is meant for inference, as in set 7."""
     if _value(node, "is_test", 1) == 0:
         raise _Odd("is_test=0 is training. Export the model for inference")
@@ -140,7 +137,7 @@ def _inference(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _shape_beside(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _shape_beside(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Read the target of a Reshape from an input."""
     shape = _value(node, "shape")
     if shape is None:
@@ -150,14 +147,14 @@ def _shape_beside(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Input
     return (*inputs, _constant(tracer, node, "shape", np.array(shape, np.int64)))
 
 
-def _channels(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _channels(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Concat along axis 1 where a node does not say which one."""
     if _value(node, "axis") is None:
         _given(node, "axis", 1)
     return inputs
 
 
-def _target(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _target(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say the type of a Cast by its number."""
     to = _value(node, "to")
     if isinstance(to, bytes):
@@ -165,13 +162,13 @@ def _target(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _paddings(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _paddings(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Name the amounts of a Pad as set 2 does."""
     _renamed(node, "paddings", "pads")
     return inputs
 
 
-def _power(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _power(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say the p of a norm as an integer."""
     p = _value(node, "p", 2)
     if float(str(p)) != int(float(str(p))):
@@ -180,7 +177,7 @@ def _power(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _parts(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _parts(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say the sizes of a Split by an attribute."""
     if len(inputs) > 1 and inputs[1]:
         sizes = tracer.constants.get(inputs[1])
@@ -191,7 +188,7 @@ def _parts(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs[:1]
 
 
-def _repeats(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _repeats(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say how often a Tile repeats each dimension, instead of one."""
     if len(inputs) < 3:
         return inputs
@@ -204,7 +201,7 @@ def _repeats(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs[0], _constant(tracer, node, "repeats", repeats)
 
 
-def _scales(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _scales(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Say the scales of an Upsample in one attribute."""
     height, width = _value(node, "height_scale"), _value(node, "width_scale")
     if height is not None and width is not None:
@@ -213,7 +210,7 @@ def _scales(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     return inputs
 
 
-def _recurrent(tracer: Tracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
+def _recurrent(tracer: GraphTracer, node: onnx.NodeProto, inputs: Inputs) -> Inputs:
     """Drop what says whether the whole sequence is wanted: outputs that are named say it."""
     _dropped(node, "output_sequence")
     if _value(node, "direction") == b"foward":  # as set 1 spells its own default

@@ -18,10 +18,11 @@ from roller.errors import ModelError
 from roller.models.onnx.external import ExternalData
 from roller.models.onnx.functions import check_expansion
 from roller.models.onnx.inline import Weights, without_weights
-from roller.models.onnx.legacy import OLDEST
 from roller.models.onnx.ordering import MAX_DEPTH
 from roller.models.onnx.types import inline_array, tensor_type
 
+#: The oldest operator set that inference and lowerings know.
+OLDEST = 7
 #: A protobuf message cannot be larger; beyond it weights lie beside the model.
 MAX_MESSAGE_BYTES = (1 << 31) - 1
 #: Bytes a model may begin with, the tags of its fields, and how many bytes are looked at to tell what else a file is.

@@ -14,7 +14,7 @@ from roller.errors import ExprError, ModelError, counted
 from roller.expr import Axis, Const, Load, Scalar, Stage, Tensor, transform
 from roller.models.graph.lowering import Lowering
 from roller.models.graph.nodes import Graph, Node, Region
-from roller.models.graph.parts import Beside, Computed, Function, Outside, Part, Refused, Viewed
+from roller.models.graph.parts import Alias, Computed, Concat, FallbackSubgraph, Function, Part, Refused
 from roller.models.graph.repeats import Repeats
 from roller.models.graph.steps import Value
 from roller.models.onnx.lowering import (
@@ -73,7 +73,7 @@ def _some(names: list[str], most: int = 4) -> str:
 def _lowered(node: Node, origin: str, out: Lowering, depth: int) -> list[Part]:
     """Lower one node, and what it is rewritten into."""
     if isinstance(node, Region):
-        return [Outside(node.attributes["model"], node.inputs, node.outputs, node.members)]
+        return [FallbackSubgraph(node.attributes["model"], node.inputs, node.outputs, node.members)]
     for name in node.outputs:
         if name and name not in out.values:
             return [Refused(node, f"the shape of its output '{name}' is unknown")]
@@ -122,7 +122,7 @@ def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -
         filled = tuple(n for n in node.inputs if n and out.values[n].elements)
         if len(filled) == 1:
             return _view(filled[0], node.outputs[0], 0, out, nodes)
-        return [Beside(filled, node.outputs[0], found.axis, nodes)]
+        return [Concat(filled, node.outputs[0], found.axis, nodes)]
     if isinstance(found, Called):
         arguments = node.inputs if found.inputs is None else found.inputs
         return [Function(found.function, arguments, node.outputs, found.attributes, nodes)]
@@ -135,7 +135,7 @@ def _parts(node: Node, origin: str, found: Lowered, out: Lowering, depth: int) -
 def _view(source: str, target: str, offset: int, out: Lowering, nodes: tuple[str, ...]) -> list[Part]:
     held = out.constants.get(source)
     if held is None:
-        return [Viewed(source, target, offset, nodes)]
+        return [Alias(source, target, offset, nodes)]
     value = out.values[target]
     out.constants[target] = held.reshape(-1)[offset : offset + value.elements].reshape(value.shape)
     return []

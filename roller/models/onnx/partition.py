@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.models.arguments import fallback_of
-from roller.models.graph.explain import Partition, explained
 from roller.models.graph.fusion import fuse
 from roller.models.graph.kernels import kernel_of, source_of
 from roller.models.graph.lowering import Lowering
 from roller.models.graph.nodes import Graph, Region
-from roller.models.graph.parts import Beside, Computed, Function, Named, Outside, Viewed
+from roller.models.graph.partition_report import Partition, partition_report
+from roller.models.graph.parts import Alias, Computed, Concat, FallbackSubgraph, Function, Named
 from roller.models.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Value, View, reads, writes
 from roller.models.graph.unnamed_parts import Piece
 from roller.models.onnx.lowered import lower_graph, refusal
@@ -17,11 +17,11 @@ from roller.models.onnx.lowered import lower_graph, refusal
 
 def partition(graph: Graph, *, fallback: str | None = None) -> Program:
     """Return the program of a graph."""
-    return explain(graph, fallback=fallback).program
+    return partition_with_report(graph, fallback=fallback).program
 
 
-@held_back()
-def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
+@gc_paused()
+def partition_with_report(graph: Graph, *, fallback: str | None = None) -> Partition:
     """Return the program of a graph with what became of its nodes, and why; as :func:`partition`."""
     fallback = fallback_of(fallback, graph.name)
     low = lower_graph(graph)
@@ -35,7 +35,7 @@ def explain(graph: Graph, *, fallback: str | None = None) -> Partition:
     if refused:
         raise refusal(graph.name, refused, fallback)
     cuts = fuse(low)
-    return explained(program_of(low), tuple(cuts), reasons)
+    return partition_report(program_of(low), tuple(cuts), reasons)
 
 
 def program_of(low: Lowering) -> Program:
@@ -72,11 +72,11 @@ def _step(part: Named, low: Lowering, kernels: dict[str, KernelSource]) -> Step:
         made = kernel_of(part, low.constants, label)
         kernels.setdefault(made.key, made.source)
         return Run(label, made.key, made.inputs, made.outputs, part.nodes)
-    if isinstance(part, Viewed):
+    if isinstance(part, Alias):
         return View(part.source, part.target, part.offset * _itemsize(low.values[part.source]))
-    if isinstance(part, Beside):
+    if isinstance(part, Concat):
         return Join(part.sources, part.target, part.axis)
-    if isinstance(part, Outside):
+    if isinstance(part, FallbackSubgraph):
         return Foreign("onnxruntime", part.model, part.inputs, part.outputs, part.nodes)
     assert isinstance(part, Function)
     return Call(part.name, part.arguments, part.results, part.attributes, " + ".join(part.nodes))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from roller.compiler.dynamic.box import Box, Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.anti_unification import MismatchError, general
 from roller.core.fitting import Fitter
 from roller.core.formulas import Formula
@@ -16,7 +16,7 @@ from roller.core.lengths import quotients
 from roller.errors import RollerError, counted
 from roller.models.graph.plan import Plan
 from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
-from roller.models.graph.steps import Program, Run, Step, Together, runs_of
+from roller.models.graph.steps import ParallelGroup, Program, Run, Step, runs_of
 
 #: Sizes at which a model is read, and those of them that are no corners at least; more where lengths could follow in
 #: several ways, so often.
@@ -218,7 +218,7 @@ def _computed(program: Program) -> set[str]:
 def _computed_at(programs: Sequence[Program], points: Sequence[Sizes], sizes: Sizes) -> set[str]:
     """Return what kernels compute at some sizes, as they were read at others."""
     several = ([p.kernels[k].expression for p in programs] for k in programs[0].kernels)
-    return {OpenExpr.of(e, points).at(sizes).key for e in several}
+    return {SymbolicExpr.of(e, points).at(sizes).key for e in several}
 
 
 def _named(program: Program) -> Program:
@@ -228,7 +228,7 @@ def _named(program: Program) -> Program:
         names.setdefault(run.kernel, f"k{len(names)}")
 
     def named(step: Step) -> Step:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
         return replace(step, kernel=names[step.kernel]) if isinstance(step, Run) else step
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 from roller.errors import ModelError, did_you_mean
 from roller.models.arguments import arrays_of, batch_of, folder_of, shapes_of
 from roller.models.graph.nodes import Graph
 from roller.models.graph.steps import Value
-from roller.models.onnx.refusals import refusal_of
 
 if TYPE_CHECKING:
     import onnx
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 Shapes = Mapping[str, Sequence[int]]
 
 
-@held_back()
+@gc_paused()
 def read(
     model: str | Path | bytes | onnx.ModelProto, *, batch: int | None = None, shapes: Shapes | None = None,
     values: Mapping[str, Any] | None = None, base_dir: str | Path | None = None, lenient: bool = False,
@@ -52,9 +51,9 @@ def read(
 def _read(
     loaded: Loaded, batch: int | None, shapes: Mapping[str, Sequence[int]], values: dict[str, Any], lenient: bool
 ) -> Graph:
-    from roller.models.onnx.dynamic_values import DynamicNodes
-    from roller.models.onnx.legacy import OLDEST
+    from roller.models.onnx.loading import OLDEST
     from roller.models.onnx.overrides import input_types
+    from roller.models.onnx.tracer_interface import DynamicNodes
     from roller.models.onnx.tracing import Tracer
 
     known = {i.name for i in loaded.graph.input if i.name not in loaded.initialisers}
@@ -102,6 +101,9 @@ def _trace(tracer: Tracer, types: Mapping[str, Value], values: Mapping[str, Any]
 
 def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     """Return what was traced, or refuse it with everything that stands against it."""
+    from roller.models.onnx.dynamic_values import with_regions
+    from roller.models.onnx.refusals import refusal_of
+
     name = tracer.loaded.name
     outputs = []
     for declared in tracer.loaded.graph.output:
@@ -119,6 +121,4 @@ def _graph(tracer: Tracer, inputs: Sequence[str]) -> Graph:
     constants = {n: a for n, a in tracer.constants.items() if n in used}
     written = {n for node in tracer.nodes for n in node.outputs if n}
     kept = {n: replace(v, name=n) for n, v in tracer.values.items() if n in constants or n in written or n in given}
-    from roller.models.onnx.dynamic_values import with_regions
-
     return with_regions(Graph(name, tuple(inputs), tuple(outputs), tuple(tracer.nodes), kept, constants), tracer)

@@ -9,18 +9,19 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.errors import ExprError, UnsupportedError
 from roller.models.graph.nodes import Graph, Node
 from roller.models.graph.steps import Value
+from roller.models.onnx.control import is_control
+from roller.models.onnx.lowering import has_lowering, no_lowering
+from roller.models.onnx.tracer_interface import GraphTracer
 
 if TYPE_CHECKING:
     import onnx
-
-    from roller.models.onnx.tracing import Tracer
 
 _SHAPES = "Make every shape known (values= turns inputs into constants), or change these nodes."
 _NODES = "Change these nodes, or cut the model before them."
 _FALLBACK = "fallback='onnxruntime' leaves what it can to ONNX Runtime."
 
 
-def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None:
+def refusal_of(tracer: GraphTracer, inputs: Sequence[str]) -> UnsupportedError | None:
     """Return the error that lists all that cannot be compiled; ``None`` where the reader refused nothing."""
     nodes = [n for n in tracer.nodes if tracer.loose is None or n.name not in tracer.loose.nodes]
     odd = {node.name: value for node in nodes if (value := _odd(tracer, node)) is not None}
@@ -40,13 +41,15 @@ def refusal_of(tracer: Tracer, inputs: Sequence[str]) -> UnsupportedError | None
     return UnsupportedError(f"{name}: these nodes cannot be compiled:\n  {listed}{after}\n{remedy}", name, listing)
 
 
-def _odd(tracer: Tracer, node: Node) -> Value | None:
+def _odd(tracer: GraphTracer, node: Node) -> Value | None:
     """Return the first value of a node that is of no dtype of kernels."""
     values = (tracer.values[n] for n in (*node.inputs, *node.outputs) if n)
     return next((v for v in values if v.dtype not in DTYPE_BYTES), None)
 
 
-def _unlowered(tracer: Tracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]) -> tuple[str, ...]:
+def _unlowered(
+    tracer: GraphTracer, traced: Sequence[Node], inputs: Sequence[str], odd: Collection[str]
+) -> tuple[str, ...]:
     """Return the traced nodes besides those named that have no lowering, as *operator 'node': reason*."""
     from roller.models.onnx.folding import fold
     from roller.models.onnx.lowered import lower_graph
@@ -67,11 +70,8 @@ def _unlowered(tracer: Tracer, traced: Sequence[Node], inputs: Sequence[str], od
     return tuple(f"{r.node.op} '{r.node.name or r.node.outputs[0]}': {r.reason}" for r in refused)
 
 
-def behind(tracer: Tracer, node: onnx.NodeProto, traced: Node) -> None:
+def behind(tracer: GraphTracer, node: onnx.NodeProto, traced: Node) -> None:
     """Enter a node that reads what a refused one would write: refused itself where its operator is enough to tell."""
-    from roller.models.onnx.control import is_control
-    from roller.models.onnx.lowering import has_lowering, no_lowering
-
     schema: Any = tracer.inference.schema(traced)
     spelled = schema is not None and (schema.has_function or schema.has_context_dependent_function)
     if has_lowering(traced.domain, traced.op) or spelled or is_control(node):

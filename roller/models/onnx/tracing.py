@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,18 +16,21 @@ import onnx
 from roller.errors import ModelError
 from roller.models.graph.nodes import Node
 from roller.models.graph.steps import Value
+from roller.models.onnx.control import control
+from roller.models.onnx.defined import defined
+from roller.models.onnx.dynamic_values import UNKNOWN_SHAPE, follow, leave
 from roller.models.onnx.evaluate import Evaluator
 from roller.models.onnx.inference import Inference
+from roller.models.onnx.legacy import modern
 from roller.models.onnx.loading import Loaded
 from roller.models.onnx.lowering import has_lowering, no_lowering
 from roller.models.onnx.ordering import in_order
 from roller.models.onnx.overrides import Rebatching
-from roller.models.onnx.runtime_operators.spelling import WAY_OUT, is_runtimes, spelled
+from roller.models.onnx.refusals import behind
+from roller.models.onnx.runtime_operators.rewrites import WAY_OUT, is_runtimes, spelled
 from roller.models.onnx.scope import Scope
+from roller.models.onnx.tracer_interface import DynamicNodes
 from roller.models.onnx.types import array_value, plain_attribute, too_large
-
-if TYPE_CHECKING:
-    from roller.models.onnx.dynamic_values import DynamicNodes
 
 #: Nodes of all bodies together once loops are unrolled.
 MAX_BODY_NODES = 50_000
@@ -125,12 +128,6 @@ class Tracer:
 
     def node(self, node: onnx.NodeProto, scope: Scope) -> None:
         """Trace one node."""
-        from roller.models.onnx.control import control
-        from roller.models.onnx.defined import defined
-        from roller.models.onnx.dynamic_values import UNKNOWN_SHAPE, follow, leave
-        from roller.models.onnx.legacy import modern
-        from roller.models.onnx.refusals import behind
-
         inputs = tuple((scope.find(n) or "") if n else "" for n in node.input)
         domain = "" if node.domain == "ai.onnx" else node.domain
         if any(map(self.is_loose, inputs)):

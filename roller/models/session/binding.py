@@ -11,7 +11,7 @@ import numpy as np
 from roller.core.dtypes import numpy_dtype, storage_dtype
 from roller.errors import ModelError
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Place, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.constants import Constants, check_kernels, panel_key
 from roller.models.session.kernels import LoadedKernel, Taken, as_taken
 
@@ -99,7 +99,7 @@ class _Binder:
     constants: Constants
 
     def bound(self, step: Step) -> Bound:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             lanes = tuple(tuple(self.bound(s) for s in lane) for lane in step.lanes)
             return BoundTogether(lanes, all(_is_serial(s) for lane in lanes for s in lane))
         if isinstance(step, Run):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from roller.errors import LaunchError
-from roller.runtime.bundle_command import parser_of, run_command, say
+from roller.runtime.bundle_command import parser_of, run_command, say, verify
 from roller.targets import DEVICES, device_name
 
 
@@ -40,12 +40,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _verify(arguments: argparse.Namespace) -> int:
     from roller.models.session.gpu_bundle import ModelBundle
 
-    bundle = ModelBundle(arguments.bundle)
-    plan, kernels, tests = bundle.plan(), bundle.artifacts(), bundle.expected()
-    built = sum(a.binary is not None for a in kernels.values())
-    say(f"{arguments.bundle}: {bundle.model}, {len(plan.program.steps)} steps, {len(kernels)} kernels ({built} built) "
-         f"for {bundle.device}, {len(tests)} tests, all as listed")  # fmt: skip
-    return 0
+    return verify(arguments.bundle, ModelBundle(arguments.bundle))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,22 +12,18 @@ import numpy as np
 
 from roller.core.dtypes import storage_dtype, values_of
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.gpu_bundle import ModelBundle
 from roller.models.session.gpu_device import Device
-from roller.models.session.gpu_frame import Frame
-from roller.models.session.gpu_runner import GpuSession, load_bundle
-from roller.models.session.horizontal import pack_name
+from roller.models.session.gpu_runner import load_bundle
 from roller.runtime.container import Kind
 from roller.runtime.resumed import ResumedRun
 
 RESULTS = Kind("roller-model-results", 1, "the results of a model's bundle")
 #: What is done, in order; each phase is one row of the journal.
 PHASES = ("check", "steps", "graph", "profile")
-#: What a bundle with packs is asked besides: the same model without them.
-PLAIN = "plain"
-#: Turns in which two plans are timed, so that what changes meanwhile changes both.
-_WARM_UP, _TURNS = 5, 5
+#: Runs ahead of those that are timed.
+_WARM_UP = 5
 
 Say = Callable[[str], None]
 
@@ -35,36 +31,28 @@ Say = Callable[[str], None]
 def run_bundle(
     folder: Path, out: Path, device: Device, *, samples: int = 50, say: Say = lambda line: None
 ) -> dict[str, Any]:
-    """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step.
-
-    A model with packs is checked without them too, and both plans are timed in turn.
-    """
+    """Check a bundle's model on a device, then time it: launched step by step, as a graph, and every step."""
     bundle, properties = ModelBundle(folder), device.properties()
-    bundle.check_device(properties)
+    bundle.check(properties)
     header = {"bundle": bundle.checksum, "device": properties["name"], "samples": samples}
     done: dict[str, Any] = {}
     kept = ResumedRun(out, RESULTS, header, lambda row: done.update({row["phase"]: row}),
                       lambda earlier: earlier["phases"].values())  # fmt: skip
-    try:
+
+    def work() -> None:
         for row in phases(bundle, device, samples, dict(done)):
             kept.keep(row)
             say(line_of(row))
-    finally:
-        results = kept.finish(_results(bundle, properties, done))
-    return results
 
-
-def phases_of(bundle: ModelBundle) -> tuple[str, ...]:
-    """Return what is done with a bundle's model, in order."""
-    return (*PHASES, PLAIN) if bundle.has_plain else PHASES
+    return kept.run(work, lambda: _results(bundle, properties, done))
 
 
 def phases(
     bundle: ModelBundle, device: Device, samples: int, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield a row per phase that is not known yet; a model that is wrong has no further ones."""
-    bundle.check_device(device.properties())
-    left = [p for p in phases_of(bundle) if p not in known]
+    bundle.check(device.properties())
+    left = [p for p in PHASES if p not in known]
     if not left or not known.get("check", {"ok": True})["ok"]:
         return
     subject = _Subject(bundle, device, samples)
@@ -81,25 +69,23 @@ class _Subject:
     """A bundle's model on a device."""
 
     def __init__(self, bundle: ModelBundle, device: Device, samples: int) -> None:
-        self.bundle, self._samples, self._device = bundle, samples, device
+        self.bundle, self._samples = bundle, samples
         self._session = load_bundle(bundle.folder, device)
         self._frame = self._session.frame()
         self._expected = bundle.expected()
-        self._frame.upload(self._feeds(self._session.plan))
+        self._frame.upload(self._feeds())
 
-    def _feeds(self, plan: Plan) -> list[np.ndarray]:
+    def _feeds(self) -> list[np.ndarray]:
         """Return the first inputs there are expected results of; zeros where there are none."""
         if self._expected:
             return list(self._expected[0].feeds)
-        values = [plan.program.values[n] for n in plan.program.inputs]
+        program = self._session.plan.program
+        values = [program.values[n] for n in program.inputs]
         return [np.zeros(v.shape, storage_dtype(v.dtype)) for v in values]
 
     def check(self) -> dict[str, Any]:
         """Compare the outputs with what is expected, launched step by step and as a graph."""
-        return self._checked(self._session, self._frame)
-
-    def _checked(self, session: GpuSession, frame: Frame) -> dict[str, Any]:
-        program, rows = session.plan.program, []
+        frame, program, rows = self._frame, self._session.plan.program, []
         for number, expected in enumerate(self._expected):
             for way in ("steps", "graph"):
                 if way == "graph" and not frame.capture():
@@ -131,26 +117,6 @@ class _Subject:
                 for s in plan.program.steps]  # fmt: skip
         return {"steps": rows, "samples": count}
 
-    def plain(self) -> dict[str, Any]:
-        """Check the plan without packs, and time both in turn: as graphs where there are some, else step by step."""
-        session = load_bundle(self.bundle.folder, self._device, plain=True)
-        frame = session.frame()
-        frame.upload(self._feeds(session.plan))
-        row = self._checked(session, frame)
-        if not row["ok"]:
-            return row
-        frames = {"packed": self._frame, "plain": frame}
-        graphs = all(f.capture() for f in frames.values())
-        times = {name: list[float]() for name in frames}
-        for _ in range(_TURNS):
-            for name, f in frames.items():
-                run = f.replay if graphs else f.launch
-                f.time(run, _WARM_UP)
-                times[name] += f.time(run, -(-self._samples // _TURNS))
-        packed_s, plain_s = (statistics.median(times[name]) for name in ("packed", "plain"))
-        return {**row, "median_s": plain_s, "packed_s": packed_s, "gain": plain_s / packed_s if packed_s else None,
-                "way": "graph" if graphs else "steps", "samples": len(times["plain"])}  # fmt: skip
-
     def _timed(self, run: Callable[[], None]) -> dict[str, Any]:
         self._frame.time(run, _WARM_UP)
         samples = self._frame.time(run, self._samples)
@@ -180,9 +146,7 @@ def relative_error(got: np.ndarray, wanted: np.ndarray) -> float:
 
 def step_label(step: Step) -> str:
     """Return what a step is, for people."""
-    if isinstance(step, Together) and step.packed:
-        return "together: " + ", ".join(step_label(s) for lane in step.lanes for s in lane)
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return " | ".join(" > ".join(step_label(s) for s in lane) for lane in step.lanes)
     if isinstance(step, Run):
         return step.label or step.kernel
@@ -195,9 +159,7 @@ def step_label(step: Step) -> str:
 
 def predicted_s(step: Step, plan: Plan) -> float | None:
     """Return the predicted seconds of a step, lanes as their longest one; ``None`` where nothing was predicted."""
-    if isinstance(step, Together) and step.packed:
-        return plan.predicted_s.get(pack_name(step))
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         lanes = [[predicted_s(s, plan) or 0.0 for s in lane] for lane in step.lanes]
         return max(map(sum, lanes), default=0.0)
     return plan.predicted_s.get(step.kernel) if isinstance(step, Run) else None
@@ -206,7 +168,7 @@ def predicted_s(step: Step, plan: Plan) -> float | None:
 def line_of(row: Mapping[str, Any]) -> str:
     """Return what became of a phase, for people."""
     phase = row["phase"]
-    if phase == "check" or not row.get("ok", True):
+    if phase == "check":
         bad = [r for r in row["outputs"] if not r["ok"]]
         worst = max((r["error"] for r in row["outputs"]), default=0.0)
         if not row["tests"]:
@@ -215,16 +177,13 @@ def line_of(row: Mapping[str, Any]) -> str:
         return f"{phase}: {wrong}{row['tests']} tests, largest relative error {worst:.2g}"
     if phase == "profile":
         return f"profile: {len(row['steps'])} steps"
-    if phase == PLAIN:
-        both = f"packed {row['packed_s'] * 1e3:.4g} ms, without packs {row['median_s'] * 1e3:.4g} ms"
-        return f"{phase}: {both}, medians of {row['samples']} runs in turn ({row['way']})"
     if row["median_s"] is None:
         return f"{phase}: none, {row['reason']}"
     return f"{phase}: median {row['median_s'] * 1e3:.4g} ms of {row['samples']} runs"
 
 
 def _results(bundle: ModelBundle, properties: dict[str, Any], done: dict[str, Any]) -> dict[str, Any]:
-    wrong, complete = any(not row.get("ok", True) for row in done.values()), set(phases_of(bundle)) <= set(done)
+    wrong, complete = any(not row.get("ok", True) for row in done.values()), set(PHASES) <= set(done)
     return {"model": bundle.model, "built_for": bundle.device, "properties": properties,
-            "phases": {p: done[p] for p in (*PHASES, PLAIN) if p in done},
+            "phases": {p: done[p] for p in PHASES if p in done},
             "complete": wrong or complete, "ok": not wrong and complete}  # fmt: skip

@@ -16,7 +16,7 @@ from roller.backends.cpu.threads import most_threads
 from roller.core.dtypes import storage_dtype
 from roller.errors import ModelError
 from roller.models.graph.plan import CONSTANT, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together, reads
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step, reads
 from roller.models.session.kernels import LoadedKernel, aligned, as_taken
 
 #: Large constants are copied in parts of so many bytes.
@@ -48,9 +48,9 @@ class Constants:
 
 
 def steps_of(steps: Iterable[Step]) -> Iterator[Step]:
-    """Yield all steps, those of lanes in place of their ``Together``."""
+    """Yield all steps, those of lanes in place of their ``ParallelGroup``."""
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             yield from itertools.chain.from_iterable(steps_of(lane) for lane in step.lanes)
         else:
             yield step

@@ -11,17 +11,16 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import numpy as np
 
 from roller.artifact import KernelArtifact
 from roller.backends.cuda.launcher import as_cupy, device_view, is_torch
-from roller.backends.cuda.module import Module, PackedModule
+from roller.backends.cuda.module import Module
 from roller.backends.cuda.runtime import allocate, captured, cupy, properties, use
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError
-from roller.horizontal import HorizontalKernel
 from roller.targets import DEVICES, device_name
 
 #: Kinds of devices as DLPack numbers them whose memory CuPy takes: CUDA, managed by it, ROCm.
@@ -48,17 +47,6 @@ class Kernel(Protocol):
     def prepare(self, pointers: Mapping[str, int], stream: Stream) -> None: ...  # noqa: D102
 
 
-#: Address and bytes of every argument by name, for every run of a kernel, by its key.
-PackPlaces: TypeAlias = Mapping[str, Sequence[Mapping[str, tuple[int, int]]]]
-
-
-class Packed(Protocol):
-    """A loaded packed kernel."""
-
-    def bind(self, places: PackPlaces) -> Sequence[Callable[[Stream], None]]:
-        """Return what starts its stages, in order, on these arguments."""
-
-
 class Device(Protocol):
     """A GPU. Everything that takes a stream returns at once; work of one stream is done in order, streams are not.
 
@@ -79,9 +67,6 @@ class Device(Protocol):
 
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
-
-    def load_packed(self, packed: HorizontalKernel) -> Packed:
-        """Load a built packed kernel."""
 
     def entered(self, arrays: Sequence[Any] = ()) -> AbstractContextManager[Stream]:
         """Make the device this thread's own; yield the stream that the library of these arrays works in now."""
@@ -187,10 +172,6 @@ class CupyDevice:
     def load(self, artifact: KernelArtifact) -> Kernel:
         """Load a built kernel."""
         return Module(self._cp, artifact)
-
-    def load_packed(self, packed: HorizontalKernel) -> Packed:
-        """Load a built packed kernel."""
-        return PackedModule(self._cp, packed)
 
     @contextlib.contextmanager
     def entered(self, arrays: Sequence[Any] = ()) -> Iterator[Stream]:

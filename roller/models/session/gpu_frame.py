@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -14,10 +14,9 @@ from roller.artifact import KernelArtifact
 from roller.core.dtypes import storage_dtype
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step
 from roller.models.session.fallback import run_foreign
-from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Packed, Stream
-from roller.models.session.horizontal import pack_key, runs_of_pack
+from roller.models.session.gpu_device import Device, Event, Kernel, Memory, Stream
 from roller.models.session.library import FUNCTIONS
 
 #: Puts the work of a step into a stream.
@@ -42,8 +41,6 @@ class Loaded:
         Memory by name, of those that calls read as they are.
     panels
         Memory by name of the argument, for every kernel and the constants it packs.
-    packs
-        Kernels of several steps, by :func:`roller.models.session.horizontal.pack_key`.
     """
 
     plan: Plan
@@ -51,7 +48,6 @@ class Loaded:
     kernels: Mapping[str, Kernel]
     constants: Mapping[str, Memory]
     panels: Mapping[PanelKey, Mapping[str, Memory]]
-    packs: Mapping[str, Packed] = field(default_factory=dict)
 
 
 def nbytes_of(shape: Sequence[int], dtype: str) -> int:
@@ -84,7 +80,7 @@ class Frame:
     def __init__(self, loaded: Loaded, device: Device) -> None:
         self._loaded, self._device = loaded, device
         program = loaded.plan.program
-        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, Together) and not s.packed), default=1)
+        lanes = max((len(s.lanes) for s in program.steps if isinstance(s, ParallelGroup)), default=1)
         self.stream, self._others = device.stream(), [device.stream() for _ in range(lanes - 1)]
         self._arena = device.allocate(loaded.plan.arena_bytes)
         self._ends = {
@@ -238,29 +234,13 @@ class Frame:
             return self._call(step)
         if isinstance(step, Foreign):
             return self._foreign(step)
-        if isinstance(step, Together):
-            return self._pack(step) if step.packed else self._together(step)
+        if isinstance(step, ParallelGroup):
+            return self._together(step)
         raise ModelError(f"a plan: expected no step of kind {type(step).__name__}. Make the plan with memory.plan.")
 
     def _run(self, step: Run, lane: int) -> Work:
         kernel, pointers = self._loaded.kernels[step.kernel], self._pointers(step, lane)
         return lambda stream: kernel.launch(pointers, stream)
-
-    def _pack(self, step: Together) -> Work:
-        """Launch the kernels of all lanes together, stage by stage."""
-        loaded, packed = self._loaded, self._loaded.packs[pack_key(step)]
-        places: dict[str, list[dict[str, tuple[int, int]]]] = {}
-        for lane, run in enumerate(runs_of_pack(step)):
-            sizes = {a.name: nbytes_of(a.shape, a.dtype) for a in loaded.artifacts[run.kernel].arguments}
-            found = {name: (pointer, sizes[name]) for name, pointer in self._pointers(run, lane).items()}
-            places.setdefault(run.kernel, []).append(found)
-        works = packed.bind(places)
-
-        def work(stream: Stream) -> None:
-            for launch in works:
-                launch(stream)
-
-        return work
 
     def _pointers(self, step: Run, lane: int) -> dict[str, int]:
         """Return the address of everything a kernel reads and writes, by name of its argument."""
@@ -333,7 +313,7 @@ class Frame:
 
         return work
 
-    def _together(self, step: Together) -> Work:
+    def _together(self, step: ParallelGroup) -> Work:
         """Run lanes on streams of their own, which start where the first one is and which it waits for."""
         device = self._device
         lanes = [[self._marked(s, self._of(s, n)) for s in lane] for n, lane in enumerate(step.lanes)]
@@ -359,7 +339,7 @@ def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact
     """Return the bytes of workspaces that each lane needs."""
     most = [0]
     for step in steps:
-        lanes = step.lanes if isinstance(step, Together) else ((step,),)
+        lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)
         most += [0] * (len(lanes) - len(most))
         for n, lane in enumerate(lanes):
             own = (workspace_bytes(artifacts[s.kernel]) for s in lane if isinstance(s, Run))
@@ -368,4 +348,4 @@ def _scratch_bytes(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact
 
 
 def _flat(steps: Sequence[Step]) -> list[Step]:
-    return [s for step in steps for s in (_flat(sum(step.lanes, ())) if isinstance(step, Together) else [step])]
+    return [s for step in steps for s in (_flat(sum(step.lanes, ())) if isinstance(step, ParallelGroup) else [step])]

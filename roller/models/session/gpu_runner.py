@@ -12,21 +12,19 @@ from typing import Any
 import numpy as np
 
 from roller.artifact import KernelArtifact
-from roller.backends.build import build, built_packs
+from roller.backends.build import build
 from roller.backends.cpu.slots import Slot
 from roller.core.display import one_line
 from roller.core.validation import path as path_of
 from roller.errors import ArtifactError, LaunchError, ModelError, shown
-from roller.horizontal import HorizontalKernel
 from roller.models.graph.plan import CONSTANT, Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Together, reads
+from roller.models.graph.steps import Call, Copy, Foreign, Run, reads
 from roller.models.session.calls import ModelCalls, ends_of
 from roller.models.session.constants import constant_of, steps_of
 from roller.models.session.gpu_bundle import Expected, ModelBundle, write_bundle
 from roller.models.session.gpu_device import Device, Memory, Stream, open_device
 from roller.models.session.gpu_feeds import GpuFeeds
 from roller.models.session.gpu_frame import Frame, Loaded, PanelKey, nbytes_of, panel_key
-from roller.models.session.horizontal import check_packs, pack_key, packs_of
 from roller.targets import target_of_language
 
 
@@ -45,8 +43,6 @@ class GpuSession(ModelCalls):
         Where it runs.
     graphs
         Whether steps are launched as a graph where that is possible.
-    packs
-        Built kernels of the plan's packs.
     built_for, target
         Name and target of the specification the kernels are for; the device's own by default.
 
@@ -62,8 +58,7 @@ class GpuSession(ModelCalls):
 
     def __init__(
         self, plan: Plan, artifacts: Mapping[str, KernelArtifact], device: Device, *, graphs: bool = True,
-        packs: Mapping[str, HorizontalKernel] | None = None, built_for: str = "",
-        target: Mapping[str, str] | None = None,
+        built_for: str = "", target: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.plan, self._device, self._graphs = plan, device, graphs
         self._built_for, self._target = built_for, target
@@ -73,9 +68,6 @@ class GpuSession(ModelCalls):
         missing = sorted({r.kernel for r in self._runs} - artifacts.keys())
         if missing:
             raise ModelError(f"{plan.program.name}: expected a kernel for every key, got none for {missing[:5]}.")
-        check_packs(plan.program.name, plan.program.steps, packs or {})
-        #: Built kernels of the plan's packs.
-        self.packs = packs or {}
         with device.entered():
             self._loaded = self._prepared({r.kernel: artifacts[r.kernel] for r in self._runs})
         self._free: list[Frame] = []
@@ -83,16 +75,10 @@ class GpuSession(ModelCalls):
     def _prepared(self, used: Mapping[str, KernelArtifact]) -> Loaded:
         """Load the kernels, upload the constants, and let kernels pack theirs."""
         plan, device, stream = self.plan, self._device, self._device.stream()
-        single = [s for s in plan.program.steps if not (isinstance(s, Together) and s.packed)]
-        alone = {s.kernel for s in steps_of(single) if isinstance(s, Run)}
-        kernels = {key: device.load(a) for key, a in used.items() if key in alone or a.prepare is not None}
-        wanted = {key: self.packs[key] for key in map(pack_key, packs_of(plan.program.steps))}
-        # One packed kernel may run the packs of several keys.
-        images = {id(p): device.load_packed(p) for p in {id(p): p for p in wanted.values()}.values()}
-        packs = {key: images[id(p)] for key, p in wanted.items()}
+        kernels = {key: device.load(a) for key, a in used.items()}
         kept = self._kept(used)
         constants = {n: self._uploaded(np.asarray(plan.program.constants[n]), stream) for n in sorted(kept)}
-        loaded = Loaded(plan, used, kernels, constants, {}, packs)
+        loaded = Loaded(plan, used, kernels, constants, {})
         panels = {key: self._packed(run, loaded, stream) for key, run in self._packing(used).items()}
         device.synchronize(stream)
         return replace(loaded, panels=panels)
@@ -191,7 +177,7 @@ class GpuSession(ModelCalls):
         said = self._device.properties()
         target = {"arch": said["arch"]} if self._target is None else self._target
         write_bundle(place, self.plan, self.artifacts, device=self._built_for or said["name"], target=target,
-                     expected=expected, packs=self.packs)  # fmt: skip
+                     expected=expected)  # fmt: skip
         return place
 
     def __repr__(self) -> str:
@@ -244,7 +230,7 @@ class GpuSession(ModelCalls):
         return memory
 
 
-def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool = False) -> GpuSession:
+def load_bundle(folder: Path, device: str | Device | None = None) -> GpuSession:
     """Return a bundle's model, ready to run on a GPU of this machine; kernels without an image are built."""
     bundle = ModelBundle(folder)
     if device is None:
@@ -253,10 +239,8 @@ def load_bundle(folder: Path, device: str | Device | None = None, *, plain: bool
     if not (isinstance(device, str) or hasattr(device, "properties")):
         raise LaunchError(f"device: expected a name such as 'cuda:0', or an open device, got {shown(device)}.")
     opened = open_device(device, bundle.arch) if isinstance(device, str) else device
-    bundle.check_device(opened.properties())
-    chosen = (bundle.plain() if plain else None) or bundle.plan()
-    artifacts, packs = bundle.artifacts(), bundle.packs()
+    bundle.check(opened.properties())
+    plan, artifacts = bundle.plan(), bundle.artifacts()
     if opened.needs_images:
         artifacts = {k: a if a.binary is not None else build(a) for k, a in artifacts.items()}
-        packs = built_packs(packs)
-    return GpuSession(chosen, artifacts, opened, packs=packs, built_for=bundle.device, target=bundle.manifest["target"])
+    return GpuSession(plan, artifacts, opened, built_for=bundle.device, target=bundle.manifest["target"])

@@ -15,9 +15,8 @@ from roller.core.display import html_table, one_line, seconds_text
 from roller.core.validation import whole_number
 from roller.errors import LaunchError, counted, shown
 from roller.models.graph.plan import Plan
-from roller.models.graph.steps import Call, Copy, Foreign, Run, Step, Together, Value, runs_of
+from roller.models.graph.steps import Call, Copy, Foreign, ParallelGroup, Run, Step, Value, runs_of
 from roller.models.session.binding import Bound, BoundTogether
-from roller.models.session.horizontal import pack_name, packs_of, runs_of_pack
 from roller.runtime.clock import Clock, TrustingClock, system_clock
 from roller.runtime.disturbance import Disturbance
 from roller.runtime.timing import measure
@@ -164,7 +163,6 @@ def profiled(session: Profiled, feeds: Mapping[str, Any] | None, repeats: int) -
     given = random_feeds([program.values[n] for n in program.inputs]) if feeds is None else feeds
     whole, measured = time_calls(session, given, repeats), session.time_steps(given, repeats)
     estimates = {key: (plan.predicted_s.get(key, seconds), bound) for key, (seconds, bound) in session.said.items()}
-    estimates |= {pack_name(p): (plan.predicted_s.get(pack_name(p)), "") for p in packs_of(program.steps)}
     steps = tuple(_steps(program.steps, measured, estimates, distinct_labels(runs_of(program.steps))))
     calls = whole.samples * whole.calls
     predicted = _predicted(program.steps, estimates)
@@ -205,7 +203,7 @@ def _measured(
     """Yield the seconds of every step by its ``id``, from those of the bound steps."""
     for step, own in zip(steps, bound, strict=True):
         yield id(step), medians.get(id(own), 0.0)
-        if isinstance(step, Together) and isinstance(own, BoundTogether):
+        if isinstance(step, ParallelGroup) and isinstance(own, BoundTogether):
             for lane, bounds in zip(step.lanes, own.lanes, strict=True):
                 yield from _measured(lane, bounds, medians)
 
@@ -255,7 +253,7 @@ def _steps(
         yield StepTime(
             label, kind, kernel, nodes, _predicted_of(step, said), seconds, seconds / total, bottleneck, lane
         )
-        if isinstance(step, Together) and not step.packed:  # what shares a launch has no time of its own
+        if isinstance(step, ParallelGroup):
             for number, inner in enumerate(step.lanes):
                 yield from _steps(inner, measured, said, labels, number)
 
@@ -265,10 +263,7 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
         return step.label, "kernel", step.kernel, step.nodes
     if isinstance(step, Copy):
         return f"copy {step.source} to {step.target}", "copy", "", ()
-    if isinstance(step, Together) and step.packed:
-        runs = runs_of_pack(step)
-        return f"{counted(len(runs), 'kernel')} in one launch", "pack", "", tuple(n for r in runs for n in r.nodes)
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return f"{len(step.lanes)} lanes together", "together", "", ()
     if isinstance(step, Foreign):
         return f"{step.runtime} ({counted(len(step.nodes), 'node')})", "foreign", "", step.nodes
@@ -279,9 +274,7 @@ def _described(step: Step) -> tuple[str, str, str, tuple[str, ...]]:
 def _predicted_of(step: Step, said: Said) -> float | None:
     if isinstance(step, Run):
         return said.get(step.kernel, (None, ""))[0]
-    if isinstance(step, Together) and step.packed:
-        return said.get(pack_name(step), (None, ""))[0]
-    if isinstance(step, Together):
+    if isinstance(step, ParallelGroup):
         return max((_predicted(lane, said) for lane in step.lanes), default=0.0)
     return None
 

@@ -10,7 +10,7 @@ from roller.core.anti_unification import General
 from roller.core.formulas import Formula
 from roller.models.graph.plan import Plan
 from roller.models.graph.plan_data import plan_from_dict
-from roller.models.graph.steps import Run, Step, Together
+from roller.models.graph.steps import ParallelGroup, Run, Step
 from roller.models.session.kernels import KernelCode
 
 Sizes = Mapping[str, int]
@@ -97,7 +97,7 @@ class RangePlan:
         chosen: dict[str, int] = {}
 
         def named(step: Step) -> Step:
-            if isinstance(step, Together):
+            if isinstance(step, ParallelGroup):
                 return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
             if not isinstance(step, Run):
                 return step

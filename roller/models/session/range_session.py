@@ -16,7 +16,7 @@ from roller.core.display import one_line
 from roller.core.held_here import HeldHere
 from roller.core.validation import sizes_of_call
 from roller.errors import ArtifactError, LaunchError, counted, shown
-from roller.models.graph.steps import Run, Step, Together
+from roller.models.graph.steps import ParallelGroup, Run, Step
 from roller.models.session.constants import Constants, PanelKey, prepare, steps_of
 from roller.models.session.feeds import Described
 from roller.models.session.frames import Frame
@@ -87,7 +87,7 @@ class RangeSession(HeldHere):
         for turn in range(max(map(len, firsts.values()), default=1)):
 
             def named(step: Step, turn: int = turn) -> Step:
-                if isinstance(step, Together):
+                if isinstance(step, ParallelGroup):
                     return replace(step, lanes=tuple(tuple(map(named, lane)) for lane in step.lanes))
                 if not isinstance(step, Run):
                     return step

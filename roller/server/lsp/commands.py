@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lsprotocol import types
 from pygls.exceptions import JsonRpcException
@@ -13,11 +13,9 @@ from pygls.lsp.server import LanguageServer
 from roller.errors import RollerError, printable, shown
 from roller.server.lsp.batch_edit import NoBatchError, batch_edit, batch_literal_of
 from roller.server.lsp.editor_session import EditorSession
+from roller.server.lsp.editor_state import EditorState
 from roller.server.lsp.settings import devices_of, whole_number
 from roller.server.lsp.words import share_text, size_text, time_text
-
-if TYPE_CHECKING:
-    from roller.server.lsp.language_server import RollerLanguageServer
 
 #: Children that a message names.
 _MOST_SAID = 8
@@ -31,20 +29,20 @@ class RefusedError(JsonRpcException):
     CODE = -32803  # RequestFailed
 
 
-Command = Callable[["RollerLanguageServer", tuple[Any, ...]], Awaitable[Any]]
+Command = Callable[[LanguageServer, EditorState, tuple[Any, ...]], Awaitable[Any]]
 
 
-def register(server: RollerLanguageServer) -> None:
-    """Add the commands to a server."""
+def register(server: LanguageServer, editor: EditorState) -> None:
+    """Add the commands to a server; they act on the sessions of ``editor``."""
     for name, command in COMMANDS.items():
-        _register(server, name, command)
+        _register(server, editor, name, command)
 
 
-def _register(server: RollerLanguageServer, name: str, command: Command) -> None:
+def _register(server: LanguageServer, editor: EditorState, name: str, command: Command) -> None:
     @server.command(name)
     async def run(ls: LanguageServer, *arguments: object) -> Any:
         try:
-            return await command(server, arguments)
+            return await command(server, editor, arguments)
         except NoBatchError as error:
             names = [one.name for one in error.found.candidates]
             raise RefusedError(str(error), data={"line": error.found.line, "candidates": names}) from None
@@ -70,13 +68,13 @@ def _argument(
     return value
 
 
-async def _profile(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = await server.editor.profile(_argument("profile: uri", arguments, 0, str, "the URI of an entry file", ""))
+async def _profile(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = await editor.profile(_argument("profile: uri", arguments, 0, str, "the URI of an entry file", ""))
     return {"entry": found.project.entry_name, "options": found.session.options.to_data()}
 
 
-async def _drill(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
+async def _drill(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = editor.session_of(_argument("drill: uri", arguments, 0, str, "the URI of a file", ""))
     words = "a module's path, file:line, or a list of both"
     path = _path_of(_argument("drill: part", arguments, 1, (str, list, tuple), words, ""))
     says = _argument("drill: says", arguments, 2, bool, "whether to show a message", False)
@@ -130,8 +128,7 @@ def _drill_text(found: EditorSession, answer: dict[str, Any]) -> str:
     return "\n".join([head, *rows])
 
 
-async def _set_batch(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    editor = server.editor
+async def _set_batch(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
     found = editor.session_of(_argument("setBatch: uri", arguments, 0, str, "the URI of a file", ""))
     batch = whole_number(arguments[1] if len(arguments) > 1 else None, "roller.setBatch: batch")
     constant = _argument("setBatch: constant", arguments, 2, str, "the name of a constant", "")
@@ -154,22 +151,22 @@ async def _set_batch(server: RollerLanguageServer, arguments: tuple[Any, ...]) -
     return {"applied": True, "batch": batch, "before": literal.value, "line": literal.line}
 
 
-async def _set_device(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
+async def _set_device(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = editor.session_of(_argument("setDevice: uri", arguments, 0, str, "the URI of a file", ""))
     given = arguments[1] if len(arguments) > 1 else None
-    server.editor.with_devices(found, devices_of(given, "roller.setDevice: devices"))
+    editor.with_devices(found, devices_of(given, "roller.setDevice: devices"))
     return {"options": found.session.options.to_data()}
 
 
-async def _set_live(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument("setLive: uri", arguments, 0, str, "the URI of a file", ""))
+async def _set_live(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = editor.session_of(_argument("setLive: uri", arguments, 0, str, "the URI of a file", ""))
     found.session.set_live(_argument("setLive: on", arguments, 1, bool, "true or false"))
     return {"live": found.session.is_live}
 
 
-async def _show_page(server: RollerLanguageServer, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    found = server.editor.session_of(_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
-    page = await server.editor.page_of(found)
+async def _show_page(server: LanguageServer, editor: EditorState, arguments: tuple[Any, ...]) -> dict[str, Any]:
+    found = editor.session_of(_argument("showPage: uri", arguments, 0, str, "the URI of a file", ""))
+    page = await editor.page_of(found)
     host = _argument("showPage: host", arguments, 1, str, "host:port, as the browser has it", "")
     if host:
         page.allow(host)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
+from pygls.lsp.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 
 from roller.errors import RollerError
@@ -23,7 +24,6 @@ from roller.server.project import ProjectError
 from roller.server.worker_process import WorkerProcesses
 
 if TYPE_CHECKING:
-    from roller.server.lsp.language_server import RollerLanguageServer
     from roller.server.lsp.page import EditorPage
 
 #: Diagnostics follow an edit after a pause of as long.
@@ -39,7 +39,7 @@ class EditorState:
         The server that talks with it.
     """
 
-    def __init__(self, server: RollerLanguageServer) -> None:
+    def __init__(self, server: LanguageServer) -> None:
         self._server = server
         self.settings = Settings()
         self._wrong_settings = self._unknown_settings = ""

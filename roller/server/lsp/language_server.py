@@ -82,7 +82,7 @@ def make_server() -> RollerLanguageServer:
     _register_lifetime(server)
     _register_documents(server)
     _register_requests(server)
-    commands.register(server)
+    commands.register(server, server.editor)
     return server
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types
+from pygls.lsp.server import LanguageServer
 
 if TYPE_CHECKING:
     from roller.server.lsp.editor_session import EditorSession
-    from roller.server.lsp.language_server import RollerLanguageServer
 
 #: Seconds between two reports.
 _EVERY_S = 0.2
@@ -40,7 +40,7 @@ class ProgressReports:
         The server that talks with it.
     """
 
-    def __init__(self, server: RollerLanguageServer) -> None:
+    def __init__(self, server: LanguageServer) -> None:
         self._server = server
         self._count = 0
         #: By session.

@@ -9,8 +9,7 @@ import numpy as np
 from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
-from roller.perf.batch import TileBatch
-from roller.perf.model import batch_of
+from roller.perf.batch import TileBatch, batch_of
 from roller.templates.bsp.common.decide import decided
 from roller.templates.bsp.matrix.candidates import matrix_passes
 from roller.tile.boxes import whole_axes

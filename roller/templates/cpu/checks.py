@@ -10,12 +10,12 @@ from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.perf.model import estimate_program
 from roller.templates.cpu.common.tasks import vector_axes
 from roller.templates.cpu.dots.candidates import dot_axes
 from roller.templates.cpu.matrix import products
 from roller.templates.cpu.streaming.candidates import store_choices
 from roller.templates.cpu.tiled.candidates import staged_choices
+from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.structures import Structure

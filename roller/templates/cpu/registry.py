@@ -9,7 +9,7 @@ import numpy as np
 from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.common.forms import canonical_forms, joined_forms
+from roller.templates.common.forms import canonical_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.template import Template, template_of
 from roller.templates.cpu.common.cores import Parts, Terms
@@ -28,28 +28,23 @@ from roller.templates.cpu.tiled.candidates import tiled_pools
 from roller.templates.cpu.tiled.neighbours import neighbours
 from roller.templates.cpu.tiled.split import splits
 from roller.templates.cpu.winograd import price as winograd
-from roller.templates.cpu.winograd.candidates import winograd_pool
+from roller.templates.cpu.winograd.winograd_choice import joined_winograd_programs, winograd_programs
 from roller.tile.geometry import Floats, Geometry
 from roller.tile.program import RProgram
 
 _HERE = "roller.templates.cpu"
 
 
-def _winograd(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return programs of the form whose blocks of channels are one axis: Winograd's products take it."""
-    return [b for form in joined_forms(expr, options) for b in winograd_pool(Geometry.of(form), spec)]
-
-
 #: In the order of their programs.
 TEMPLATES = (
     Template(
         "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
-        f"{_HERE}.emit.split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
+        f"{_HERE}.tiled.emit_split:tiled", tiled_pools, vary=splits, neighbours=neighbours, decide=decided,
         extents_of_calls=True,
     ),
     Template(
         "dots", lambda p: p.traits.reuses and p.fragment is None and p.sums_along_vectors, dots.price,
-        f"{_HERE}.emit.split:dots", dots_pools, vary=splits, neighbours=neighbours, decide=decided,
+        f"{_HERE}.tiled.emit_split:dots", dots_pools, vary=splits, neighbours=neighbours, decide=decided,
         extents_of_calls=True,
     ),
     Template(
@@ -66,7 +61,7 @@ TEMPLATES = (
     ),
     Template(
         "winograd", lambda p: p.traits.output_side > 0, winograd.price, f"{_HERE}.winograd.emit:winograd_nests",
-        whole=_winograd, neighbours=stores,
+        whole=joined_winograd_programs, neighbours=stores,
     ),
 )  # fmt: skip
 
@@ -76,7 +71,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
     found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
     batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
     kept, share = [], max(1, options.pool // len(batches))
-    for b in (*batches, *(winograd_pool(geometry, spec) if options.winograd else ())):
+    for b in (*batches, *winograd_programs(geometry, spec, options)):
         waste = (-geometry.extents % b.block) / geometry.extents
         ok = (waste <= options.epsilon).all(axis=1) if geometry.expr.allow_padding else (waste == 0).all(axis=1)
         if options.epsilon < 1.0 or not geometry.expr.allow_padding:

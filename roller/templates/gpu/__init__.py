@@ -1,7 +1,6 @@
 """The GPU half of the micro performance model."""
 
 from roller.templates.gpu.common.compute import compute_rate_per_unit
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.occupancy import (
     allocated_registers,
     block_limits,
@@ -10,11 +9,12 @@ from roller.templates.gpu.common.occupancy import (
     scratchpad_bytes,
     usable_registers,
 )
+from roller.templates.gpu.common.operand_copies import are_async
 from roller.templates.gpu.common.price import BOTTLENECKS, Parts
 from roller.templates.gpu.common.products import inner_batch, outer_batch, products_of
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import dram_bandwidth
 from roller.templates.gpu.explained import explained
-from roller.templates.gpu.matrix.copies import are_async
 from roller.templates.gpu.registry import (
     TEMPLATES,
     arithmetic_bound_s,
@@ -28,7 +28,7 @@ from roller.templates.gpu.registry import (
 __all__ = [
     "BOTTLENECKS",
     "TEMPLATES",
-    "LaidOut",
+    "SharedMemoryLayout",
     "Parts",
     "allocated_registers",
     "are_async",

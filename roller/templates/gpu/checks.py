@@ -8,9 +8,10 @@ from roller.core.fragment import Fragment
 from roller.errors import TileError
 from roller.expr import SPATIAL
 from roller.hardware import DeviceSpec
-from roller.perf.model import batch_of, estimate_program
+from roller.perf.batch import batch_of
 from roller.templates.gpu.common.occupancy import register_words, scratchpad_bytes, usable_registers
 from roller.templates.gpu.matrix.candidates import matrix_forms
+from roller.templates.pricing import estimate_program
 from roller.tile.geometry import Geometry
 from roller.tile.program import RProgram
 from roller.tile.winograd_products import products, products_program

@@ -13,7 +13,7 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import LibraryPolicy
 from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.rows.shape import RowShape, keeps, lane_counts
+from roller.templates.gpu.common.row_shape import RowShape, keeps, lane_counts
 from roller.templates.gpu.tiled.candidates import joined, split_variants
 from roller.tile.geometry import Geometry, product
 from roller.tile.structures import TILED, structure_of

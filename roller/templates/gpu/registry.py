@@ -13,12 +13,13 @@ from roller.templates.common.forms import canonical_forms, matrix_forms
 from roller.templates.common.options import ConstructOptions
 from roller.templates.common.policy import POLICIES, LibraryPolicy
 from roller.templates.common.template import Template, template_of
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.limits import whole_teus
+from roller.templates.gpu.common.operand_copies import OperandCopy, operand_copies
 from roller.templates.gpu.common.price import Parts, Terms
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
+from roller.templates.gpu.common.window_strips import walk
 from roller.templates.gpu.library import library_options, product_tiles, restricted
 from roller.templates.gpu.matrix.candidates import matrix_pools
-from roller.templates.gpu.matrix.copies import OperandCopy, operand_copies
 from roller.templates.gpu.matrix.neighbours import neighbours as rings
 from roller.templates.gpu.matrix.price import PHASES as MATRIX
 from roller.templates.gpu.rows.candidates import row_pools
@@ -31,7 +32,6 @@ from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.templates.gpu.tiled.variants import variants
 from roller.templates.gpu.window.candidates import window_limits, window_pools
 from roller.templates.gpu.window.price import PHASES as WINDOW
-from roller.templates.gpu.window.strips import walk
 from roller.templates.gpu.winograd import price as winograd
 from roller.templates.gpu.winograd.candidates import winograd_gpu_pool
 from roller.tile.geometry import Floats, Geometry
@@ -123,7 +123,9 @@ def _constructed(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) 
         yield from template.whole(expr, spec, options) if template.whole else ()
 
 
-def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None) -> Terms:
+def price(
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
+) -> Terms:
     """Price a batch as its template does; see :func:`roller.templates.gpu.common.price.price`."""
     return template_of(TEMPLATES, batch).price(batch, spec, laid, told)
 
@@ -132,7 +134,7 @@ def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
     """Price the programs of a batch as they are laid out."""
-    return price(batch, spec, LaidOut.of(batch, programs, spec), told)
+    return price(batch, spec, SharedMemoryLayout.of(batch, programs, spec), told)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats:

@@ -10,7 +10,7 @@ import pytest
 
 import roller
 from roller import ConstructOptions, KernelArtifact, ops
-from roller.compiler.autotune import Workshop
+from roller.compiler.autotune import TuningContext
 from roller.compiler.autotune.refine import BATCH, MARGIN, refine
 from roller.construction.neighbours import neighbours
 from roller.errors import BuildError
@@ -53,8 +53,8 @@ def built_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_pool, "build_all", lambda jobs, make, **_: build_pool.build_here(jobs, make))
 
 
-def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -> Workshop:
-    return Workshop(EXPR, SPEC, OPTIONS, make or bench.make, bench.judge)
+def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -> TuningContext:
+    return TuningContext(EXPR, SPEC, OPTIONS, make or bench.make, bench.judge)
 
 
 def ticking(step: float = 1.0) -> Callable[[], float]:

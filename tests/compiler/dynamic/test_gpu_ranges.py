@@ -15,11 +15,12 @@ from roller.backends.cuda import toolchain as nvrtc
 from roller.backends.rocm import toolchain as hip
 from roller.compiler.dynamic.gpu import programs, search
 from roller.compiler.dynamic.gpu.programs import GpuProgram
-from roller.compiler.dynamic.symbolic_call import OpenRange
+from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.emulator import emulate, prove
 from roller.emulator.translate import translate
 from roller.errors import ArtifactError, BuildError, EmulationError, LaunchError, NoCandidateError, RollerError
 from roller.targets import target_for
+from roller.templates import pricing
 from roller.templates.gpu.emit import general
 from roller.templates.gpu.emit.general import Numbers, generalised
 from tests.backends import fake_cupy
@@ -58,7 +59,7 @@ def edges(kernel, axis):
 
 
 def test_a_product_is_exact_at_every_edge_of_its_tiles(rows):
-    assert isinstance(rows, OpenRange) and 1 <= len(rows.kernels) <= 3
+    assert isinstance(rows, SymbolicRange) and 1 <= len(rows.kernels) <= 3
     for m in edges(rows, "i"):
         artifact = rows.at(i=m).artifact
         given = integers(artifact.expression, m)
@@ -114,7 +115,7 @@ def test_pieces_say_where_a_kernel_is_taken(rows):
     assert sum(len(p.sizes) for p in rows.pieces) == len(rows.judged[0].places)
     assert all(p.regret >= 0 and p.program.kind == "gpu" for p in rows.pieces)
     assert rows.at(i=200).estimate.seconds == pytest.approx(min(
-        roller.perf.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
+        pricing.estimate_program(k.program.at({"i": 200}), rows.spec).seconds for k in rows.kernels
     ))  # fmt: skip
 
 
@@ -129,7 +130,9 @@ def test_a_kernel_whose_numbers_are_others_is_not_used():
         (replace(judged.kernel, code="another"), "code of another kind"),
     ):
         with pytest.raises(NoCandidateError, match=why):
-            OpenRange(kernel.varies, kernel.expression, [replace(judged, kernel=spoiled)], kernel._best, kernel.spec)
+            SymbolicRange(
+                kernel.varies, kernel.expression, [replace(judged, kernel=spoiled)], kernel._best, kernel.spec
+            )
         with pytest.raises(BuildError, match=why):
             spoiled.at({"i": 9}, kernel.expression.at({"i": 9}))
 
@@ -254,7 +257,7 @@ def test_one_image_is_loaded_for_all_sizes(monkeypatch):
     builds = []
     monkeypatch.setattr(nvrtc, "build", lambda a: builds.append(a) or a.with_binary(b"image"))
     kernel = compiled(OPS.matmul(64, 40, 24), "v100", most=1, i=(1, 300))
-    here = OpenRange(
+    here = SymbolicRange(
         kernel.varies, kernel.expression, kernel.judged, np.ones(len(kernel.judged[0].places)), kernel.spec
     )
     for launch in here.artifact.launches:

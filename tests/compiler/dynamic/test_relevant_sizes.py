@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from roller import ops
 from roller.compiler.dynamic.box import Box
-from roller.compiler.dynamic.relevant_sizes import own_sizes
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.relevant_sizes import relevant_sizes
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.core.formulas import Atom, Formula
 from roller.templates.common.options import ConstructOptions
 
@@ -15,7 +15,7 @@ POINTS = [{"batch": b, "sequence": s} for b, s in ((3, 61), (2, 130), (7, 45), (
 
 def own(make, box=BOX, points=POINTS):
     whole = [box.whole(p) for p in points]
-    return own_sizes(OpenExpr.of([make(p) for p in whole], whole), whole, box, ConstructOptions())
+    return relevant_sizes(SymbolicExpr.of([make(p) for p in whole], whole), whole, box, ConstructOptions())
 
 
 def test_rows_of_a_product_are_one_size_whatever_it_is_the_product_of():

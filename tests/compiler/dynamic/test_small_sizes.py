@@ -22,7 +22,7 @@ from roller.compiler.dynamic.families import (
     samples,
 )
 from roller.compiler.dynamic.ranges import open_range
-from roller.compiler.dynamic.search_request import question_of
+from roller.compiler.dynamic.search_request import search_request
 from roller.compiler.dynamic.symbolic_search import constructed
 from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.emit.plan import decisions_of
@@ -90,7 +90,7 @@ def test_sizes_that_grow_together_are_closer_where_they_are_small():
 
 def image_programs(shapes):
     varies = extents_of(roller.ops.conv2d(1, 64, 7, 21, 64, 3, 3, padding=1), shapes)
-    question = question_of(varies, OPTIONS)
+    question = search_request(varies, OPTIONS)
     sizes = varies.box.low
     return sizes, constructed(question, [sizes], SPEC, OPTIONS, 24)[0]
 

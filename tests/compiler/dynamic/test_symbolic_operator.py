@@ -14,7 +14,7 @@ from roller.arguments import expression_of, target_of
 from roller.backends.cpu.launcher import CpuKernel
 from roller.compiler.dynamic import symbolic_operator
 from roller.compiler.dynamic.extents import extents_of
-from roller.compiler.dynamic.symbolic_call import OpenRange
+from roller.compiler.dynamic.symbolic_call import SymbolicRange
 from roller.errors import ArtifactError, LaunchError, NoCandidateError, RollerError
 from roller.templates.common.options import ConstructOptions
 from roller.tile.tiled_axis import TiledAxis
@@ -80,7 +80,7 @@ def image(ho, wo):
 
 
 def test_every_image_is_right_and_in_bounds(strided):
-    assert isinstance(strided, OpenRange) and len(strided.kernels) <= 8
+    assert isinstance(strided, SymbolicRange) and len(strided.kernels) <= 8
     draw = random.Random(0)
     for n in range(24):
         sizes = {"ho": draw.randint(2, 12), "wo": draw.randint(2, 12)}

@@ -12,9 +12,9 @@ import pytest
 from roller.arguments import target_of
 from roller.compiler.dynamic import symbolic_build
 from roller.compiler.dynamic.box import Box
-from roller.compiler.dynamic.kernel_choice import Judged, fastest_first
-from roller.compiler.dynamic.symbolic_choice import OpenKernels, compile_open
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
+from roller.compiler.dynamic.kernel_choice import PricedKernel, fastest_first
+from roller.compiler.dynamic.symbolic_choice import SymbolicKernels, compile_symbolic
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
 from roller.compiler.dynamic.symbolic_proof import fault
 from roller.core.fitting import Fitter
 from roller.core.formulas import Atom, Formula
@@ -46,19 +46,19 @@ def spec():
 
 @pytest.fixture(scope="module")
 def expression():
-    return OpenExpr.of([matmul(p["rows"], 33, 24) for p in POINTS], POINTS)
+    return SymbolicExpr.of([matmul(p["rows"], 33, 24) for p in POINTS], POINTS)
 
 
 @pytest.fixture(scope="module")
 def right(spec, expression):
-    return compile_open({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
+    return compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
 
 
 @pytest.fixture(scope="module")
 def wrong(spec, expression):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(symbolic_build, "Fitter", Planted)
-        return compile_open({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
+        return compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions())["k"]
 
 
 def test_kernels_are_the_code_of_every_size(right):
@@ -81,7 +81,7 @@ def test_a_formula_that_is_wrong_at_one_size_does_not_run_there(wrong):
     else:
         with pytest.raises(NoCandidateError, match="got none that is right"):
             wrong.best(sizes)
-    alone = OpenKernels(wrong.own, (wrong.judged[first],), wrong.spec)
+    alone = SymbolicKernels(wrong.own, (wrong.judged[first],), wrong.spec)
     with pytest.raises(NoCandidateError, match=r"a kernel for \{'rows': 173\}, got none that is right: .*of .*rows"):
         alone.best(sizes)
 
@@ -106,7 +106,7 @@ def test_the_next_kernel_is_taken_where_the_first_is_wrong(caplog):
         return [([1, 2, 3] if s < 12 else [9, 1, 10])[n] for n, s in (p.at(sizes) for p in programs)]
 
     own = SimpleNamespace(expression=SimpleNamespace(at=lambda sizes: SimpleNamespace(name="sum")), at=dict)
-    several = tuple(Judged(kernel(n), ({"s": 8},), np.ones(1), {}) for n in range(3))
+    several = tuple(PricedKernel(kernel(n), ({"s": 8},), np.ones(1), {}) for n in range(3))
     asked = []
 
     def answer(kernel, _expression, sizes, _spec):
@@ -114,7 +114,9 @@ def test_the_next_kernel_is_taken_where_the_first_is_wrong(caplog):
         return "wrong" if kernel.number == 0 or sizes["s"] == 7 else ""
 
     room = SimpleNamespace(predicted=predicted, fault=answer, UNUSED=logging.WARNING)
-    made = OpenKernels(own, several, SimpleNamespace(traits=SimpleNamespace(module_for={"compiler.dynamic": room}.get)))
+    made = SymbolicKernels(
+        own, several, SimpleNamespace(traits=SimpleNamespace(module_for={"compiler.dynamic": room}.get))
+    )
     with caplog.at_level(logging.WARNING, "roller"):
         assert [made.best({"s": s}) for s in (3, 3, 60)] == [1, 1, 1]
     assert asked == [(0, 3), (1, 3), (1, 60)] and "sum: a kernel of the range is not used: wrong" in caplog.text
@@ -145,7 +147,7 @@ def test_what_was_timed_is_chosen_by_its_times(spec, expression, monkeypatch):
 
     measured = Bench.profile
     monkeypatch.setattr(Bench, "profile", profile)
-    made = compile_open({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions(), passing_bytes={})["k"]
+    made = compile_symbolic({"k": (expression, ())}, POINTS, BOX, spec, ConstructOptions(), passing_bytes={})["k"]
     assert len(times) > 2 and not made.doubt
     for column, sizes in enumerate(made.judged[0].places):
         known = {n: j.measured[column] for n, j in enumerate(made.judged) if column in j.measured}

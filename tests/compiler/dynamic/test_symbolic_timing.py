@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from roller.compiler.dynamic import symbolic_search
-from roller.compiler.dynamic.kernel_choice import Judged, usual_of
+from roller.compiler.dynamic.kernel_choice import PricedKernel, usual_of
 from roller.compiler.dynamic.symbolic_choice import EFFORT
-from roller.compiler.dynamic.symbolic_search import Question, Search, chosen, spread
+from roller.compiler.dynamic.symbolic_search import Search, SearchRequest, chosen, spread
 
 SPEC = SimpleNamespace(units=1)
 
@@ -44,7 +44,7 @@ def searched(places, costs):
     box = SimpleNamespace(ends={"s": (8, 512)})
     own = SimpleNamespace(box=box, expression=SimpleNamespace(at=lambda s: s["s"]))
     best = costs.min(axis=0)
-    return Search(Question(own), [None, None], places, costs, best, {n: Kernel(n) for n in range(2)})
+    return Search(SearchRequest(own), [None, None], places, costs, best, {n: Kernel(n) for n in range(2)})
 
 
 def bench_of(monkeypatch, seconds, disturbed=()):
@@ -119,7 +119,7 @@ def test_a_kernel_without_times_is_off_as_the_others_and_a_little_more():
     costs = {0: np.array([1.0, 2.0]), 1: np.array([1.0, 1.0])}
     usual = usual_of(costs, {0: {0: 2.0, 1: 4.0}})
     assert usual == pytest.approx(2.0) and usual_of(costs, {}) == 1.0
-    untimed = Judged(None, ({"s": 8}, {"s": 9}), costs[1], {}, usual)
+    untimed = PricedKernel(None, ({"s": 8}, {"s": 9}), costs[1], {}, usual)
     assert untimed.everywhere == pytest.approx([2.2, 2.2])
 
 
@@ -133,8 +133,8 @@ def test_sizes_that_are_timed_lie_far_from_each_other():
 
 def test_what_was_not_measured_is_predicted_as_far_off_as_near_by():
     several = ({"h": 8, "w": 8}, {"h": 9, "w": 8}, {"h": 64, "w": 64})
-    judged = Judged(None, several, np.array([1.0, 1.0, 4.0]), {0: 2.0, 2: 4.0})
+    judged = PricedKernel(None, several, np.array([1.0, 1.0, 4.0]), {0: 2.0, 2: 4.0})
     assert judged.everywhere == pytest.approx([2.0, 1.98, 4.0], rel=0.02)
     assert judged.off({"h": 8, "w": 8, "derived": 3}) == pytest.approx(2.0, rel=0.02)
-    untimed = Judged(None, several, np.array([1.0, math.inf, 4.0]), {})
+    untimed = PricedKernel(None, several, np.array([1.0, math.inf, 4.0]), {})
     assert untimed.everywhere == pytest.approx([1.1, math.inf, 4.4])

@@ -8,7 +8,7 @@ from math import comb
 import pytest
 
 from roller.insight.trace.step_clock import BLOCK_STEPS, median_interval, time_steps
-from roller.runtime.clock import Spell
+from roller.runtime.clock import ClockSample
 
 
 class Machine:
@@ -34,7 +34,7 @@ class Machine:
 
     def end(self):
         lost = next(self._lost)
-        return Spell(self._now - self._begun, lost, lost)
+        return ClockSample(self._now - self._begun, lost, lost)
 
     def now(self):
         return self._now

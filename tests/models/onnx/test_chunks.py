@@ -12,7 +12,7 @@ from roller import ops
 from roller.hardware import load_spec
 from roller.models.graph.chunks import chunked, shrunk
 from roller.models.graph.coschedule import coscheduled
-from roller.models.graph.steps import Join, KernelSource, Program, Run, Together, Value, View
+from roller.models.graph.steps import Join, KernelSource, ParallelGroup, Program, Run, Value, View
 from tests.models.session import programs
 from tests.models.session.reference import evaluate_program
 
@@ -63,7 +63,7 @@ def test_layers_overlap_where_that_is_predicted_to_pay():
     program = layers(4, 24, 1, 256)
     spec = load_spec("cpu-avx512").with_overrides({"units": 2})
     found = coscheduled(program, spec)
-    assert any(isinstance(s, Together) for s in found.program.steps)
+    assert any(isinstance(s, ParallelGroup) for s in found.program.steps)
     assert found.together_s < 0.9 * found.serial_s
     serial = Program("", program.inputs, program.outputs, program.values, program.constants, program.steps,
                      program.kernels)  # fmt: skip

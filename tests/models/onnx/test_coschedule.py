@@ -9,7 +9,7 @@ import pytest
 
 from roller.hardware import load_spec
 from roller.models.graph.coschedule import coscheduled, costs_of, predictor, with_company
-from roller.models.graph.steps import KernelSource, Program, Run, Together, Value
+from roller.models.graph.steps import KernelSource, ParallelGroup, Program, Run, Value
 from roller.ops import matmul
 from roller.perf.estimate import Estimate
 
@@ -40,7 +40,7 @@ def test_the_cells_of_a_small_lstm_are_predicted_to_gain_from_a_core_each(cores)
     found = coscheduled(program, cores)
     assert found.together_s < 0.9 * found.serial_s
     assert found.runs > len(program.steps) // 2
-    assert all(len(s.lanes) == 2 for s in found.program.steps if isinstance(s, Together))
+    assert all(len(s.lanes) == 2 for s in found.program.steps if isinstance(s, ParallelGroup))
     assert {s.units for s in found.program.kernels.values()} == {None, 1}
     assert found.program.kernels["product@1"].constants == ("B",)
 

@@ -18,11 +18,10 @@ from roller.backends.cuda.toolchain import available
 from roller.emulator.device import EmulatedDevice
 from roller.errors import LaunchError
 from roller.models.expected import expected_of
-from roller.models.graph.steps import Together
+from roller.models.graph.steps import ParallelGroup, runs_of
 from roller.models.session import gpu_device
 from roller.models.session.bundle_run import run_bundle
 from roller.models.session.gpu_bundle import ModelBundle
-from roller.models.session.horizontal import packs_of
 from tests.models.onnx.networks import branches, tower
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,17 +52,14 @@ def test_a_bundle_of_a_model_computes_what_onnx_runtime_does(model, tmp_path):
 
 
 def test_branches_of_a_model_are_streams_of_a_gpu(tmp_path):
-    made = bundled(branches(), tmp_path / "b", batch=2, experimental=("packs",))
-    plain = ModelBundle(tmp_path / "b").plain()
-    assert any(isinstance(s, Together) and not s.packed for s in plain.program.steps)
-    assert {s.units for s in made.planned.plain.program.kernels.values()} - {None}
-    # Where launches are most of the time, sharing them is faster still.
-    packed, streams = made.planned.ways
-    assert (packed.name, streams.name) == ("packed", "streams")
-    assert packed.launches < streams.launches
-    assert packed.predicted_s < streams.predicted_s
-    assert packs_of(ModelBundle(tmp_path / "b").plan().program.steps)
-    assert all(p.binary for p in made.planned.packs.values()) or available() is not None
+    made = bundled(branches(), tmp_path / "b", batch=2)
+    assert any(isinstance(s, ParallelGroup) for s in ModelBundle(tmp_path / "b").plan().program.steps)
+    assert {s.units for s in made.plan.program.kernels.values()} - {None}
+    assert made.launches.name == "streams"
+    runs = runs_of(made.plan.program.steps)
+    assert made.launches.launches == sum(len(made.artifacts[run.kernel].launches) for run in runs)
+    # Lanes take as long as the longest of them.
+    assert 0 < made.launches.predicted_s < sum(row["share_s"] for row in made.rows)
 
 
 def test_a_bundle_does_not_depend_on_the_process_that_writes_it(tmp_path):

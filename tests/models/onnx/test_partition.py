@@ -110,14 +110,14 @@ def test_a_value_no_step_can_pass_on_is_refused_with_fallback_too():
 
 def test_the_report_says_what_runs_where(monkeypatch):
     from roller.models.onnx.lowering import LOWERINGS
-    from roller.models.onnx.partition import explain
+    from roller.models.onnx.partition import partition_with_report
 
     nodes = [Node("Relu", (a,), (b,), {}, "", "", 17) for a, b in ("xa", "zb")]
     nodes += [Node("Tanh", ("a",), ("c",), {}, "", "", 17), Node("Neg", ("c",), ("y",))]
     g = graph(nodes, dict.fromkeys("xzabcy", (2,)), "xz", ["y", "b"])
     partition(g)
     monkeypatch.delitem(LOWERINGS, ("", "Tanh"))
-    report = explain(g, fallback="onnxruntime")
+    report = partition_with_report(g, fallback="onnxruntime")
     assert [(k.nodes, k.runs) for k in report.kernels] == [(("n0",), 2), (("n3",), 1)]
     assert report.steps == {"runs": 3, "foreign": 1}
     assert report.outside == {"n2": "operator Tanh has no lowering"}

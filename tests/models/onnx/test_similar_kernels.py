@@ -14,7 +14,7 @@ from roller.construction.constructor import construct_candidates
 from roller.models.batch.compile import compile_kernels
 from roller.models.batch.executors import Forks
 from roller.models.batch.jobs import Job, Settings, Target, jobs_of
-from roller.models.batch.similar_kernels import ELDERS, Kin
+from roller.models.batch.similar_kernels import PILOTS, SimilarKernels
 from roller.models.graph.steps import KernelSource
 from roller.perf.accuracy import kernel_family
 from roller.runtime.cache import KernelCache
@@ -48,24 +48,24 @@ def timed(job: Job, factors: dict[object, float], status: str = "measured") -> t
 
 
 def test_the_first_of_a_kin_choose_for_the_others() -> None:
-    elders, others = Kin.rounds(jobs := constructed())
-    assert [j.digest for j in elders] == [j.digest for j in jobs[:ELDERS]] and others == jobs[ELDERS:]
+    elders, others = SimilarKernels.rounds(jobs := constructed())
+    assert [j.digest for j in elders] == [j.digest for j in jobs[:PILOTS]] and others == jobs[PILOTS:]
     families = [kernel_family(c.program) for c in jobs[0].starts]
     assert len(families) > 1
     for best in families:
-        kin, (*first, last) = Kin(), constructed()
-        for job in first[:ELDERS]:
+        kin, (*first, last) = SimilarKernels(), constructed()
+        for job in first[:PILOTS]:
             kin.advise(job)
             assert not job.elders, "nobody was timed yet, or too few"
             kin.learn(job, timed(job, dict.fromkeys([best], 0.85)))
         kin.advise(last)
-        assert [kernel_family(c.program) for c in last.starts] == [best] and last.elders == ELDERS
+        assert [kernel_family(c.program) for c in last.starts] == [best] and last.elders == PILOTS
 
 
 def test_families_that_were_as_fast_are_timed_again() -> None:
     """What is known to 6 % of a kernel with the same time is worth a second candidate, and no third."""
-    kin, (*first, last) = Kin(), constructed()
-    for job in first[:ELDERS]:
+    kin, (*first, last) = SimilarKernels(), constructed()
+    for job in first[:PILOTS]:
         seconds = max(c.estimate.seconds for c in job.starts)
         equal = {kernel_family(c.program): seconds / c.estimate.seconds for c in job.starts}
         kin.learn(job, timed(job, equal))
@@ -77,7 +77,7 @@ def test_families_that_were_as_fast_are_timed_again() -> None:
 
 @pytest.mark.parametrize("what", ["doubtful", "failed", "light", "asked"])
 def test_nothing_is_learned_of_what_says_nothing(what: str) -> None:
-    kin, (*first, last) = Kin(), constructed()
+    kin, (*first, last) = SimilarKernels(), constructed()
     before = last.first
     for job in first:
         if what == "asked":  # as many as a person says
@@ -90,9 +90,9 @@ def test_nothing_is_learned_of_what_says_nothing(what: str) -> None:
 
 
 def test_one_disturbed_time_decides_nothing() -> None:
-    kin, (*first, last) = Kin(), constructed()
+    kin, (*first, last) = SimilarKernels(), constructed()
     good, *rest = (kernel_family(c.program) for c in last.starts)
-    for n, job in enumerate(first[:ELDERS]):
+    for n, job in enumerate(first[:PILOTS]):
         kin.learn(job, timed(job, {good: 40.0} if n == 1 else dict.fromkeys(rest, 1.2)))
     kin.advise(last)
     assert [kernel_family(c.program) for c in last.starts] == [good]
@@ -119,7 +119,7 @@ def test_a_batch_builds_one_candidate_of_those_that_come_after(monkeypatch: pyte
     cache, wanted_ = KernelCache(), sources()
     batch = compile_kernels(wanted_, target, Settings(), cache=cache)
     assert not batch.failures and set(batch.origins.values()) == {"compiled"}
-    elders, others = Kin.rounds(constructed(target))
+    elders, others = SimilarKernels.rounds(constructed(target))
     names = {True: [j.names[0][0] for j in elders if len(j.first) > 1], False: [j.names[0][0] for j in others]}
     for was_timed, keys in names.items():
         assert all((batch.artifacts[key].measured_s is not None) == was_timed for key in keys)

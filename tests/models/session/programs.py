@@ -14,7 +14,7 @@ from roller.compiler.pipeline import lower
 from roller.construction.constructor import construct_candidates
 from roller.expr import TensorExpr
 from roller.hardware.detect import detect_cpu
-from roller.models.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Step, Together, Value, View
+from roller.models.graph.steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run, Step, Value, View
 from roller.models.session.constants import steps_of
 from roller.templates.common.options import ConstructOptions
 
@@ -108,7 +108,7 @@ def lanes(rows: int = 3, width: int = 40) -> Program:
     """Two lanes of two steps each that meet in a sum."""
     steps = [
         run("tanh", "x", "t"),
-        Together(
+        ParallelGroup(
             (
                 (run("relu", "t", "a0"), run("tanh", "a0", "a1")),
                 (run("tanh", "x", "b0"), run("relu", "b0", "b1"), run("tanh", "b1", "b2")),
@@ -142,7 +142,7 @@ def mixed() -> Program:
 
 
 def flat(steps: Sequence[Step]) -> list[Step]:
-    """Steps, those of lanes in place of their ``Together``."""
+    """Steps, those of lanes in place of their ``ParallelGroup``."""
     return list(steps_of(steps))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from roller.core.dtypes import numpy_dtype
 from roller.errors import ModelError
-from roller.models.graph.steps import Call, Copy, Join, Program, Run, Step, Together, Value, View
+from roller.models.graph.steps import Call, Copy, Join, ParallelGroup, Program, Run, Step, Value, View
 from roller.models.session.fallback import run_foreign
 
 
@@ -74,7 +74,7 @@ def _run(step: Step, program: Program, held: dict[str, np.ndarray]) -> None:
         held[step.target] = np.concatenate([held[n] for n in step.sources], axis=step.axis)
     elif isinstance(step, Copy):
         _copy(step, program, held)
-    elif isinstance(step, Together):
+    elif isinstance(step, ParallelGroup):
         for lane in step.lanes:
             for inner in lane:
                 _run(inner, program, held)

@@ -9,7 +9,7 @@ from roller import ops
 from roller.emulator.device import POLICIES, EmulatedDevice
 from roller.errors import EmulationError, LaunchError, ModelError
 from roller.models.graph.memory import plan
-from roller.models.graph.steps import Copy, KernelSource, Together
+from roller.models.graph.steps import Copy, KernelSource, ParallelGroup
 from roller.models.session.gpu_runner import GpuSession
 from tests.models.session import gpu, programs
 
@@ -30,7 +30,7 @@ def test_a_plan_of_kernels_and_copies_becomes_a_graph():
     frame = gpu.session(program, device).frame()
     assert frame.capture()
     assert frame.no_graph == ""
-    assert any(isinstance(s, Together) for s in program.steps)
+    assert any(isinstance(s, ParallelGroup) for s in program.steps)
     done = device.executed
     frame.replay()
     assert device.executed == done  # a launch waits for nothing

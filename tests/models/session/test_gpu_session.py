@@ -17,7 +17,7 @@ from roller.backends.null.gpu import NullGpu
 from roller.emulator.device import EmulatedDevice
 from roller.errors import ArtifactError, LaunchError
 from roller.models.graph.memory import plan
-from roller.models.graph.steps import Call, Copy, Run, Together
+from roller.models.graph.steps import Call, Copy, ParallelGroup, Run
 from roller.models.session.gpu_device import CupyDevice
 from roller.models.session.gpu_runner import GpuSession
 from roller.models.session.session import Session
@@ -116,7 +116,7 @@ def test_results_go_into_arrays_of_either_side(device):
 
 
 def kinds(steps):
-    return {Run: "kernel", Copy: "copy", Call: "function", Together: "together"}[type(steps)]
+    return {Run: "kernel", Copy: "copy", Call: "function", ParallelGroup: "together"}[type(steps)]
 
 
 @pytest.mark.parametrize("make", [programs.lanes, programs.mixed])
@@ -126,7 +126,7 @@ def test_a_profile_has_a_row_per_step_and_lane(make, device):
     found = session.profile(repeats=2)
     steps = session.plan.program.steps
     assert [s.kind for s in found.steps if s.lane is None] == [kinds(s) for s in steps]
-    together = next((s for s in steps if isinstance(s, Together)), None)
+    together = next((s for s in steps if isinstance(s, ParallelGroup)), None)
     assert sum(s.lane is not None for s in found.steps) == (sum(map(len, together.lanes)) if together else 0)
     assert sum(s.share for s in found.steps if s.lane is None) == pytest.approx(1)
     assert all(s.measured_s > 0 and s.predicted_s > 0 and s.bottleneck for s in found.steps if s.kind == "kernel")

@@ -16,7 +16,7 @@ from roller.models.graph.arena import ALIGN_BYTES, pack
 from roller.models.graph.lifetimes import Life, peak_bytes
 from roller.models.graph.memory import _arena_roots, plan
 from roller.models.graph.plan import ARENA, CONSTANT, INPUT, OUTPUT
-from roller.models.graph.steps import Copy, Join, Program, Run, Together, View, reads, writes
+from roller.models.graph.steps import Copy, Join, ParallelGroup, Program, Run, View, reads, writes
 from roller.models.session.constants import steps_of
 from tests.models.session import programs
 
@@ -92,7 +92,7 @@ def chain_with_lanes(seed: int) -> Program:
     for _ in range(14):
         kind = rng.integers(0, 5)
         if kind == 0:
-            step = Together(tuple(_lane(run, readable, rng) for _ in range(rng.integers(1, 4))))
+            step = ParallelGroup(tuple(_lane(run, readable, rng) for _ in range(rng.integers(1, 4))))
         elif kind == 1:
             source = str(rng.choice(readable))
             name, (_, rows, _) = f"v{next(fresh)}", shapes_of(source)
@@ -177,7 +177,7 @@ class Bytes:
         for name in (*self.program.inputs, *self.program.constants):
             self.write(memory, name, self.wanted[name])
         for step in self.plan.program.steps:
-            if not isinstance(step, Together):
+            if not isinstance(step, ParallelGroup):
                 self.step(memory, step)
                 continue
             lanes = [list(lane) for lane in step.lanes]

@@ -12,7 +12,7 @@ from roller.core.display import structure
 from roller.errors import ArtifactError
 from roller.models.graph.plan import Place, Plan
 from roller.models.graph.plan_data import plan_from_dict, plan_to_dict
-from roller.models.graph.steps import Call, Copy, Foreign, Join, Program, Run, Together, Value, View
+from roller.models.graph.steps import Call, Copy, Foreign, Join, ParallelGroup, Program, Run, Value, View
 
 
 def every_step():
@@ -21,7 +21,7 @@ def every_step():
     attributes = {"axis": 1, "axes": (0, (1, 2)), "low": -math.inf, "table": np.float32([[1, 2]]), "mode": "nearest"}
     call = Call("gather", ("b", ""), ("c",), attributes, "gather_1")
     foreign = Foreign("onnxruntime", b"\x00\xffmodel", ("c",), ("d",), ("node",))
-    return (run, View("a", "v", 4), Join(("a", "b"), "j", 1), Together(((copy,), (call, foreign))))
+    return (run, View("a", "v", 4), Join(("a", "b"), "j", 1), ParallelGroup(((copy,), (call, foreign))))
 
 
 def test_every_kind_of_step_and_place_comes_back():

@@ -19,7 +19,7 @@ from roller.artifact import KernelArtifact
 from roller.backends.cpu.threads import processors
 from roller.errors import LaunchError, ModelError
 from roller.models.graph.memory import plan
-from roller.models.graph.steps import Call, Foreign, Join, KernelSource, Program, Run, Together
+from roller.models.graph.steps import Call, Foreign, Join, KernelSource, ParallelGroup, Program, Run
 from roller.models.session import constants
 from roller.models.session.session import Session
 from roller.ops import matmul
@@ -363,7 +363,11 @@ def test_lanes_of_kernels_that_wake_threads_run_in_a_row():
     wide = (256, 256)
     lanes = tuple((Run(f"m{n}", "m", ("x", "x"), (f"y{n}",)),) for n in range(2))
     program = programs.program(
-        [Together(lanes)], {"x": wide}, ["y0", "y1"], dict.fromkeys(("y0", "y1"), wide), {"m": KernelSource(expression)}
+        [ParallelGroup(lanes)],
+        {"x": wide},
+        ["y0", "y1"],
+        dict.fromkeys(("y0", "y1"), wide),
+        {"m": KernelSource(expression)},
     )
     session = session_of(program)
     assert session.kernels["m"].code.parallel
@@ -404,4 +408,4 @@ def test_a_profile_names_every_step(case):
     with pytest.raises(LaunchError, match="'repeats': expected at least 1, got 0"):
         session.profile(repeats=0)
     lanes = {s.lane for s in found.steps}
-    assert lanes == ({None, 0, 1} if any(isinstance(s, Together) for s in program.steps) else {None})
+    assert lanes == ({None, 0, 1} if any(isinstance(s, ParallelGroup) for s in program.steps) else {None})

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roller.models.graph.dependencies import Dependencies, live_bytes
 from roller.models.graph.side_by_side import Costs, coschedule, share_key
-from roller.models.graph.steps import Copy, Join, KernelSource, Program, Run, Together, Value, View, reads, writes
+from roller.models.graph.steps import Copy, Join, KernelSource, ParallelGroup, Program, Run, Value, View, reads, writes
 from roller.models.graph.weights import by_constants, large_constants, passing_bytes, reloaded_bytes, resident_bytes
 from roller.ops import matmul
 
@@ -39,14 +39,14 @@ def wavefront(layers, steps):
 
 
 def flat(steps):
-    return [s for step in steps for s in (itertools.chain(*step.lanes) if isinstance(step, Together) else (step,))]
+    return [s for step in steps for s in (itertools.chain(*step.lanes) if isinstance(step, ParallelGroup) else (step,))]
 
 
 def predicted_s(steps, costs):
     total = 0.0
     whole = {share_key(k, costs.units): s for k, s in costs.share_s.items()}
     for step in steps:
-        if isinstance(step, Together):
+        if isinstance(step, ParallelGroup):
             lanes = [sum(whole[s.kernel] for s in lane if isinstance(s, Run)) for lane in step.lanes]
             total += max(*lanes, 0.0) + costs.sync_s
         elif isinstance(step, Run):
@@ -60,7 +60,7 @@ def assert_valid(before, after):
     made = {w for s in before.steps for w in writes(s)}
     written: set[str] = set()
     for step in after.steps:
-        lanes = step.lanes if isinstance(step, Together) else ((step,),)
+        lanes = step.lanes if isinstance(step, ParallelGroup) else ((step,),)
         seen = []
         for lane in lanes:
             mine: set[str] = set()
@@ -115,7 +115,7 @@ def test_branches_share_a_section_and_meet_in_a_join():
     before = program_of(steps)
     found = coschedule(before, SMALL)
     assert_valid(before, found.program)
-    assert [type(s) for s in found.program.steps if not isinstance(s, View)] == [Together, Join]
+    assert [type(s) for s in found.program.steps if not isinstance(s, View)] == [ParallelGroup, Join]
     assert found.together_s == pytest.approx(4 * 9e-6 + 2e-6)
     # A branch that is not in lanes at all (no prediction for a share) leaves the other one alone too.
     assert coschedule(before, Costs({"k": 7e-6}, {}, 2e-6, 2, 1)).program is before
@@ -247,7 +247,7 @@ def test_weights_that_fit_a_core_in_parts_alone_are_no_reason_for_lanes():
     program = Program("p", ("x",), program.outputs, program.values, weights, program.steps, program.kernels)
     size = 4096
     assert resident_bytes(program, steps, size / 2, 2) == (14 * size, 0)
-    lanes = [Together((tuple(steps[:8]), tuple(steps[8:])))]
+    lanes = [ParallelGroup((tuple(steps[:8]), tuple(steps[8:])))]
     assert resident_bytes(program, lanes, size / 2, 2) == (0, 0)
     assert resident_bytes(program, lanes, size, 2) == (0, 14 * size)
     saved = (3e-6 / size, 3e-6 / size)

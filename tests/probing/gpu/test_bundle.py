@@ -164,7 +164,7 @@ def test_a_killed_run_continues(bundles, tmp_path):
 
 def test_refusals_name_what_is_wrong(bundles, tmp_path):
     folder, _ = bundles["v100"]
-    with pytest.raises(LaunchError, match=r"were made for v100. Use null:v100"):
+    with pytest.raises(LaunchError, match=r"built for v100 \(sm_70\), device 'null:h200' is .* Use null:v100"):
         run_probe_bundle(folder, tmp_path / "r.json", parse("null:h200"))
     with pytest.raises(ArtifactError, match="expected the specification of a GPU, got 'cpu-avx2'"):
         create_bundle(roller.load_spec("cpu-avx2"), tmp_path / "x")

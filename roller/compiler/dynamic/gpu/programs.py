@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roller import perf
 from roller.artifact import Argument, KernelArtifact
 from roller.compiler.dynamic import prices
 from roller.compiler.dynamic.box import Sizes
-from roller.compiler.dynamic.symbolic_programs import OpenProgram
+from roller.compiler.dynamic.symbolic_programs import SymbolicProgram
 from roller.errors import BuildError, RollerError, TileError, counted
 from roller.expr import SPATIAL, TensorExpr
 from roller.hardware import DeviceSpec
 from roller.targets import target_for
+from roller.templates import pricing
 from roller.tile import RProgram
 from roller.tile.geometry import Geometry
 
@@ -40,13 +40,13 @@ MOST_KEPT = 64
 
 
 @dataclass(frozen=True)
-class GpuProgram(OpenProgram):
+class GpuProgram(SymbolicProgram):
     """A program of a GPU for all sizes.
 
     Parameters
     ----------
     program, form, sizes
-        As of :class:`OpenProgram`.
+        As of :class:`SymbolicProgram`.
     scalar
         Whether rows whose length differs are copied by single elements: one code for rows of any length, where others
         have one for those that are multiples of a vector.
@@ -164,7 +164,7 @@ class GpuKernel:
         )
 
 
-def predicted(programs: Sequence[OpenProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
+def predicted(programs: Sequence[SymbolicProgram], sizes: Sizes, spec: DeviceSpec) -> np.ndarray:
     """Return the predicted seconds of programs at some sizes; infinite where one says nothing there.
 
     One that copies single elements is priced for the next odd sizes, where all do.
@@ -206,7 +206,7 @@ def build(
             f"{expression.name}: a kernel of a range: expected constants packed alike for all sizes, got packing that "
             f"takes {counted(len(packing), 'number')} of them."
         )
-    estimate = perf.estimate_program(made, spec).to_dict()
+    estimate = pricing.estimate_program(made, spec).to_dict()
     alone = target_for(spec).generation().lowered_for(codes[0].code, made, expression, spec)
     if _vectors(artifact) < _vectors(alone):
         raise BuildError(f"{expression.name}: a kernel of a range: expected the vectors of one shape's, got fewer.")

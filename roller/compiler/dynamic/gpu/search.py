@@ -19,11 +19,11 @@ from roller.compiler.dynamic.box import Box, Sizes
 from roller.compiler.dynamic.extents import Extents
 from roller.compiler.dynamic.families import fewest, shortlist
 from roller.compiler.dynamic.gpu.programs import MOST_KEPT, GpuKernel, GpuProgram, build, predicted
-from roller.compiler.dynamic.kernel_choice import Judged
-from roller.compiler.dynamic.search_request import question_of
-from roller.compiler.dynamic.symbolic_call import OpenRange
-from roller.compiler.dynamic.symbolic_programs import OpenExpr
-from roller.compiler.dynamic.symbolic_search import MOST, Question, Search, constructed
+from roller.compiler.dynamic.kernel_choice import PricedKernel
+from roller.compiler.dynamic.search_request import search_request
+from roller.compiler.dynamic.symbolic_call import SymbolicRange
+from roller.compiler.dynamic.symbolic_programs import SymbolicExpr
+from roller.compiler.dynamic.symbolic_search import MOST, Search, SearchRequest, constructed
 from roller.construction.constructor import target_units
 from roller.errors import NoCandidateError, RollerError, counted
 from roller.hardware import DeviceSpec
@@ -136,11 +136,11 @@ def _program(s: Search, row: int) -> GpuProgram:
     return program
 
 
-def _offered(program: RProgram, form: OpenExpr, sizes: Sizes) -> list[GpuProgram]:
+def _offered(program: RProgram, form: SymbolicExpr, sizes: Sizes) -> list[GpuProgram]:
     return GpuProgram(program, form, sizes).with_scalar
 
 
-def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions) -> Search:
+def _constructed(q: SearchRequest, spec: DeviceSpec, options: ConstructOptions) -> Search:
     """Construct programs for sizes all over the ranges, and price each at all of them."""
     places = q.own.box.compared(_PLACES)
     several, found = constructed(q, places, spec, options, _EACH, _offered)
@@ -149,10 +149,10 @@ def _constructed(q: Question, spec: DeviceSpec, options: ConstructOptions) -> Se
     return Search(q, list(several), places, costs, best)
 
 
-def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> OpenRange:
+def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, reachable: bool) -> SymbolicRange:
     """Compile an expression for all extents of some axes on a GPU, which need not be here."""
     share = target_units(spec, options)
-    s = _constructed(question_of(varies, options), share, replace(options, units=None))
+    s = _constructed(search_request(varies, options), share, replace(options, units=None))
     if not s.families:
         raise NoCandidateError(
             f"{varies.expr.name}: shapes: expected programs whose forms all sizes have, got none. "
@@ -160,7 +160,7 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
         )
     target_for(spec).prepare()
     codes = _Codes(s, share, _some(s.places, _FEW))
-    judged: list[Judged] = []
+    judged: list[PricedKernel] = []
     if all(codes.is_single(row) for row in fewest(s.costs, s.best, MOST)):
         made_for = list(s.places)
         _look_at(s, list(itertools.islice(varies.box.points(5), _PRICED)), share)
@@ -170,10 +170,10 @@ def compile_range(varies: Extents, spec: DeviceSpec, options: ConstructOptions, 
     if not judged:
         _look_at(s, _further(varies.box), share)
         judged = _covering(codes)
-    return OpenRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
+    return SymbolicRange(varies, s.question.own.expression, judged, s.best, share, reachable=reachable)
 
 
-def _nearest(codes: _Codes) -> list[Judged]:
+def _nearest(codes: _Codes) -> list[PricedKernel]:
     """Return the kernels that are nearest to the best, where each program has one kind of code; else none."""
     s = codes.s
     rows = fewest(s.costs, s.best, MOST)
@@ -181,11 +181,11 @@ def _nearest(codes: _Codes) -> list[Judged]:
     if not all(codes.is_single(row) for row in rows):
         return []
     several = [(row, codes.build((row, codes.digest(row, codes.few[0])))) for row in rows]
-    found = [Judged(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
+    found = [PricedKernel(k, tuple(s.places), s.costs[row], {}) for row, k in several if k is not None]
     return [] if len(found) < len(several) or _lacking(s.question.own.box, 0, found) else found
 
 
-def _covering(codes: _Codes) -> list[Judged]:
+def _covering(codes: _Codes) -> list[PricedKernel]:
     """Return the kernels that are nearest to the best among those that have code for all places, and some others.
 
     Sizes that were found to have none are places from then on, so that the last choice has code for them, too.
@@ -208,7 +208,7 @@ def _covering(codes: _Codes) -> list[Judged]:
     return found
 
 
-def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
+def _chosen(codes: _Codes, rows: Sequence[int]) -> list[PricedKernel]:
     """Return the fewest kernels that are near the best, and have code for all places."""
     s = codes.s
     while True:
@@ -224,7 +224,7 @@ def _chosen(codes: _Codes, rows: Sequence[int]) -> list[Judged]:
                 f"{lacking[:3]}{f': {why}' if why else ''}. Leave extents out, or compile for each extent."
             )
         several = [(codes.build(kinds[n]), costs[n]) for n in taken]
-        found = [Judged(k, tuple(s.places), c, {}) for k, c in several if k is not None]
+        found = [PricedKernel(k, tuple(s.places), c, {}) for k, c in several if k is not None]
         if len(found) == len(several):  # else the others are chosen among once more
             return found
 
@@ -267,7 +267,7 @@ def _further(box: Box) -> list[dict[str, int]]:
     return list(found.values())
 
 
-def _lacking(box: Box, seed: int, found: Sequence[Judged]) -> list[dict[str, int]]:
+def _lacking(box: Box, seed: int, found: Sequence[PricedKernel]) -> list[dict[str, int]]:
     """Return sizes, of some at random and the least ones, that no kernel has code for."""
     tried: list[dict[str, int]] = list(itertools.islice(box.points(31 + seed), _TRIED))
     tried += [{n: min(high, low + seed * 3 + k) for n, (low, high) in box.ends.items()} for k in range(3)]

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.spelling import Spelling, spells
+from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
 
 
-def _heads(s: Spelling, x: str, count: int) -> str:
+def _heads(s: Rewrite, x: str, count: int) -> str:
     """Return ``(batch, length, heads * size)`` as ``(batch, heads, length, size)``."""
     batch, length, width = s.shape(x)
     return s.add("Transpose", s.reshape(x, (batch, length, count, width // count)), perm=[0, 2, 1, 3])
 
 
-def _mixed(s: Spelling, query: str, key: str, value: str, masks: Sequence[str]) -> str:
+def _mixed(s: Rewrite, query: str, key: str, value: str, masks: Sequence[str]) -> str:
     """Return what heads make of each other, merged."""
     scale = float(s.attribute("scale", 0.0) or 0.0) or 1 / math.sqrt(s.shape(query)[-1])
     scores = s.add("MatMul", query, s.add("Transpose", key, perm=[0, 1, 3, 2]))
@@ -29,14 +29,14 @@ def _mixed(s: Spelling, query: str, key: str, value: str, masks: Sequence[str]) 
     return s.reshape(y, (batch, length, heads * size))
 
 
-def _hidden(s: Spelling, keep: str, like: str) -> str:
+def _hidden(s: Rewrite, keep: str, like: str) -> str:
     """Return what is added to scores: 0 where ``keep`` is not 0, else the number that a node says."""
     hidden = float(s.attribute("mask_filter_value", -10000.0))
     seen = s.add("Greater", keep, s.number(0, keep))
     return s.add("Where", seen, s.number(0, like), s.number(hidden, like))
 
 
-def _masks(s: Spelling, query: str, length: int, mask: str, bias: str) -> list[str]:
+def _masks(s: Rewrite, query: str, length: int, mask: str, bias: str) -> list[str]:
     """Return everything that is added to scores."""
     found, (batch, _, rows, _) = [], s.shape(query)
     if mask:
@@ -57,8 +57,8 @@ def _masks(s: Spelling, query: str, length: int, mask: str, bias: str) -> list[s
     return [*found, bias] if bias else found
 
 
-@spells("Attention")
-def attention(s: Spelling) -> Sequence[str]:
+@rewrites("Attention")
+def attention(s: Rewrite) -> Sequence[str]:
     """Write the projections of one input, the heads, and their mixture."""
     s.none_of(keys_of_earlier_steps=4, a_length_of_earlier_steps=6)
     if s.attribute("do_rotary", 0):
@@ -75,8 +75,8 @@ def attention(s: Spelling) -> Sequence[str]:
     return [_mixed(s, query, key, value, masks)]
 
 
-@spells("MultiHeadAttention")
-def multi_head(s: Spelling) -> Sequence[str]:
+@rewrites("MultiHeadAttention")
+def multi_head(s: Rewrite) -> Sequence[str]:
     """Write the heads of queries, keys and values, and their mixture."""
     s.none_of(keys_of_earlier_steps=6, values_of_earlier_steps=7, a_length_of_earlier_steps=8, a_cache=9)
     query, key, value = s.required(0), s.input(1), s.input(2)

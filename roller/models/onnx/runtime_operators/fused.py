@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.spelling import Spelling, plain, spells
+from roller.models.onnx.runtime_operators.rewrites import Rewrite, plain, rewrites
 
 #: Attributes of an activation in the order in which its parameters are given.
 _PARAMETERS = {"Relu": (), "Tanh": (), "Sigmoid": (), "Softplus": (), "Softsign": (), "LeakyRelu": ("alpha",),
                "HardSigmoid": ("alpha", "beta"), "Elu": ("alpha",), "ThresholdedRelu": ("alpha",)}  # fmt: skip
 
 
-def _activated(s: Spelling, x: str, parameters: Sequence[float]) -> str:
+def _activated(s: Rewrite, x: str, parameters: Sequence[float]) -> str:
     """Return the activation that a node names, of a value."""
     name = s.attribute("activation", "")
     if not name:
@@ -25,8 +25,8 @@ def _activated(s: Spelling, x: str, parameters: Sequence[float]) -> str:
     return s.add(name, x, **dict(zip(_PARAMETERS[name], parameters, strict=False)))
 
 
-@spells("FusedConv")
-def convolution(s: Spelling) -> Sequence[str]:
+@rewrites("FusedConv")
+def convolution(s: Rewrite) -> Sequence[str]:
     """Write a convolution, the sum with a fourth input, and an activation."""
     attributes = plain(s.node.attributes, "activation", "activation_params")
     y = s.add("Conv", *(n for n in s.node.inputs[:3] if n), **attributes)
@@ -35,8 +35,8 @@ def convolution(s: Spelling) -> Sequence[str]:
     return [_activated(s, y, s.attribute("activation_params", ()))]
 
 
-@spells("FusedGemm")
-def gemm(s: Spelling) -> Sequence[str]:
+@rewrites("FusedGemm")
+def gemm(s: Rewrite) -> Sequence[str]:
     """Write a Gemm and an activation."""
     told = ("activation", "activation_alpha", "activation_beta", "activation_gamma")
     y = s.add("Gemm", *s.node.inputs, **plain(s.node.attributes, *told))
@@ -44,8 +44,8 @@ def gemm(s: Spelling) -> Sequence[str]:
     return [_activated(s, y, [g for g in given if g is not None])]
 
 
-@spells("FusedMatMul", "TransposeMatMul")
-def product(s: Spelling) -> Sequence[str]:
+@rewrites("FusedMatMul", "TransposeMatMul")
+def product(s: Rewrite) -> Sequence[str]:
     """Write a product of matrices that may be transposed, and its factor."""
     a = _turned(s, s.required(0), bool(s.attribute("transA", 0)), bool(s.attribute("transBatchA", 0)))
     b = _turned(s, s.required(1), bool(s.attribute("transB", 0)), bool(s.attribute("transBatchB", 0)))
@@ -53,7 +53,7 @@ def product(s: Spelling) -> Sequence[str]:
     return [y if alpha == 1 else s.add("Mul", y, s.number(alpha, y))]
 
 
-def _turned(s: Spelling, x: str, matrix: bool, batch: bool) -> str:
+def _turned(s: Rewrite, x: str, matrix: bool, batch: bool) -> str:
     """Return a matrix transposed; ``batch`` moves the first dimension behind the others of the batch before."""
     order = list(range(len(s.shape(x))))
     if len(order) < 2:
@@ -65,34 +65,34 @@ def _turned(s: Spelling, x: str, matrix: bool, batch: bool) -> str:
     return x if order == sorted(order) else s.add("Transpose", x, perm=order)
 
 
-@spells("Gelu")
-def gelu(s: Spelling) -> Sequence[str]:
+@rewrites("Gelu")
+def gelu(s: Rewrite) -> Sequence[str]:
     """Write the Gaussian error linear unit."""
     return [s.add("Gelu", s.required(0))]
 
 
-@spells("BiasGelu")
-def bias_gelu(s: Spelling) -> Sequence[str]:
+@rewrites("BiasGelu")
+def bias_gelu(s: Rewrite) -> Sequence[str]:
     """Write a sum and its Gaussian error linear unit."""
     return [s.add("Gelu", s.add("Add", s.required(0), s.required(1)))]
 
 
-@spells("FastGelu")
-def fast_gelu(s: Spelling) -> Sequence[str]:
+@rewrites("FastGelu")
+def fast_gelu(s: Rewrite) -> Sequence[str]:
     """Write the approximation by tanh, of a sum where there is a bias."""
     x = s.required(0)
     return [s.add("Gelu", s.add("Add", x, s.input(1)) if s.input(1) else x, approximate="tanh")]
 
 
-@spells("QuickGelu")
-def quick_gelu(s: Spelling) -> Sequence[str]:
+@rewrites("QuickGelu")
+def quick_gelu(s: Rewrite) -> Sequence[str]:
     """Write ``x * sigmoid(alpha * x)``."""
     x = s.required(0)
     return [s.add("Mul", x, s.add("Sigmoid", s.add("Mul", x, s.number(s.attribute("alpha", 1.702), x))))]
 
 
-@spells("BiasSoftmax")
-def bias_softmax(s: Spelling) -> Sequence[str]:
+@rewrites("BiasSoftmax")
+def bias_softmax(s: Rewrite) -> Sequence[str]:
     """Write the softmax of a sum over the last dimension."""
     x, axis = s.required(0), int(s.attribute("axis", 1))
     if axis % len(s.shape(x)) != len(s.shape(x)) - 1:
@@ -100,7 +100,7 @@ def bias_softmax(s: Spelling) -> Sequence[str]:
     return [s.add("Softmax", s.add("Add", x, s.required(1)), axis=-1)]
 
 
-@spells("Pad")
-def pad(s: Spelling) -> Sequence[str]:
+@rewrites("Pad")
+def pad(s: Rewrite) -> Sequence[str]:
     """Write the Pad of ONNX: this one came before it took its amounts as an input."""
     return [s.add("Pad", *s.node.inputs, **s.node.attributes)]

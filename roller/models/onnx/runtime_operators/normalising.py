@@ -8,39 +8,39 @@ from typing import Any
 import numpy as np
 
 from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.spelling import Spelling, spells
+from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
 
 
-@spells("LayerNormalization", domain="")
-def layer(s: Spelling) -> Sequence[str]:
+@rewrites("LayerNormalization", domain="")
+def layer(s: Rewrite) -> Sequence[str]:
     """Write what operator set 17 has of the same name: models of older ones hold it after optimisation."""
     return s.several("LayerNormalization", s.node.inputs, max(len(s.node.outputs), 3), **_told(s, "axis", "epsilon"))
 
 
-@spells("SimplifiedLayerNormalization", domain="")
-def simplified(s: Spelling) -> Sequence[str]:
+@rewrites("SimplifiedLayerNormalization", domain="")
+def simplified(s: Rewrite) -> Sequence[str]:
     """Write the normalisation by the mean square."""
     return [_by_mean_square(s, s.required(0), s.required(1), s.attribute("epsilon", 1e-5), s.attribute("axis", -1))]
 
 
-def _told(s: Spelling, *names: str) -> dict[str, Any]:
+def _told(s: Rewrite, *names: str) -> dict[str, Any]:
     return {n: s.attribute(n) for n in names if s.attribute(n) is not None}
 
 
-def _by_mean_square(s: Spelling, x: str, scale: str, epsilon: float, axis: int = -1) -> str:
+def _by_mean_square(s: Rewrite, x: str, scale: str, epsilon: float, axis: int = -1) -> str:
     axes = s.constant(np.arange(axis % len(s.shape(x)), len(s.shape(x)), dtype=np.int64))
     mean = s.add("ReduceMean", s.add("Mul", x, x), axes, keepdims=1)
     return s.add("Mul", s.add("Div", x, s.add("Sqrt", s.add("Add", mean, s.number(epsilon, x)))), scale)
 
 
-def _total(s: Spelling, bias: int) -> str:
+def _total(s: Rewrite, bias: int) -> str:
     """Return input, what skipped a layer, and the bias, added up."""
     total = s.add("Add", s.required(0), s.required(1))
     return s.add("Add", total, s.input(bias)) if s.input(bias) else total
 
 
-@spells("SkipLayerNormalization")
-def skip_layer(s: Spelling) -> Sequence[str]:
+@rewrites("SkipLayerNormalization")
+def skip_layer(s: Rewrite) -> Sequence[str]:
     """Write a sum and its layer normalisation; the sum is the fourth result."""
     total = _total(s, 4)
     inputs = [total, s.required(2), *([s.input(3)] if s.input(3) else [])]
@@ -48,15 +48,15 @@ def skip_layer(s: Spelling) -> Sequence[str]:
     return [y[0], "", "", total]
 
 
-@spells("SkipSimplifiedLayerNormalization")
-def skip_simplified(s: Spelling) -> Sequence[str]:
+@rewrites("SkipSimplifiedLayerNormalization")
+def skip_simplified(s: Rewrite) -> Sequence[str]:
     """Write a sum and its normalisation by the mean square; the sum is the fourth result."""
     total = _total(s, 3)
     return [_by_mean_square(s, total, s.required(2), s.attribute("epsilon", 1e-12)), "", "", total]
 
 
-@spells("EmbedLayerNormalization")
-def embeddings(s: Spelling) -> Sequence[str]:
+@rewrites("EmbedLayerNormalization")
+def embeddings(s: Rewrite) -> Sequence[str]:
     """Write the embeddings of words, places and segments, their sum and its normalisation."""
     ids, segments, words, places, kinds, gamma, beta = (s.input(n) for n in range(7))
     if len(s.shape(ids)) != 2:

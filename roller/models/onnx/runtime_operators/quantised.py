@@ -7,54 +7,54 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.spelling import DOMAIN, Spelling, plain, spells
+from roller.models.onnx.runtime_operators.rewrites import DOMAIN, Rewrite, plain, rewrites
 
 
-def _real(s: Spelling, x: str, scale: str, zero: str, **told: int) -> str:
+def _real(s: Rewrite, x: str, scale: str, zero: str, **told: int) -> str:
     """Return a quantised value as numbers."""
     return s.add("DequantizeLinear", x, _single(s, scale), *([_single(s, zero)] if zero else []), **told)
 
 
-def _single(s: Spelling, name: str) -> str:
+def _single(s: Rewrite, name: str) -> str:
     """Return a parameter of one element as a scalar, any other as it is."""
     return s.reshape(name, ()) if np.prod(s.shape(name)) == 1 else name
 
 
-def _quantised(s: Spelling, x: str, scale: str, zero: str, like: str) -> str:
+def _quantised(s: Rewrite, x: str, scale: str, zero: str, like: str) -> str:
     """Return a value quantised; without a zero point to the type of ``like``."""
     if not zero:
         zero = s.number(0, like)
     return s.add("QuantizeLinear", x, _single(s, scale), _single(s, zero))
 
 
-def _of_one(s: Spelling, compute: Callable[[str], str]) -> Sequence[str]:
+def _of_one(s: Rewrite, compute: Callable[[str], str]) -> Sequence[str]:
     """Return what a function makes of one quantised tensor."""
     x, scale, zero, to_scale, to_zero = (s.input(n) for n in range(5))
     return [_quantised(s, compute(_real(s, x, scale, zero)), to_scale, to_zero, x)]
 
 
-@spells("QLinearAdd", "QLinearMul")
-def arithmetic(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearAdd", "QLinearMul")
+def arithmetic(s: Rewrite) -> Sequence[str]:
     """Write a sum or a product of two quantised tensors."""
     a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (s.input(n) for n in range(8))
     y = s.add(s.node.op.removeprefix("QLinear"), _real(s, a, a_scale, a_zero), _real(s, b, b_scale, b_zero))
     return [_quantised(s, y, scale, zero, a)]
 
 
-@spells("QLinearSigmoid")
-def sigmoid(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearSigmoid")
+def sigmoid(s: Rewrite) -> Sequence[str]:
     """Write the logistic function of a quantised tensor."""
     return _of_one(s, lambda x: s.add("Sigmoid", x))
 
 
-@spells("QLinearLeakyRelu")
-def leaky_relu(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearLeakyRelu")
+def leaky_relu(s: Rewrite) -> Sequence[str]:
     """Write a leaky rectifier of a quantised tensor."""
     return _of_one(s, lambda x: s.add("LeakyRelu", x, alpha=float(s.attribute("alpha", 0.01))))
 
 
-@spells("QLinearSoftmax")
-def softmax(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearSoftmax")
+def softmax(s: Rewrite) -> Sequence[str]:
     """Write the softmax of a quantised tensor; before operator set 13 of all dimensions from an axis on."""
     x, axis = s.required(0), int(s.attribute("axis", -1))
     shape = s.shape(x)
@@ -64,17 +64,17 @@ def softmax(s: Spelling) -> Sequence[str]:
     return _of_one(s, lambda v: s.reshape(s.add("Softmax", s.reshape(v, (rows, -1)), axis=1), shape))
 
 
-def _to_front(s: Spelling, x: str) -> str:
+def _to_front(s: Rewrite, x: str) -> str:
     rank = len(s.shape(x))
     return s.add("Transpose", x, perm=[0, rank - 1, *range(1, rank - 1)])
 
 
-def _to_back(s: Spelling, x: str) -> str:
+def _to_back(s: Rewrite, x: str) -> str:
     rank = len(s.shape(x))
     return s.add("Transpose", x, perm=[0, *range(2, rank), 1])
 
 
-def _pooled(s: Spelling, x: str, op: str) -> str:
+def _pooled(s: Rewrite, x: str, op: str) -> str:
     """Return a pool of a value whose channels may be last."""
     told = plain(s.node.attributes, "channels_last")
     if not s.attribute("channels_last", 0):
@@ -82,27 +82,27 @@ def _pooled(s: Spelling, x: str, op: str) -> str:
     return _to_back(s, s.add(op, _to_front(s, x), **told))
 
 
-@spells("QLinearGlobalAveragePool", "QLinearAveragePool")
-def average(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearGlobalAveragePool", "QLinearAveragePool")
+def average(s: Rewrite) -> Sequence[str]:
     """Write the mean over windows, or over all places, of a quantised tensor."""
     return _of_one(s, lambda x: _pooled(s, x, s.node.op.removeprefix("QLinear")))
 
 
-@spells("NhwcMaxPool")
-def largest(s: Spelling) -> Sequence[str]:
+@rewrites("NhwcMaxPool")
+def largest(s: Rewrite) -> Sequence[str]:
     """Write the largest of each window; channels are last."""
     return [_to_back(s, s.add("MaxPool", _to_front(s, s.required(0)), **s.node.attributes))]
 
 
-@spells("QLinearReduceMean")
-def mean(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearReduceMean")
+def mean(s: Rewrite) -> Sequence[str]:
     """Write the mean along axes of a quantised tensor."""
     axes = s.constant(np.array(s.attribute("axes", range(len(s.shape(s.required(0))))), np.int64))
     return _of_one(s, lambda x: s.add("ReduceMean", x, axes, keepdims=int(s.attribute("keepdims", 1))))
 
 
-@spells("QLinearConcat")
-def concat(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearConcat")
+def concat(s: Rewrite) -> Sequence[str]:
     """Write quantised tensors beside each other, in one scale."""
     given = s.node.inputs[2:]
     parts = [_real(s, *given[n : n + 3]) for n in range(0, len(given), 3)]
@@ -110,53 +110,53 @@ def concat(s: Spelling) -> Sequence[str]:
     return [_quantised(s, y, s.required(0), s.required(1), given[0])]
 
 
-@spells("QLinearWhere")
-def where(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearWhere")
+def where(s: Rewrite) -> Sequence[str]:
     """Write the choice between two quantised tensors."""
     condition, a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (s.required(n) for n in range(9))
     y = s.add("Where", condition, _real(s, a, a_scale, a_zero), _real(s, b, b_scale, b_zero))
     return [_quantised(s, y, scale, zero, a)]
 
 
-@spells("QuantizeLinear", "DequantizeLinear")
-def conversion(s: Spelling) -> Sequence[str]:
+@rewrites("QuantizeLinear", "DequantizeLinear")
+def conversion(s: Rewrite) -> Sequence[str]:
     """Write the operator of ONNX of the same name, which has the same meaning."""
     inputs = [s.required(0), *(_single(s, n) for n in s.node.inputs[1:] if n)]
     return [s.add(s.node.op, *inputs, axis=s.attribute("axis"), block_size=s.attribute("block_size"))]
 
 
-def _added(s: Spelling, y: str, bias: str) -> Sequence[str]:
+def _added(s: Rewrite, y: str, bias: str) -> Sequence[str]:
     return [s.add("Add", y, bias) if bias else y]
 
 
-def _integers(s: Spelling, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str) -> Sequence[str]:
+def _integers(s: Rewrite, a: str, b: str, a_zero: str, b_zero: str, scale: str, bias: str) -> Sequence[str]:
     """Return a product of integers times a scale, and its bias."""
     total = s.add("MatMulInteger", a, b, a_zero or s.number(0, a), *([_row(s, b_zero)] if b_zero else []))
     return _added(s, s.add("Mul", s.cast(total, s.type(scale).dtype), scale), bias)
 
 
-def _row(s: Spelling, name: str) -> str:
+def _row(s: Rewrite, name: str) -> str:
     return _single(s, name)
 
 
-@spells("MatMulIntegerToFloat")
-def product(s: Spelling) -> Sequence[str]:
+@rewrites("MatMulIntegerToFloat")
+def product(s: Rewrite) -> Sequence[str]:
     """Write a product of integers as numbers."""
     a, b, a_scale, b_scale, a_zero, b_zero, bias = (s.input(n) for n in range(7))
     scale = s.add("Mul", _single(s, a_scale), _single(s, b_scale))
     return _integers(s, a, b, _single(s, a_zero) if a_zero else "", b_zero, scale, bias)
 
 
-@spells("DynamicQuantizeMatMul")
-def dynamic_product(s: Spelling) -> Sequence[str]:
+@rewrites("DynamicQuantizeMatMul")
+def dynamic_product(s: Rewrite) -> Sequence[str]:
     """Write a product whose first operand is quantised as it comes."""
     a, b, b_scale, b_zero, bias = (s.input(n) for n in range(5))
     quantised, a_scale, a_zero = s.several("DynamicQuantizeLinear", [a], 3)
     return _integers(s, quantised, b, a_zero, b_zero, s.add("Mul", a_scale, _single(s, b_scale)), bias)
 
 
-@spells("QGemm")
-def gemm(s: Spelling) -> Sequence[str]:
+@rewrites("QGemm")
+def gemm(s: Rewrite) -> Sequence[str]:
     """Write a Gemm of quantised matrices; without a scale of its result, numbers."""
     a, a_scale, a_zero, b, b_scale, b_zero, c, y_scale, y_zero = (s.input(n) for n in range(9))
     if s.attribute("transA", 0):
@@ -175,8 +175,8 @@ def gemm(s: Spelling) -> Sequence[str]:
     return [_quantised(s, y, y_scale, y_zero, s.input(0)) if y_scale else y]
 
 
-@spells("QLinearConv", "NhwcFusedConv")
-def convolution(s: Spelling) -> Sequence[str]:
+@rewrites("QLinearConv", "NhwcFusedConv")
+def convolution(s: Rewrite) -> Sequence[str]:
     """Write a quantised convolution whose channels may be last."""
     if s.node.op != "QLinearConv" or s.node.domain != DOMAIN:
         raise Unsupported(f"{s.node.op} is laid out for one processor")

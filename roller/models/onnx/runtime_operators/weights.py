@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller.models.onnx.lowering import Unsupported
-from roller.models.onnx.runtime_operators.spelling import Spelling, spells
+from roller.models.onnx.runtime_operators.rewrites import Rewrite, rewrites
 from roller.models.onnx.types import onnx_dtype
 
 
-@spells("MatMulNBits")
-def product(s: Spelling) -> Sequence[str]:
+@rewrites("MatMulNBits")
+def product(s: Rewrite) -> Sequence[str]:
     """Write a product with weights that lie packed in blocks along the sum, each with a scale and a zero point."""
     a, bits, block = s.required(0), int(s.attribute("bits", 4)), int(s.attribute("block_size", 0))
     n, k = int(s.attribute("N")), int(s.attribute("K"))
@@ -38,7 +38,7 @@ def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     return np.stack(parts, -1).reshape(*packed.shape[:-1], -1)
 
 
-def _zeros(s: Spelling, n: int, blocks: int, bits: int) -> np.ndarray:
+def _zeros(s: Rewrite, n: int, blocks: int, bits: int) -> np.ndarray:
     """Return the zero point of every block: half the range where the node gives none."""
     if not s.input(3):
         return np.full((1, 1, 1), 1 << (bits - 1), np.float32)

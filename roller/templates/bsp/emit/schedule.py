@@ -10,7 +10,7 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Stage, TensorExpr
 from roller.hardware import DeviceSpec
-from roller.perf.model import batch_of
+from roller.perf.batch import batch_of
 from roller.templates.bsp.common.decide import decided, piece_elements
 from roller.tile.boxes import WORD_BYTES, Box, boxes_of
 from roller.tile.program import RProgram

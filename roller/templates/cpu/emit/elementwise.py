@@ -14,8 +14,7 @@ from roller.expr import Stage, TensorExpr, lane_stride
 from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Nest, Stmt, clamp, integer, lower_of, unravel
-from roller.templates.cpu.emit.packing import tile_start
-from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below
+from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, tile_start
 
 #: Elements one task of an element-wise nest writes at least, so that its launch does not show.
 _TASK_ELEMENTS = 1 << 14

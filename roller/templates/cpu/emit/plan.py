@@ -1,19 +1,20 @@
-"""The tiled template's plans: tiles of axes, and how each load is packed, as ``decide.py`` says."""
+"""Plans of register tiles: how nests tile the axes of a program, as ``decide.py`` says."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
 
 import numpy as np
 
-from roller.expr import SPATIAL, Index, Load, Stage, Term
-from roller.expr.scalar import axis_index
+from roller.expr import SPATIAL, Stage
 from roller.perf import batch_of
 from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.decide import Decisions, decide
+from roller.templates.cpu.emit.nest import integer
+from roller.templates.cpu.window_clipping import tiles_of
 from roller.tile import RProgram
 
 
@@ -100,6 +101,19 @@ def power_of_two_below(n: int) -> int:
     return 1 << (n.bit_length() - 1)
 
 
+def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
+    """First coordinate of a register tile; the last tile is shifted back to end with the axis, or with its segment."""
+    if plan.segments:
+        start, number = integer(0), 0
+        for (first, end), tiles in zip(pairwise(plan.segments), tiles_of(plan.segments, plan.tile), strict=True):
+            here = tirx.min(first + (tile - number) * plan.tile, integer(end - plan.tile))
+            start, number = tirx.Select(tile >= number, here, start) if number else here, number + tiles
+        return start
+    if plan.is_whole:
+        return tile * plan.tile
+    return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
+
+
 def decisions_of(program: RProgram) -> Decisions:
     """Return what was decided on a program, as arrays of one row."""
     found = program._memo.get("decisions")
@@ -141,59 +155,9 @@ def reduction_plans(program: RProgram) -> tuple[ReductionPlan, ...]:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class HaloPlan:
-    """A staged load copied as the box of the tensor that one task touches.
-
-    ``base[d]`` is the first coordinate of dimension ``d`` (over the task's start coordinates),
-    ``extents[d]`` the largest box; ``local`` addresses the box by the coordinates relative to the
-    task's start, where :func:`relative` names the axes. With ``phases > 1`` the last dimension is
-    stored de-interleaved, ``[phase][position]``, so that a strided vector access becomes contiguous.
-    """
-
-    load: Load
-    base: tuple[Index, ...]
-    extents: tuple[int, ...]
-    local: tuple[Index, ...]
-    bounds: tuple[tuple[int, int] | None, ...]
-    phases: int = 1
-
-
 def relative(name: str) -> str:
     """Name of an axis's coordinate relative to the start of its task."""
     return f"{name}.task"
-
-
-def halo_plan(
-    load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, phases: int, padding: int
-) -> HaloPlan:
-    """Return how to stage ``load`` as a box whose columns are sorted by ``phases`` of the vector axis."""
-    by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
-    for b in load.guard:
-        d = load.index.index(b.index)
-        low, high = by_dim[d] or (b.low, b.high)
-        by_dim[d] = (max(low, b.low), min(high, b.high))
-    sizes = {s.name: s.task_elements for s in spatial}
-    reduced = {a.name: a.extent for a in stage.reduction_axes}
-    base, extents, local = [], [], []
-    for i in load.index:
-        low, span, terms = i.const, 1, []
-        for t in i.terms:
-            size = sizes.get(t.axis, reduced.get(t.axis, 1))
-            span += abs(t.coef) * (size - 1)
-            if t.axis in reduced:
-                low += min(0, t.coef * (size - 1))
-            terms.append(Term(relative(t.axis) if t.axis in sizes else t.axis, t.coef))
-        base.append(Index(tuple(t for t in i.terms if t.axis in sizes), low))
-        extents.append(span)
-        local.append(Index(tuple(terms), i.const - low))
-    if phases > 1 and vector_axis is not None:
-        extents[-1] = -(-extents[-1] // phases)
-        rest = [t for t in local[-1].terms if t.axis != relative(vector_axis)]
-        position = (Term(relative(vector_axis)), *(Term(t.axis, 1, phases) for t in rest))
-        local[-1:] = [Index(tuple(Term(t.axis, 1, 1, phases) for t in rest)), Index(position)]
-    extents[-1] += padding
-    return HaloPlan(load, tuple(base), tuple(extents), tuple(local), tuple(by_dim), phases)
 
 
 def tile_of(name: str) -> str:
@@ -219,61 +183,3 @@ def block_of(name: str) -> str:
 def in_block(name: str) -> str:
     """Name of a reduction axis's coordinate inside its block."""
     return f"{name}.in_block"
-
-
-@dataclass(frozen=True)
-class PanelPlan:
-    """A staged load gathered into ``[tiles of each spatial axis][reduction axes][inner of each spatial axis]``.
-
-    An innermost reduction axis in blocks is two: the block goes before the others, the element in it stays behind them,
-    so that the panel lies in the order in which it is read.
-
-    ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks (those of constants
-    before the first call); the others hold one task's tiles.
-    """
-
-    load: Load
-    spatial: tuple[SpatialPlan, ...]
-    reduction: tuple[ReductionPlan, ...]
-    upfront: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Extents of the panel buffer (elements)."""
-        tiles = tuple(s.tiles if self.upfront else s.per_task for s in self.spatial)
-        steps = tuple(r.extent for r in self.reduction)
-        r = self.blocked
-        if r is not None:
-            steps = (-(-r.extent // r.block), *steps[:-1], r.block)
-        return (*tiles, *steps, *(s.tile for s in self.spatial))
-
-    @property
-    def blocked(self) -> ReductionPlan | None:
-        """The reduction axis that is in blocks."""
-        return self.reduction[-1] if self.reduction and self.reduction[-1].block else None
-
-    def steps(self, at: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the place of a reduction step in the panel."""
-        names, r = tuple(at[p.name] for p in self.reduction), self.blocked
-        return names if r is None else (names[-1] // r.block, *names[:-1], names[-1] % r.block)
-
-    @property
-    def index(self) -> tuple[Index, ...]:
-        """Address of the load's element in the panel."""
-        steps, r = [r.name for r in self.reduction], self.blocked
-        if r is not None:
-            steps = [block_of(r.name), *steps[:-1], in_block(r.name)]
-        return (
-            *(axis_index(tile_of(s.name) if self.upfront else task_tile_of(s.name)) for s in self.spatial),
-            *(axis_index(n) for n in steps),
-            *(axis_index(inner_of(s.name)) for s in self.spatial),
-        )
-
-
-def panel_plan(
-    load: Load, spatial: tuple[SpatialPlan, ...], reduction: tuple[ReductionPlan, ...], upfront: bool
-) -> PanelPlan:
-    """Return how to gather ``load``: the vector axis innermost."""
-    used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
-    mine = sorted((s for s in spatial if s.name in used), key=lambda s: s.lanes > 1)
-    return PanelPlan(load, tuple(mine), tuple(r for r in reduction if r.name in used), upfront)

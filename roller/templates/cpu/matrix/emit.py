@@ -19,11 +19,12 @@ from roller.te.compat import tirx, tvm
 from roller.te.emit import Expr, emit_index
 from roller.templates.cpu.decide import BOX, PANEL
 from roller.templates.cpu.emit.nest import Buffer, Nests, Stmt, allocate, declare, integer, seq
-from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, halo_plan
+from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of
 from roller.templates.cpu.emit.prefetch import Hint
 from roller.templates.cpu.matrix.emit_panels import WordPanel, elements_at, pack_words
 from roller.templates.cpu.matrix.products import byte_product, flips, operands
 from roller.templates.cpu.tiled.emit import Env, Tiled
+from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 

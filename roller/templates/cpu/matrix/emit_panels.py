@@ -14,8 +14,7 @@ from roller.expr import Load, lane_stride, run_along
 from roller.te.compat import tirx
 from roller.te.emit import Expr, all_of, constant, emit_bounds, emit_index, emit_load
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integer, read, seq, unravel, write
-from roller.templates.cpu.emit.packing import tile_start
-from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of
+from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of, tile_start
 
 Env = dict[str, Any]
 #: Elements of a word up to which they are copied without a loop.
@@ -39,7 +38,7 @@ class WordPanel:
     extent
         Of that axis (elements).
     upfront
-        As in :class:`~roller.templates.cpu.emit.plan.PanelPlan`.
+        As in :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
     """
 
     load: Load

@@ -30,8 +30,7 @@ from roller.templates.cpu.emit.nest import (
     seq,
     write,
 )  # fmt: skip
-from roller.templates.cpu.emit.packing import tile_start
-from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, spatial_plans
+from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, spatial_plans, tile_start
 from roller.templates.cpu.rows.emit_once import computed_once
 from roller.templates.cpu.rows.emit_reduce import Reducer
 from roller.templates.cpu.rows.emit_values import holder, kept_by_reductions, value_of

@@ -38,29 +38,28 @@ from roller.templates.cpu.emit.nest import (
     when,
     write,
 )  # fmt: skip
-from roller.templates.cpu.emit.packing import pack_halo, pack_panel, tile_start
 from roller.templates.cpu.emit.plan import (
-    HaloPlan,
-    PanelPlan,
     ReductionPlan,
     SpatialPlan,
     at_run_time,
     block_of,
     decisions_of,
-    halo_plan,
     in_block,
     inner_of,
-    panel_plan,
     power_of_two_below,
     reduction_plans,
     relative,
     spatial_plans,
     task_tile_of,
     tile_of,
-)  # fmt: skip
-from roller.templates.cpu.emit.prefetch import Hint, prefetch_panel
+    tile_start,
+)
+from roller.templates.cpu.emit.prefetch import Hint
 from roller.templates.cpu.emit.window_clipping import live_span, skipped_taps
+from roller.templates.cpu.tiled.emit_packing import pack_halo, pack_panel
+from roller.templates.cpu.tiled.emit_prefetch import prefetch_panel
 from roller.templates.cpu.tiled.emit_segment_store import write_runs
+from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan, halo_plan, panel_plan
 from roller.templates.cpu.tiled.order import least_held
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load

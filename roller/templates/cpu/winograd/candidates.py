@@ -11,7 +11,7 @@ from roller.perf.batch import TileBatch
 from roller.templates.cpu.common.lanes import lane_count
 from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
-from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
+from roller.tile.winograd import WindowProduct
 
 #: Vectors of a micro-kernel along the filters.
 _VECTORS = (1, 2, 3, 4)
@@ -21,21 +21,9 @@ _TASK_TILES = (8, 16, 32, 64)
 _GROUPS = 2
 
 
-def winograd_pool(geometry: Geometry, spec: DeviceSpec) -> list[TileBatch]:
-    """Return a batch per output tile size; none where the expression is no window product of enough channels."""
-    form = window_product(geometry.expr)
-    extents = geometry.expr.anchor.extents
-    if form is None or extents[form.channel] < LEAST_CHANNELS or not _whole_vectors(geometry, form, spec):
-        return []
+def winograd_pool(geometry: Geometry, spec: DeviceSpec, form: WindowProduct) -> list[TileBatch]:
+    """Return a batch per output tile size of a window product."""
     return [_batch(geometry, spec, form, structure) for structure, s in STRUCTURES.items() if s.output_side]
-
-
-def _whole_vectors(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
-    """Whether vectors of channels and filters, which begin at multiples of their lanes, lie in one block of them."""
-    expr = geometry.expr
-    indices = [*form.image.index, *expr.anchor.store, *(i for s in expr.stages for ld in s.loads for i in ld.index)]
-    edges = {n for i in indices for t in i.terms if not t.is_affine for n in (t.div, t.div * t.mod) if n > 1}
-    return all(edge % lane_count(spec, 4) == 0 for edge in edges)
 
 
 def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure: str) -> TileBatch:

@@ -37,7 +37,7 @@ from roller.templates.cpu.emit.nest import (
     when,
     write,
 )  # fmt: skip
-from roller.templates.cpu.emit.prefetch import prefetch_filters
+from roller.templates.cpu.winograd.emit_prefetch import prefetch_filters
 from roller.templates.cpu.winograd.emit_tasks import (
     Coordinates,
     Units,

@@ -10,9 +10,9 @@ from roller.expr import Cast, Load, instruction_mix, walk
 from roller.expr.conversions import conversion, dtypes_of, priced_mix, rate_of, stored_conversion
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.bank_conflicts import banks_of
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.vectors import store_width
-from roller.templates.gpu.rows.work import row_arithmetic, row_exchange, row_instructions
 from roller.tile.geometry import Floats, Ints
 
 #: Instructions of a thread that finds its block's and its own place, and of one stored vector; as in machine code.
@@ -22,10 +22,10 @@ PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS = 60.0, 3.0
 MULTIPLY_SHARE = 0.38
 
 
-def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None) -> tuple[Floats, Floats]:
+def _operand_wavefronts(batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None) -> tuple[Floats, Floats]:
     """Return scratchpad wavefronts and load instructions of one warp for one register tile."""
-    shared = spec.layer("shared")
-    words_per_wavefront = (shared.banks or spec.teu.lanes) * (shared.bank_width_bytes or 4) // 4
+    banks, width = banks_of(spec)
+    words_per_wavefront = banks * width // 4
     warp = batch.register * batch.lanes(spec.teu.lanes)
     step_tile = np.where(batch.geometry.spatial, batch.register, batch.block)
     wavefronts = instructions = np.zeros(len(batch))
@@ -138,13 +138,13 @@ def register_arithmetic(batch: TileBatch, spec: DeviceSpec, fragments: bool) -> 
     return count * cycles + conversions, count * sum(mix.values())
 
 
-def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def block_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of a batch, without conflicts where nothing is known of layouts.
 
     ``copies`` are copy instructions per block and step, and those among them for addresses of elements.
     """
-    if batch.traits.spreads_reductions:
-        return _row_work(batch, spec)
     ex = spec.execution
     per_unit = spec.compute.ops_per_cycle_per_unit
     schedulers, lanes = spec.teu.schedulers_per_unit, spec.teu.lanes
@@ -181,32 +181,6 @@ def block_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats]
         steps=batch.steps.astype(np.float64),
         chain=latency,
         combine=combine,
-        side_by_side="integer" in per_unit,
-    )
-
-
-def _row_work(batch: TileBatch, spec: DeviceSpec) -> Work:
-    """Return the work of every block of row programs, all stages and steps as one."""
-    per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
-    rate = per_unit["issue"] / lanes / schedulers
-    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
-    cycles, instructions = row_arithmetic(batch, per_unit, float(lanes * schedulers))
-    loads, stores = row_instructions(batch)
-    meeting, exchanged = row_exchange(batch, spec)
-    one, zero = np.ones(len(batch)), np.zeros(len(batch))
-    return Work(
-        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
-        fma=cycles,
-        overhead=zero,
-        issue=(instructions + exchanged) / rate,
-        scratchpad=zero,
-        copies=loads * slot,
-        multiplies=zero,
-        finish=np.asarray((PLACE_INSTRUCTIONS + stores) * slot),
-        groups=one,
-        steps=one,
-        chain=spec.execution.step_latency_s * spec.clock_hz,
-        combine=meeting,
         side_by_side="integer" in per_unit,
     )
 

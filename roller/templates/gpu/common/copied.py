@@ -10,11 +10,11 @@ from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.copies import ASYNC_INSTRUCTIONS, SETUP_INSTRUCTIONS, asynchronous, copy_instructions
 from roller.templates.gpu.common.copies import COPY_INSTRUCTIONS as STAGED_INSTRUCTIONS
+from roller.templates.gpu.common.operand_copies import operand_copies
+from roller.templates.gpu.common.row_widths import GUARD_INSTRUCTIONS
 from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of, staged_copy
 from roller.templates.gpu.common.vectors import access_width
-from roller.templates.gpu.matrix.copies import operand_copies
-from roller.templates.gpu.rows.widths import GUARD_INSTRUCTIONS
-from roller.templates.gpu.window.strips import strip_copies
+from roller.templates.gpu.common.window_strips import strip_copies
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Ints
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.operand_copies import operand_copies
 from roller.templates.gpu.common.staged_copies import StagedCopy, axes_of
-from roller.templates.gpu.matrix.copies import operand_copies
 from roller.tile.geometry import Access, Floats, Ints
 from roller.tile.vectors import is_asynchronous
 

@@ -11,10 +11,10 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.copies import asynchronous
+from roller.templates.gpu.common.operand_copies import fetched_words, gather_words
+from roller.templates.gpu.common.row_shape import exchange_bytes, held_words
 from roller.templates.gpu.common.staged_copies import axes_of, staged_copy, tile_extents
-from roller.templates.gpu.matrix.copies import fetched_words, gather_words
-from roller.templates.gpu.rows.shape import exchange_bytes, held_words
-from roller.templates.gpu.window.strips import walk
+from roller.templates.gpu.common.window_strips import walk
 from roller.tile.fragments import pool_bytes, program_operands, spread_bytes
 from roller.tile.geometry import Access, Ints, product
 from roller.tile.layout import row_axis

@@ -24,13 +24,14 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
+from roller.templates.gpu.common.bank_conflicts import worst_conflicts
 from roller.templates.gpu.common.compute import Work, block_work
 from roller.templates.gpu.common.copied import least_copies
 from roller.templates.gpu.common.copies import asynchronous
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.occupancy import occupancy, scratchpad_bytes
 from roller.templates.gpu.common.partials import combining_s
 from roller.templates.gpu.common.power import least_power_s
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import (
     Moved,
     dram_time_s,
@@ -163,7 +164,7 @@ class Phases:
         terms fitted to whole kernels have that in them.
     """
 
-    work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], LaidOut | None], Work] = block_work
+    work: Callable[[TileBatch, DeviceSpec, tuple[Floats, Floats], SharedMemoryLayout | None], Work] = block_work
     alone: Callable[[Work, TileBatch, int, Parts], Floats] = threads_alone
     chain: Callable[[TileBatch, DeviceSpec, Floats, Parts], Floats] = step_chain_s
     overlap: Callable[[Floats, tuple[Floats, ...], Floats | Ints, TileBatch, Parts], tuple[Floats | Ints, Floats]] = (
@@ -174,7 +175,11 @@ class Phases:
     stores: Callable[[TileBatch, Ints, Floats], Floats] | None = None
 
     def price(
-        self, batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None
+        self,
+        batch: TileBatch,
+        spec: DeviceSpec,
+        laid: SharedMemoryLayout | None = None,
+        told: list[Parts] | None = None,
     ) -> Terms:
         """Price a batch; see :func:`price`."""
         return price(batch, spec, laid, told, self)
@@ -302,7 +307,9 @@ def least_held_s(
     return _running_s(batch, spec, memory, work, waves, phases, moved, work.spread() if most else work)
 
 
-def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[Parts] | None, phases: Phases) -> Terms:
+def price(
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None, told: list[Parts] | None, phases: Phases
+) -> Terms:
     """Price a batch on a GPU, as its programs are laid out, or as expected of them.
 
     Returns arrays by name: ``seconds`` (infinite where a block cannot run) and its terms: ``compute_s``, ``copy_s``,
@@ -310,7 +317,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[P
     ``registers``, ``blocks_per_unit``, ``blocks`` (of all units), ``threads`` (of one), ``bank_conflicts`` (of the
     worst operand; 1: none), ``waves``. To ``told`` come the numbers on the way, for whoever explains the price.
     """
-    laid = laid or LaidOut.expected(batch, spec)
+    laid = laid or SharedMemoryLayout.expected(batch, spec)
     pad = laid.scratchpad
     resident, registers = occupancy(batch, spec, pad, laid.padding)
     waves = _Waves.of(batch, np.maximum(resident, 1), spec.units)
@@ -348,7 +355,7 @@ def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None, told: list[P
     terms.update(dram_bytes=dram_bytes, l2_bytes=l2_bytes, scratchpad_bytes=pad.astype(float))
     terms.update(registers=registers.astype(float), blocks_per_unit=resident.astype(float))
     terms.update(blocks=batch.blocks.astype(float), threads=batch.threads_per_block.astype(float))
-    terms["bank_conflicts"] = np.max([np.ones(len(batch)), *laid.conflicts.values()], axis=0)
+    terms["bank_conflicts"] = worst_conflicts(laid.conflicts, len(batch))
     terms["waves"] = waves.count.sum(axis=0).astype(np.float64)
     if told is not None:
         wave.update(every=every, core_total=core, power=power, running=running)

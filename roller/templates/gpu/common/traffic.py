@@ -13,12 +13,12 @@ from roller.core.dtypes import DTYPE_BYTES
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.copied import copied
+from roller.templates.gpu.common.operand_copies import cached_bytes
 from roller.templates.gpu.common.page_reach import lost_to_pages
+from roller.templates.gpu.common.row_shape import RowShape, words_in_flight
+from roller.templates.gpu.common.row_traffic import row_traffic
 from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.matrix.copies import cached_bytes
-from roller.templates.gpu.rows.shape import RowShape, words_in_flight
-from roller.templates.gpu.rows.work import row_traffic
-from roller.templates.gpu.window.strips import reloaded_share, strip_words
+from roller.templates.gpu.common.window_strips import reloaded_share, strip_words
 from roller.tile.geometry import Access, Floats, Geometry, Ints, product
 from roller.tile.transactions import counted_bytes, tile_transaction_bytes, touched_bytes
 
@@ -326,3 +326,8 @@ def dram_time_s(
     if told is not None:
         told.update(rounds=rounds, waited=waited)
     return np.asarray(np.minimum(drawn, waited))
+
+
+def line_bytes(spec: DeviceSpec) -> int:
+    """Return the bytes of a line that one access of a load and store pipe takes."""
+    return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes

@@ -9,8 +9,8 @@ import numpy as np
 
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.chunks import followed
+from roller.templates.gpu.common.row_widths import row_access_width, row_vectors
 from roller.templates.gpu.common.stores import Results
-from roller.templates.gpu.rows.widths import row_access_width, row_vectors
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Ints
 from roller.tile.vectors import is_in_memory
@@ -21,7 +21,7 @@ def vectors(batch: TileBatch) -> Ints:
     """Return the elements of a thread's vectors along every axis, ``(N, axes)``, as programs say or are to say.
 
     Along the axis contiguous in the result up to 16 bytes of the register tile; a fragment says itself which results a
-    thread holds, and rows are read along themselves (:func:`roller.templates.gpu.rows.widths.row_vectors`).
+    thread holds, and rows are read along themselves (:func:`roller.templates.gpu.common.row_widths.row_vectors`).
     """
     g = batch.geometry
     if batch.traits.spreads_reductions or batch.vectors is not None:

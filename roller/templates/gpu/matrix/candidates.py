@@ -24,7 +24,7 @@ from roller.templates.common.scale_up import best_children, unique_rows
 from roller.templates.common.score import reuse_score, tile_cost
 from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.matrix.copies import are_async, operand_copies
+from roller.templates.gpu.common.operand_copies import are_async, operand_copies
 from roller.templates.gpu.matrix.price import PHASES
 from roller.templates.gpu.tiled.candidates import split_variants
 from roller.templates.gpu.tiled.variants import exceeds_cache

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from roller.perf.batch import TileBatch
 from roller.templates.common.moves import Place
+from roller.templates.gpu.common.operand_copies import are_async
 from roller.templates.gpu.matrix.candidates import REGISTER_STAGES, STAGES
-from roller.templates.gpu.matrix.copies import are_async
 from roller.templates.gpu.tiled.neighbours import splits
 
 

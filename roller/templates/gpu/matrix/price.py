@@ -9,6 +9,7 @@ themselves, both operands for every product, and with enough stages start before
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -19,11 +20,12 @@ from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.perf.phases import alternating
+from roller.templates.gpu.common.bank_conflicts import banks_of
 from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, STORE_INSTRUCTIONS, Work
-from roller.templates.gpu.common.laid_out import LaidOut
+from roller.templates.gpu.common.operand_copies import copy_guards
 from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.stores import Results
-from roller.templates.gpu.matrix.copies import copy_guards
 from roller.templates.gpu.matrix.stores import MatrixStore
 from roller.tile.geometry import Floats, Ints
 
@@ -56,7 +58,9 @@ def matrix_rate(batch: TileBatch, spec: DeviceSpec) -> float:
     return rate
 
 
-def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def matrix_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of ``"matrix"`` programs; as for threads in ``common/compute.py``."""
     f, g, ex = batch.fragment, batch.geometry, spec.execution
     assert f is not None
@@ -78,7 +82,7 @@ def matrix_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats
             loads = loads + np.ceil(mine / (READ_BYTES * lanes))
         read = read + mine * conflicts.get(a.tensor.name, 1.0)
         written = written + batch.block_elements(a) * float(a.tensor.itemsize_bytes)
-    wavefront = (spec.layer("shared").banks or lanes) * (spec.layer("shared").bank_width_bytes or 4)
+    wavefront = math.prod(banks_of(spec))
     slot = lanes * schedulers / per_unit["issue"]
     barriers = RING_BARRIERS if batch.pipelined else BARRIERS
     # Products that still run as the next step starts hide its barrier and its first reads.

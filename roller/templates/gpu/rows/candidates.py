@@ -18,8 +18,8 @@ from roller.templates.common.padding import padding_allowed
 from roller.templates.common.scale_up import unique_rows
 from roller.templates.gpu.common.limits import whole_teus
 from roller.templates.gpu.common.occupancy import scratchpad_bytes
-from roller.templates.gpu.rows.shape import RowShape
-from roller.templates.gpu.rows.widths import narrowest_bytes, shifts
+from roller.templates.gpu.common.row_shape import RowShape
+from roller.templates.gpu.common.row_widths import narrowest_bytes, shifts
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.rows import contiguous_axis, row_stages

@@ -13,6 +13,7 @@ from typing import Any
 
 from roller.core.dtypes import DTYPE_BYTES
 from roller.te.compat import tirx
+from roller.templates.gpu.common.row_exchange import Meeting, meeting, moved_elements
 from roller.templates.gpu.emit.mapping import vector_loop
 from roller.templates.gpu.emit.nest import (
     WARP,
@@ -31,7 +32,6 @@ from roller.templates.gpu.emit.nest import (
     when,
     with_buffers,
 )
-from roller.templates.gpu.rows.exchange import Meeting, meeting, moved_elements
 
 #: Parts times accumulators up to which a lane's additions are unrolled.
 _UNROLLED = 64

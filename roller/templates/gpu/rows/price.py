@@ -7,7 +7,7 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.price import Parts, Phases
-from roller.templates.gpu.rows.work import row_access_s, row_chain_s
+from roller.templates.gpu.rows.work import row_access_s, row_chain_s, row_work
 from roller.tile.geometry import Floats
 
 
@@ -17,4 +17,4 @@ def _chain_s(batch: TileBatch, spec: DeviceSpec, alone: Floats, parts: Parts) ->
     return np.asarray(alone + parts["waits"])
 
 
-PHASES = Phases(chain=_chain_s, access=row_access_s)
+PHASES = Phases(work=row_work, chain=_chain_s, access=row_access_s)

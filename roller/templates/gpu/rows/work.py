@@ -1,4 +1,4 @@
-"""Row programs: bytes read once or once per stage, shuffles, exchanges in scratchpad, the chain of a block.
+"""The work of row programs: loads and stores, shuffles, exchanges in scratchpad, the chain of a block.
 
 Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, norms and sums.
 """
@@ -6,20 +6,27 @@ Instruction counts are those of PTX and machine code (NVRTC 12.9) of softmax, no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from roller.expr.conversions import rate_of
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.warm import is_warm
-from roller.templates.gpu.rows.exchange import SHUFFLE_LANES, Meeting, moved_elements
-from roller.templates.gpu.rows.shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
-from roller.templates.gpu.rows.widths import LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS, edge_instructions, row_access_width
-from roller.tile.geometry import Access, Floats, Ints
+from roller.templates.gpu.common.compute import PLACE_INSTRUCTIONS, Work
+from roller.templates.gpu.common.row_exchange import SHUFFLE_LANES, Meeting, moved_elements
+from roller.templates.gpu.common.row_shape import RowReduction, RowShape, keeps, lane_counts, passes, teu_lanes
+from roller.templates.gpu.common.row_widths import (
+    LOAD_INSTRUCTIONS,
+    STORE_INSTRUCTIONS,
+    edge_instructions,
+    row_access_width,
+)
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
+from roller.templates.gpu.common.traffic import line_bytes
+from roller.tile.geometry import Floats
 from roller.tile.row_values import Share, row_conversions, row_mix
-from roller.tile.transactions import tile_transaction_bytes, touched_bytes
+from roller.tile.transactions import tile_transaction_bytes
 
 #: A conversion from or to half precision, per element.
 HALF_INSTRUCTIONS = 1.0
@@ -29,53 +36,33 @@ SPECIAL_INSTRUCTIONS = 7.0
 SHUFFLE_INSTRUCTIONS = 2.0
 
 
-def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
-    """Return bytes through L2 and for DRAM over the launch; ``least``: without parts of transactions nobody uses.
-
-    A stage that reads a row again finds it in the unit's first cache where the rows of the unit's blocks fit it, in L2
-    as far as those of all active blocks fit that beside the results they write there, else in DRAM.
-    """
-    shape = RowShape.of(batch.geometry)
-    transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
-    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
-    whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
-    rows = _bytes_of((r.access for r in shape.reads if r.passes > 1), whole)
-    running = np.minimum(active, batch.blocks)
-    there = (rows + _bytes_of(shape.stores, whole)) * running
-    lost = np.maximum(0.0, 1.0 - l2_layer.kept_bytes / np.maximum(there, 1.0))
-    far = rows * np.ceil(running / spec.units) > spec.layer("shared").kept_bytes
-    l2 = dram = np.full(len(batch), float(shape.other_bytes))
-    for r in shape.reads:
-        a, again = r.access, passes(batch, r)
-        moved = a.loaded_elements(batch.block) * a.tensor.itemsize_bytes
-        if not least:
-            expected, _ = tile_transaction_bytes(a, batch.block, transaction)
-            run_rows, run = a.runs(batch.block)
-            moved = moved * expected / (run_rows * run * a.tensor.itemsize_bytes)
-        l2 = l2 + moved * np.where(far | (not r.wide), again, 1)
-        first = 0.0 if is_warm(a, batch, spec) else 1.0
-        dram = dram + _touched(a, fetch) * (first + (again - 1) * (lost * (far & r.wide)))
-    for a in shape.stores:
-        stored = np.full(len(batch), float(a.tensor.nbytes))
-        if not least:
-            moved, _ = tile_transaction_bytes(a, whole, transaction)
-            stored = stored * np.maximum(1.0, moved / (a.elements(whole) * a.tensor.itemsize_bytes))
-        l2, dram = l2 + stored, dram + np.minimum(stored, 2.0 * a.tensor.nbytes)
-    return l2, dram
-
-
-def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
-    """Return the bytes of some accesses in tiles, ``(N,)``."""
-    total: Floats = np.zeros(len(tiles))
-    for a in accesses:
-        total = total + a.elements(tiles) * a.tensor.itemsize_bytes
-    return total
-
-
-def _touched(access: Access, fetch_bytes: int) -> float:
-    if fetch_bytes not in access._memo:
-        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
-    return float(access._memo[fetch_bytes])
+def row_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
+    """Return the work of every block of row programs, all stages and steps as one."""
+    del copies, laid  # loads go to registers, and threads read what they left themselves, side by side
+    per_unit, schedulers, lanes = spec.compute.ops_per_cycle_per_unit, spec.teu.schedulers_per_unit, spec.teu.lanes
+    rate = per_unit["issue"] / lanes / schedulers
+    slot = 1.0 / rate if "integer" in per_unit else max(1.0 / rate, lanes * schedulers / per_unit["add"])
+    cycles, instructions = row_arithmetic(batch, per_unit, float(lanes * schedulers))
+    loads, stores = row_instructions(batch)
+    meeting, exchanged = row_exchange(batch, spec)
+    one, zero = np.ones(len(batch)), np.zeros(len(batch))
+    return Work(
+        teus=(-(-batch.threads_per_block // lanes)).astype(np.float64),
+        fma=cycles,
+        overhead=zero,
+        issue=(instructions + exchanged) / rate,
+        scratchpad=zero,
+        copies=loads * slot,
+        multiplies=zero,
+        finish=np.asarray((PLACE_INSTRUCTIONS + stores) * slot),
+        groups=one,
+        steps=one,
+        chain=spec.execution.step_latency_s * spec.clock_hz,
+        combine=meeting,
+        side_by_side="integer" in per_unit,
+    )
 
 
 def row_instructions(batch: TileBatch) -> tuple[Floats, Floats]:
@@ -124,11 +111,6 @@ def row_access_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     teus = -(-batch.threads_per_block // spec.teu.lanes)
     pipe = spec.teu.lanes / spec.compute.ops_per_cycle_per_unit["load_store"]
     return np.asarray(total * teus * pipe / spec.clock_hz)
-
-
-def line_bytes(spec: DeviceSpec) -> int:
-    """Return the bytes of a line that one access of a load and store pipe takes."""
-    return spec.layer("l2").line_bytes or 4 * spec.layer("l2").transaction_bytes
 
 
 def row_arithmetic(batch: TileBatch, rates: Mapping[str, float], lanes_cycles: float) -> tuple[Floats, Floats]:

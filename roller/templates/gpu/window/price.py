@@ -13,9 +13,9 @@ import numpy as np
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.compute import Work, block_work, register_arithmetic
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.price import Parts, Phases, step_chain_s
-from roller.templates.gpu.window.strips import slide, strip_hops, walk
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
+from roller.templates.gpu.common.window_strips import slide, strip_hops, walk
 from roller.tile.geometry import Floats
 
 #: Instructions beside a load in place, guarded or not, and beside one from scratchpad.
@@ -24,7 +24,9 @@ GUARD_INSTRUCTIONS, PLAIN_INSTRUCTIONS, STAGED_INSTRUCTIONS = 1.5, 0.3, 0.1
 VECTOR_START = 4.0
 
 
-def window_work(batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: LaidOut | None) -> Work:
+def window_work(
+    batch: TileBatch, spec: DeviceSpec, copies: tuple[Floats, Floats], laid: SharedMemoryLayout | None
+) -> Work:
     """Return the work of every block of a batch of window programs; arguments as of :func:`block_work`."""
     base = block_work(replace(batch, staged=()), spec, copies, None)
     cycles, instructions = register_arithmetic(batch, spec, True)

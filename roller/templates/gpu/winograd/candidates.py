@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from roller import perf
 from roller.expr import OFFSET_ELEMENTS
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates import pricing
 from roller.templates.common.options import ConstructOptions
 from roller.templates.gpu.common.products import inner_batch, outer_batch, products_of
 from roller.templates.gpu.tiled.candidates import plain
@@ -36,7 +36,7 @@ def winograd_gpu_pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOp
         return []
     sided = [name for name, s in STRUCTURES.items() if s.output_side]
     unvaried = {name: _plain(geometry, spec, options, name) for name in sided}
-    best = {name: perf.price(b, spec)["seconds"].min() for name, b in unvaried.items() if b is not None and len(b)}
+    best = {name: pricing.price(b, spec)["seconds"].min() for name, b in unvaried.items() if b is not None and len(b)}
     found: list[TileBatch] = []
     for name, seconds in best.items():
         batch = unvaried[name]
@@ -57,7 +57,7 @@ def _plain(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions, stru
     batch = plain(inner, spec, share)[0]
     # A block multiplies for one element of the transformed tile.
     batch = batch.take(batch.block[:, inner.names.index(ELEMENT)] == 1)
-    rows = np.array([row for _, row in perf.best_rows(batch, spec, _VARIED)], np.intp)
+    rows = np.array([row for _, row in pricing.best_rows(batch, spec, _VARIED)], np.intp)
     return outer_batch(batch.take(rows), product, geometry, structure)
 
 
@@ -67,7 +67,7 @@ def _with_variants(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
     assert product is not None
     inner = inner_batch(batch, product)
     found = [inner, *tiled_variants(inner, spec)]
-    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in perf.best_rows(b, spec, _KEPT))
+    best = sorted((s, n, row) for n, b in enumerate(found) for s, row in pricing.best_rows(b, spec, _KEPT))
     kept: dict[int, list[int]] = {}
     for _, n, row in best[:_KEPT]:
         kept.setdefault(n, []).append(row)

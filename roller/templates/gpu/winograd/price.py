@@ -14,9 +14,9 @@ import numpy as np
 from roller.expr import instruction_mix
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.common.laid_out import LaidOut
 from roller.templates.gpu.common.price import Parts, Terms
 from roller.templates.gpu.common.products import inner_batch, products_of
+from roller.templates.gpu.common.shared_memory_layout import SharedMemoryLayout
 from roller.templates.gpu.common.traffic import LOADS_IN_FLIGHT, dram_bandwidth
 from roller.templates.gpu.tiled.price import PHASES as TILED
 from roller.tile.geometry import Geometry
@@ -67,7 +67,9 @@ class _Stream:
         return terms | {"dram_bytes": dram, "l2_bytes": l2}
 
 
-def price(batch: TileBatch, spec: DeviceSpec, laid: LaidOut | None = None, told: list[Parts] | None = None) -> Terms:
+def price(
+    batch: TileBatch, spec: DeviceSpec, laid: SharedMemoryLayout | None = None, told: list[Parts] | None = None
+) -> Terms:
     """Price a batch of Winograd programs: the terms of a tiled batch over all the kernels.
 
     ``transform_s`` are the seconds of the transforms among them, ``workspace_bytes`` what lies between the kernels.

@@ -10,8 +10,8 @@ import numpy as np
 
 from roller.perf.batch import TileBatch
 from roller.templates.gpu.common.chunks import followed
-from roller.templates.gpu.rows.exchange import SHUFFLE_LANES
-from roller.templates.gpu.rows.shape import RowShape, Vectors, lane_counts, passes
+from roller.templates.gpu.common.row_exchange import SHUFFLE_LANES
+from roller.templates.gpu.common.row_shape import RowShape, Vectors, lane_counts, passes
 from roller.tile.access import VECTOR_BYTES
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.row_shift import RowShift, row_shift

@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Collect no cyclic garbage inside; of holders in several threads or nested ones, the last to leave lets it go on.
 
     The collector looks at every live object again and again while a model of 10^5 nodes grows: 40 % of the processor

@@ -1,4 +1,4 @@
-"""MicroPerfModel: price batches and programs; the templates of the device's kind answer."""
+"""Prices of batches and programs: the templates of the device's kind answer, loaded when the first is asked for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import numpy as np
 from roller.core.ordering import cheapest
 from roller.hardware import DeviceSpec
 from roller.perf.accuracy import prediction_error, unconfirmed_mechanisms
-from roller.perf.batch import TileBatch
+from roller.perf.batch import TileBatch, batch_of, batched_axis
 from roller.perf.estimate import Estimate
 from roller.perf.terms import Term
-from roller.targets import KINDS
-from roller.tile.geometry import Floats, Geometry, Ints
+from roller.tile.geometry import Floats
 from roller.tile.program import RProgram
 
 #: Rows priced before bounds are compared.
@@ -63,51 +62,6 @@ def best_rows(
     return list(zip(seconds[order].tolist(), rows[order].tolist(), strict=True))
 
 
-def batch_of(programs: Sequence[RProgram]) -> TileBatch:
-    """Return programs of one expression, structure and vector axis as a batch, all of them pipelines or none."""
-    first = programs[0]
-    g = Geometry.of(first.expr)
-    layers = len(first.tiles)
-    rows = [np.array([p.tiles[layer][1] for p in programs], np.int64) for layer in range(layers)]
-    axis = _batched_axis(first)
-    return TileBatch(
-        g,
-        first.structure,
-        rows[0],
-        rows[-1],
-        np.array([p.split_k for p in programs], np.int64),
-        first.staged,
-        rows[1] if layers > 2 else None,
-        None if axis is None else g.names.index(axis),
-        first.constants,
-        first.nontemporal,
-        _common([p.stages for p in programs]),
-        _common([p.raster for p in programs]),
-        first.fragment,
-        first.matrix_axes,
-        vectors=None if KINDS[first.kind].simd else _vectors(programs, g),
-        open_axes=first.open_axes,
-    )
-
-
-def _batched_axis(program: RProgram) -> str | None:
-    """Return the axis that programs of one batch have their vectors along, where a unit executes vectors."""
-    return program.vector_axis if KINDS[program.kind].simd else None
-
-
-def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
-    """Return the elements of a thread's vectors along every axis: of chunks that fill its tile, or single ones."""
-    found = np.ones((len(programs), len(g.names)), np.int64)
-    for row, p in zip(found, programs, strict=True):
-        if p.vector_axis is not None and p.tile("register")[p.vector_axis] % p.vector_elements == 0:
-            row[g.names.index(p.vector_axis)] = p.vector_elements
-    return found
-
-
-def _common(values: list[int]) -> int | Ints:
-    return values[0] if min(values) == max(values) else np.array(values, np.int64)
-
-
 def estimate_programs(programs: Sequence[RProgram], spec: DeviceSpec, warm: tuple[str, ...] = ()) -> list[Estimate]:
     """Return the estimates of programs, in order, with their storage padding, bank conflicts and transactions.
 
@@ -136,7 +90,7 @@ def _alike(
     groups: dict[tuple[Any, ...], list[int]] = {}
     for n, p in enumerate(programs):
         alike = (p.layers, p.constants, p.nontemporal, p.stages > 1, p.fragment, p.matrix_axes, p.open_axes)
-        groups.setdefault((id(p.expr), p.structure, p.staged, _batched_axis(p), *alike), []).append(n)
+        groups.setdefault((id(p.expr), p.structure, p.staged, batched_axis(p), *alike), []).append(n)
     for members in groups.values():
         mine = [programs[n] for n in members]
         batch = replace(batch_of(mine), warm=warm)
@@ -166,6 +120,11 @@ def estimate_block(program: RProgram, spec: DeviceSpec, block: Sequence[int], wa
 def estimate_program(program: RProgram, spec: DeviceSpec, warm: tuple[str, ...] = ()) -> Estimate:
     """Return the estimate of one program."""
     return estimate_programs([program], spec, warm)[0]
+
+
+def log_prices(programs: Sequence[RProgram], spec: DeviceSpec) -> Floats:
+    """Return ``ln`` of the predicted seconds of programs; infinite where one does not fit the device."""
+    return np.log([e.seconds for e in estimate_programs(programs, spec)])
 
 
 def estimate_best(batch: TileBatch, spec: DeviceSpec) -> Estimate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,17 +9,17 @@ import numpy as np
 
 from roller.hardware import DeviceSpec
 from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.bank_conflicts import conflict_degrees, unavoidable_conflicts
 from roller.templates.gpu.common.occupancy import matrix_scratchpad_bytes, scratchpad_bytes
 from roller.templates.gpu.common.products import inner_batch, products_of
 from roller.templates.gpu.common.traffic import counted_traffic
-from roller.tile.fragments import conflicts, program_operands
 from roller.tile.geometry import Floats, Ints
-from roller.tile.layout import fragment_spread, lane_reads
+from roller.tile.layout import fragment_spread
 from roller.tile.program import RProgram
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class SharedMemoryLayout:
     """Consequences of the layouts of a batch's programs, arrays of shape ``(N,)``.
 
     Parameters
@@ -44,7 +43,7 @@ class LaidOut:
     padding: Mapping[str, Ints] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> LaidOut:
+    def of(cls, batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec) -> SharedMemoryLayout:
         """Return what the programs a batch was made of are laid out to."""
         found = products_of(batch)
         if found is not None:
@@ -54,51 +53,17 @@ class LaidOut:
         used = [matrix_scratchpad_bytes(p) for p in programs if p.fragment is not None]
         return cls(
             np.array(used, np.int64) if used else scratchpad_bytes(batch, padding),
-            _by_tensor([_conflict_degrees(p, spec) for p in programs]),
+            _by_tensor([conflict_degrees(p, spec) for p in programs]),
             {} if batch.fragment else _by_tensor([fragment_spread(p) for p in programs]),
             counted_traffic(batch, spec),
             padding,
         )
 
     @classmethod
-    def expected(cls, batch: TileBatch, spec: DeviceSpec) -> LaidOut:
+    def expected(cls, batch: TileBatch, spec: DeviceSpec) -> SharedMemoryLayout:
         """Return what no layout avoids: no storage padding, and the conflicts no padding removes."""
-        return cls(scratchpad_bytes(batch), _unavoidable_conflicts(batch, spec))
+        return cls(scratchpad_bytes(batch), unavoidable_conflicts(batch, spec))
 
 
 def _by_tensor(values: Sequence[Mapping[str, float]]) -> dict[str, Floats]:
     return {t: np.array([v[t] for v in values]) for t in values[0]}
-
-
-def _conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
-    """Enumerate one TEU's reads of every staged tile."""
-    if not program.staged or program.traits.spreads_reductions:  # threads read what they left themselves, side by side
-        return {}
-    shared, padding = spec.layer("shared"), dict(program.storage_padding)
-    banks, width = shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
-    if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_groups
-        return {}
-    if program.fragment is not None:
-        read = ((x, program.fragment, padding.get(x.tensor.name, 0)) for x in program_operands(program))
-        return {x.tensor.name: float(conflicts(x, f, pad, banks, width)) for x, f, pad in read}
-    degrees = {t: r.degrees(padding.get(t, 0), banks, width) for t, r in lane_reads(program, spec.teu.lanes).items()}
-    return {t: sum(d) / len(d) for t, d in degrees.items()}
-
-
-def _unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
-    """Return the conflict degrees no storage padding removes.
-
-    Lanes that read every ``s``-th word of one row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
-    """
-    found: dict[str, Floats] = {}
-    banks = spec.layer("shared").banks or spec.teu.lanes
-    if batch.fragment is not None:  # padding parts the rows of fragments
-        return found
-    lanes = batch.lanes(spec.teu.lanes)
-    for a in batch.geometry.loads if batch.staged else ():
-        steps = np.abs(a.coefficients[-1]) if a.coefficients.shape[0] and a.shared[-1] else np.zeros(0, np.int64)
-        for axis in np.flatnonzero(steps):
-            apart = math.gcd(int(steps[axis]), banks)
-            if batch.geometry.spatial[axis] and apart > 1:
-                found[a.tensor.name] = np.maximum(1.0, np.ceil(np.minimum(lanes[:, axis], banks) * apart / banks))
-    return found

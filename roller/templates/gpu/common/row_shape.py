@@ -15,7 +15,7 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES
 from roller.expr import Bound, Index, Load, Stage, TensorExpr
 from roller.perf.batch import TileBatch
-from roller.templates.gpu.rows.exchange import Meeting, meeting, parts_met
+from roller.templates.gpu.common.row_exchange import Meeting, meeting, parts_met
 from roller.tile.geometry import Access, Floats, Geometry, Ints, access_of, product
 from roller.tile.row_values import shared_words
 from roller.tile.rows import contiguous_axis, kept_loads, row_stages, rows_fuse
@@ -60,7 +60,7 @@ class RowReduction:
     is_read_again: bool
 
     def meeting(self, batch: TileBatch) -> Ints:
-        """Return how lanes meet (:class:`~roller.templates.gpu.rows.exchange.Meeting`), ``(N,)``."""
+        """Return how lanes meet (:class:`~roller.templates.gpu.common.row_exchange.Meeting`), ``(N,)``."""
         return meeting(*lane_counts(batch), self.itemsize_bytes, along=self.along)
 
     def tells(self, batch: TileBatch) -> np.ndarray:

@@ -25,8 +25,7 @@ from roller.templates.cpu.emit.nest import (
     unravel,
     write,
 )
-from roller.templates.cpu.emit.packing import tile_start
-from roller.templates.cpu.emit.plan import decisions_of
+from roller.templates.cpu.emit.plan import decisions_of, tile_start
 from roller.templates.cpu.rows.emit import rows_body
 from roller.templates.cpu.tiled.emit import Env, Tiled, tiled_nests
 from roller.tile import RProgram

@@ -62,7 +62,7 @@ class Partition:
         return "\n".join(lines)
 
 
-def explained(program: Program, cuts: tuple[Cut, ...], outside: dict[str, str]) -> Partition:
+def partition_report(program: Program, cuts: tuple[Cut, ...], outside: dict[str, str]) -> Partition:
     """Return the report of a program."""
     runs = [s for s in program.steps if isinstance(s, Run)]
     times = Counter(s.kernel for s in runs)

@@ -15,11 +15,11 @@ import onnx
 from roller.models.graph.nodes import Node
 from roller.models.onnx.lowering import Unsupported
 from roller.models.onnx.scope import Scope
+from roller.models.onnx.tracer_interface import GraphTracer
 from roller.models.onnx.types import onnx_dtype
 
 if TYPE_CHECKING:
     from roller.models.graph.steps import Value
-    from roller.models.onnx.tracing import Tracer
 
 #: The domain of ONNX Runtime's own operators; some of its first ones stand in ONNX's own.
 DOMAIN = "com.microsoft"
@@ -32,7 +32,7 @@ WAY_OUT = (
 )
 
 
-class Spelling:
+class Rewrite:
     """One node that is written by others.
 
     Parameters
@@ -43,7 +43,7 @@ class Spelling:
         The node; its inputs are names of the whole.
     """
 
-    def __init__(self, tracer: Tracer, node: Node) -> None:
+    def __init__(self, tracer: GraphTracer, node: Node) -> None:
         """Write nothing yet."""
         self.tracer, self.node = tracer, node
         self._count = 0
@@ -126,12 +126,12 @@ class Spelling:
 
 
 #: Writes a node; returns its results, empty names where they are not given.
-Spell: TypeAlias = Callable[[Spelling], Sequence[str]]
+Spell: TypeAlias = Callable[[Rewrite], Sequence[str]]
 #: By domain and operator.
 SPELLINGS: dict[tuple[str, str], Spell] = {}
 
 
-def spells(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
+def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
     """Register a function for operators of a domain."""
 
     def register(function: Spell) -> Spell:
@@ -141,15 +141,13 @@ def spells(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
     return register
 
 
-def spelled(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
+def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace one of ONNX Runtime's own operators in the words of ONNX; return whether it was one, refused or not."""
-    import roller.models.onnx.runtime_operators  # noqa: F401 - fills the registry
-
     spell = SPELLINGS.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
     try:
-        results = spell(Spelling(tracer, traced))
+        results = spell(Rewrite(tracer, traced))
     except Unsupported as why:
         _refused(tracer, node, traced, scope, str(why))
         return True
@@ -166,7 +164,7 @@ def spelled(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope) ->
     return True
 
 
-def _refused(tracer: Tracer, node: onnx.NodeProto, traced: Node, scope: Scope, reason: str) -> None:
+def _refused(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope, reason: str) -> None:
     tracer.refuse(traced, reason)
     tracer.forget(node, scope)
 

@@ -8,7 +8,6 @@ the micro-kernel reads a convolution's input without a single guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from typing import Any
 
 from roller.expr import Load, Run, lane_stride
@@ -32,26 +31,13 @@ from roller.templates.cpu.emit.nest import (
     unravel,
     write,
 )
-from roller.templates.cpu.emit.plan import HaloPlan, PanelPlan, SpatialPlan
+from roller.templates.cpu.emit.plan import tile_start
 from roller.templates.cpu.emit.segments import address, along, by_segments, copy_segment, flat
 from roller.templates.cpu.emit.transpose import transposable, transpose_block
-from roller.templates.cpu.window_clipping import tiles_of
+from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan
 
 #: Elements of a reduction axis transposed at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16
-
-
-def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
-    """First coordinate of a register tile; the last tile is shifted back to end with the axis, or with its segment."""
-    if plan.segments:
-        start, number = integer(0), 0
-        for (first, end), tiles in zip(pairwise(plan.segments), tiles_of(plan.segments, plan.tile), strict=True):
-            here = tirx.min(first + (tile - number) * plan.tile, integer(end - plan.tile))
-            start, number = tirx.Select(tile >= number, here, start) if number else here, number + tiles
-        return start
-    if plan.is_whole:
-        return tile * plan.tile
-    return tirx.min(tile * plan.tile, integer(plan.extent - plan.tile))
 
 
 def pack_panel(

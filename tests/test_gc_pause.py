@@ -8,12 +8,12 @@ import threading
 
 import pytest
 
-from roller.core.cyclic import held_back
+from roller.core.gc_pause import gc_paused
 
 
 def test_it_goes_on_after_the_last_of_nested_holders_and_after_an_error() -> None:
-    with pytest.raises(KeyError), held_back():
-        with held_back():
+    with pytest.raises(KeyError), gc_paused():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
         raise KeyError
@@ -23,7 +23,7 @@ def test_it_goes_on_after_the_last_of_nested_holders_and_after_an_error() -> Non
 def test_what_a_caller_switched_off_stays_off() -> None:
     gc.disable()
     try:
-        with held_back():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -35,7 +35,7 @@ def test_a_child_forked_meanwhile_collects() -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with held_back():
+        with gc_paused():
             inside.set()
             leave.wait()
 

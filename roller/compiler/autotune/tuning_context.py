@@ -1,0 +1,98 @@
+"""Where the candidates of one expression are made and judged, and what is written down of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from roller.artifact import DOUBT, TIED, KernelArtifact
+from roller.errors import counted
+from roller.expr import TensorExpr
+from roller.hardware import DeviceSpec
+
+if TYPE_CHECKING:
+    from roller.construction.constructor import Candidate
+    from roller.runtime.build_pool import BuildResult
+    from roller.runtime.records import Record
+    from roller.templates.common.options import ConstructOptions
+
+_LOG = logging.getLogger(__name__)
+
+#: Status of a candidate whose time others disturbed to the end.
+DOUBTFUL = "doubtful"
+
+
+@dataclass(frozen=True)
+class TuningContext:
+    """Where the candidates of one expression are made and judged.
+
+    Parameters
+    ----------
+    expression, spec
+        What they compute, and the device they were constructed for.
+    options
+        How they were constructed.
+    make
+        Lowers and builds one candidate; called in processes of their own.
+    judge
+        Checks built artifacts by candidate id, and times them where its second argument says so; a record per id.
+    build
+        Makes candidates by id and says whether they will be timed; in processes of this machine when ``None``.
+    first
+        Positions of the candidates that ``top_k="auto"`` times, where more is known of them than their predictions: the
+        likeliest one comes first. Empty for :func:`roller.construction.worth_timing.worth_timing`.
+    """
+
+    expression: TensorExpr
+    spec: DeviceSpec
+    options: ConstructOptions
+    make: Callable[[Candidate], KernelArtifact]
+    judge: Callable[[Mapping[str, KernelArtifact], bool], Mapping[str, Record]]
+    build: Callable[[Mapping[str, Candidate], bool], Mapping[str, BuildResult[KernelArtifact]]] | None = None
+    first: tuple[int, ...] = ()
+
+
+def try_all(
+    shop: TuningContext,
+    candidates: Sequence[Candidate],
+    timed: bool = True,
+    known: Mapping[str, KernelArtifact] | None = None,
+) -> tuple[dict[str, Record], dict[str, KernelArtifact]]:
+    """Make and judge candidates."""
+    from roller.runtime.build_pool import build_all, build_here
+
+    jobs = {c.id: c for c in candidates}
+    level = logging.INFO if shop.build is None else logging.DEBUG  # those of a whole model are told of together
+    _LOG.log(level, "%s: building %s", shop.expression.name, counted(len(jobs), "candidate"))
+    if shop.build is not None:
+        built = dict(shop.build(jobs, timed))
+    elif timed:
+        built = build_all(jobs, shop.make, reuse=True) if len(jobs) > 1 else build_here(jobs, shop.make)
+    else:  # a crash of the compiler is a reason to take the next one, a slow machine is none
+        built = build_all(jobs, shop.make, timeout_s=float("inf"))
+    artifacts = dict(known or {}) | {i: r.value for i, r in built.items() if r.value is not None}
+    records = {i: r.record for i, r in built.items()}
+    doing = "checking and timing" if timed else "checking"
+    _LOG.log(level, "%s: %s %s", shop.expression.name, doing, counted(len(artifacts), "candidate"))
+    records.update(shop.judge(artifacts, timed))
+    return records, artifacts
+
+
+def finished(artifact: KernelArtifact, candidate: Candidate, doubt: str = "", tied: str = "") -> KernelArtifact:
+    """Return the artifact with what was predicted and measured of its candidate.
+
+    ``doubt`` and ``tied`` say why its time may be wrong, and why it has no rank among those that were measured.
+    """
+    build = {k: v for k, v in artifact.build.items() if k not in (DOUBT, TIED)}
+    if doubt or candidate.status == DOUBTFUL:
+        build[DOUBT] = doubt or candidate.reason
+    elif tied:
+        build[TIED] = tied
+    return replace(artifact, estimate=candidate.estimate.to_dict(), measured_s=candidate.measured_s, build=build)
+
+
+def with_record(candidate: Candidate, record: Record) -> Candidate:
+    """Return the candidate with what became of it."""
+    return replace(candidate, status=record.status, measured_s=record.measured_s, reason=record.reason or None)

@@ -1,0 +1,55 @@
+"""How often a call of a model starts a kernel on a GPU, and how long the call is predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller.artifact import KernelArtifact
+from roller.hardware import DeviceSpec
+from roller.models.graph.steps import Copy, ParallelGroup, Run, Step, runs_of
+
+
+@dataclass(frozen=True)
+class LaunchForecast:
+    """Launches of a call and their predicted time.
+
+    Parameters
+    ----------
+    name
+        ``"streams"`` where kernels run side by side, else ``"one by one"``.
+    launches
+        Kernels a call starts.
+    predicted_s
+        Predicted seconds of a call.
+    """
+
+    name: str
+    launches: int
+    predicted_s: float
+
+
+def launch_forecast(steps: Sequence[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> LaunchForecast:
+    """Return the forecast of a program's steps from the estimates of its compiled kernels."""
+    name = "streams" if any(isinstance(s, ParallelGroup) for s in steps) else "one by one"
+    launches = sum(len(artifacts[run.kernel].launches) for run in runs_of(steps))
+    return LaunchForecast(name, launches, _seconds(steps, artifacts, spec))
+
+
+def _seconds(steps: Iterable[Step], artifacts: Mapping[str, KernelArtifact], spec: DeviceSpec) -> float:
+    """Return the predicted seconds of steps one after another; lanes take as long as the longest of them."""
+    launch_s, copied_bytes_per_s = spec.execution.launch_s, spec.memory_layers[-1].bandwidth_bytes_per_s / 2
+
+    def of(step: Step) -> float:
+        if isinstance(step, Run):
+            kernel = artifacts[step.kernel]
+            # An estimate counts one launch, also of a kernel that has a launch for each of several outputs.
+            counted_s = float(kernel.estimate.get("terms", {}).get("launch_s", launch_s))
+            return float(kernel.estimate["seconds"]) - counted_s + len(kernel.launches) * launch_s
+        if isinstance(step, Copy):
+            return launch_s + step.rows * step.row_bytes / copied_bytes_per_s
+        if isinstance(step, ParallelGroup):
+            return launch_s + max((sum(map(of, lane)) for lane in step.lanes), default=0.0)
+        return 0.0
+
+    return sum(map(of, steps))

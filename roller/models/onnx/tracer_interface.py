@@ -1,0 +1,72 @@
+"""The tracer as those see it who write a node by others: what is known so far, and how nodes are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+
+from roller.models.graph.nodes import Node
+from roller.models.graph.steps import Value
+from roller.models.onnx.inference import Inference
+from roller.models.onnx.loading import Loaded
+from roller.models.onnx.scope import Scope
+
+
+@dataclass
+class DynamicNodes:
+    """What a tracer has left outside so far.
+
+    Parameters
+    ----------
+    types
+        ONNX types of the values of unknown shape, by name of the whole.
+    nodes
+        Every node left outside by its name, as a message, names of values those of the whole.
+    reasons
+        Why, by the node's name.
+    """
+
+    types: dict[str, onnx.TypeProto] = field(default_factory=dict)
+    nodes: dict[str, onnx.NodeProto] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+class GraphTracer(Protocol):
+    """What :class:`roller.models.onnx.tracing.Tracer` offers the modules that it hands nodes to; see there."""
+
+    loaded: Loaded
+    loose: DynamicNodes | None
+    values: dict[str, Value]
+    constants: dict[str, np.ndarray]
+    inference: Inference
+    nodes: list[Node]
+    refused: list[str]
+    remedies: dict[str, None]
+    behind: int
+    unknown: set[str]
+
+    def is_loose(self, name: str) -> bool: ...  # noqa: D102
+
+    def constant(self, name: str, array: np.ndarray) -> None: ...  # noqa: D102
+
+    def define(self, scope: Scope, local: str) -> str: ...  # noqa: D102
+
+    def fresh(self, base: str) -> str: ...  # noqa: D102
+
+    def alias(self, scope: Scope, local: str, name: str) -> None: ...  # noqa: D102
+
+    def run(self, nodes: Iterable[onnx.NodeProto], scope: Scope, wanted: Iterable[str]) -> None: ...  # noqa: D102
+
+    def node(self, node: onnx.NodeProto, scope: Scope) -> None: ...  # noqa: D102
+
+    def emit(self, op: str, inputs: Sequence[str], **attributes: Any) -> str: ...  # noqa: D102
+
+    def refuse(self, node: Node, reason: str) -> None: ...  # noqa: D102
+
+    def forget(self, node: onnx.NodeProto, scope: Scope) -> None: ...  # noqa: D102
+
+    def label(self, node: onnx.NodeProto, scope: Scope) -> str: ...  # noqa: D102

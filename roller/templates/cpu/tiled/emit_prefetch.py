@@ -1,0 +1,44 @@
+"""A tile that reads one panel of a constant fetches its part of the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roller.core.dtypes import storage_dtype
+from roller.te.emit import Expr
+from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, lower_of, prefetch
+from roller.templates.cpu.emit.plan import SpatialPlan, task_tile_of, tile_of
+from roller.templates.cpu.emit.prefetch import FAR_BYTES, Hint, prefetch_lines
+from roller.templates.cpu.tiled.emit_staging import PanelPlan
+
+
+def prefetch_panel(
+    panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
+) -> Hint | None:
+    """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay."""
+    item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
+    if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
+        return None
+    (axis,) = panel.spatial
+    turns, turn = 1, integer(0)
+    for s in order[order.index(axis) + 1 :]:  # the loops that read one panel again
+        turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_of(s.name)]
+    following = lower_of(env[tile_of(axis.name)] + 1, integer(axis.tiles - 1))
+    extents = panel.shape[1:-1]
+    known = all(isinstance(s.tiles, int) for s in order)
+
+    def hint(at: Mapping[str, Any]) -> Stmt:
+        step: Expr = integer(0)
+        for x, extent in zip(panel.steps(at), extents, strict=True):
+            step = step * extent + x
+        start = (following, *(integer(0) for _ in extents))
+        part = (turn * math.prod(extents) + step, turns)
+        if not known:  # how many turns there are is for a call to say: a line at a time, then the last one again
+            line = LINE_BYTES // item_bytes
+            lines = -(-math.prod(extents) * panel.shape[-1] // line)
+            return prefetch(buffer, *start, lower_of(part[0], integer(lines - 1)) * line)
+        return prefetch_lines(buffer, start, part, panel.shape[-1], item_bytes)
+
+    return hint

@@ -1,0 +1,70 @@
+"""Bank conflicts in the price of a GPU program: how many wavefronts a read of a staged tile takes instead of one.
+
+A scratchpad serves one word of every bank at a time; lanes that read different words of one bank are served one after
+the other. The price multiplies the wavefronts of an operand by its degree: :func:`conflict_degrees` of programs whose
+layout is known, :func:`unavoidable_conflicts` of those whose storage padding is still to be chosen. They meet the
+arithmetic in ``common/compute.py`` (threads), ``window/price.py`` and ``matrix/price.py``. The words of a bank are
+counted in :mod:`roller.tile.layout` (threads) and :mod:`roller.tile.fragments` (matrix units).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.tile.fragments import conflicts, program_operands
+from roller.tile.geometry import Floats
+from roller.tile.layout import lane_reads
+from roller.tile.program import RProgram
+
+
+def banks_of(spec: DeviceSpec) -> tuple[int, int]:
+    """Return the banks of a unit's scratchpad, and the bytes of a word of one."""
+    shared = spec.layer("shared")
+    return shared.banks or spec.teu.lanes, shared.bank_width_bytes or 4
+
+
+def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
+    """Return the wavefronts of one TEU's read of every staged tile, against those without bank conflicts (1: none).
+
+    All reads of a TEU are enumerated, in the tile as the program pads it.
+    """
+    if not program.staged or program.traits.spreads_reductions:  # threads read what they left themselves, side by side
+        return {}
+    padding, (banks, width) = dict(program.storage_padding), banks_of(spec)
+    if program.fragment is not None and program.fragment.reads_scratchpad:  # swizzled: see roller.tile.warp_groups
+        return {}
+    if program.fragment is not None:
+        read = ((x, program.fragment, padding.get(x.tensor.name, 0)) for x in program_operands(program))
+        return {x.tensor.name: float(conflicts(x, f, pad, banks, width)) for x, f, pad in read}
+    degrees = {t: r.degrees(padding.get(t, 0), banks, width) for t, r in lane_reads(program, spec.teu.lanes).items()}
+    return {t: sum(d) / len(d) for t, d in degrees.items()}
+
+
+def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
+    """Return the conflict degrees no storage padding removes.
+
+    Lanes that read every ``s``-th word of one row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
+    """
+    found: dict[str, Floats] = {}
+    banks, _ = banks_of(spec)
+    if batch.fragment is not None:  # padding parts the rows of fragments
+        return found
+    lanes = batch.lanes(spec.teu.lanes)
+    for a in batch.geometry.loads if batch.staged else ():
+        steps = np.abs(a.coefficients[-1]) if a.coefficients.shape[0] and a.shared[-1] else np.zeros(0, np.int64)
+        for axis in np.flatnonzero(steps):
+            apart = math.gcd(int(steps[axis]), banks)
+            if batch.geometry.spatial[axis] and apart > 1:
+                found[a.tensor.name] = np.maximum(1.0, np.ceil(np.minimum(lanes[:, axis], banks) * apart / banks))
+    return found
+
+
+def worst_conflicts(degrees: Mapping[str, Floats], count: int) -> Floats:
+    """Return the degree of the worst operand of ``count`` programs, ``(N,)``; 1: no read meets a conflict."""
+    worst: Floats = np.max([np.ones(count), *degrees.values()], axis=0)
+    return worst

@@ -1,0 +1,63 @@
+"""Bytes that row programs move through L2 and DRAM: read once, or once per stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from roller.hardware import DeviceSpec
+from roller.perf.batch import TileBatch
+from roller.templates.gpu.common.row_shape import RowShape, passes
+from roller.templates.gpu.common.warm import is_warm
+from roller.tile.geometry import Access, Floats, Ints
+from roller.tile.transactions import tile_transaction_bytes, touched_bytes
+
+
+def row_traffic(batch: TileBatch, spec: DeviceSpec, active: Ints, *, least: bool = False) -> tuple[Floats, Floats]:
+    """Return bytes through L2 and for DRAM over the launch; ``least``: without parts of transactions nobody uses.
+
+    A stage that reads a row again finds it in the unit's first cache where the rows of the unit's blocks fit it, in L2
+    as far as those of all active blocks fit that beside the results they write there, else in DRAM.
+    """
+    shape = RowShape.of(batch.geometry)
+    transaction, l2_layer = spec.layer("l2").transaction_bytes, spec.layer("l2")
+    fetch = spec.layer("global").fetch_bytes or spec.layer("global").transaction_bytes
+    whole = np.where(batch.geometry.spatial, batch.block, batch.geometry.extents)
+    rows = _bytes_of((r.access for r in shape.reads if r.passes > 1), whole)
+    running = np.minimum(active, batch.blocks)
+    there = (rows + _bytes_of(shape.stores, whole)) * running
+    lost = np.maximum(0.0, 1.0 - l2_layer.kept_bytes / np.maximum(there, 1.0))
+    far = rows * np.ceil(running / spec.units) > spec.layer("shared").kept_bytes
+    l2 = dram = np.full(len(batch), float(shape.other_bytes))
+    for r in shape.reads:
+        a, again = r.access, passes(batch, r)
+        moved = a.loaded_elements(batch.block) * a.tensor.itemsize_bytes
+        if not least:
+            expected, _ = tile_transaction_bytes(a, batch.block, transaction)
+            run_rows, run = a.runs(batch.block)
+            moved = moved * expected / (run_rows * run * a.tensor.itemsize_bytes)
+        l2 = l2 + moved * np.where(far | (not r.wide), again, 1)
+        first = 0.0 if is_warm(a, batch, spec) else 1.0
+        dram = dram + _touched(a, fetch) * (first + (again - 1) * (lost * (far & r.wide)))
+    for a in shape.stores:
+        stored = np.full(len(batch), float(a.tensor.nbytes))
+        if not least:
+            moved, _ = tile_transaction_bytes(a, whole, transaction)
+            stored = stored * np.maximum(1.0, moved / (a.elements(whole) * a.tensor.itemsize_bytes))
+        l2, dram = l2 + stored, dram + np.minimum(stored, 2.0 * a.tensor.nbytes)
+    return l2, dram
+
+
+def _bytes_of(accesses: Iterable[Access], tiles: Ints) -> Floats:
+    """Return the bytes of some accesses in tiles, ``(N,)``."""
+    total: Floats = np.zeros(len(tiles))
+    for a in accesses:
+        total = total + a.elements(tiles) * a.tensor.itemsize_bytes
+    return total
+
+
+def _touched(access: Access, fetch_bytes: int) -> float:
+    if fetch_bytes not in access._memo:
+        access._memo[fetch_bytes] = touched_bytes(access, fetch_bytes)
+    return float(access._memo[fetch_bytes])
