@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
@@ -17,6 +15,7 @@ import numpy as np
 
 from roller.backends.channel import ChannelClosed, ChannelTimeout, pack, receive, send, unpack
 from roller.backends.devices import DeviceHandle, DeviceProperties, match, parse, properties_of
+from roller.core.package_folders import environment_with_package
 from roller.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -95,14 +94,8 @@ class DeviceProcess:
     def close(self) -> None:
         """Stop the process, if any."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
-            process.wait(_LEAVE_S)
-        for stream in (process.stdin, process.stdout, self._stderr):
-            if stream is not None:
-                stream.close()
+        if process is not None:
+            end_process(process, self._stderr)
 
     def __enter__(self) -> DeviceProcess:
         return self
@@ -114,15 +107,12 @@ class DeviceProcess:
         if self._process is None:
             self.generation += 1
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-            # The package may be a plain copy that only this process's sys.path knows.
-            root = str(Path(__file__).resolve().parents[2])
-            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             self._process = subprocess.Popen(
                 [*self._command, self.handle.text],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env=environment_with_package(),
                 start_new_session=True,
                 bufsize=0,
             )
@@ -141,6 +131,16 @@ class DeviceProcess:
         self.close()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the device process ended by {how}" + (f": {lines[-1]}" if lines else "")
+
+
+def end_process(process: subprocess.Popen[bytes], stderr: IO[bytes] | None) -> None:
+    """Kill a process, and close what it was written to and read from."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # stuck in its driver: nothing ends it
+        process.wait(_LEAVE_S)
+    for stream in (process.stdin, process.stdout, stderr):
+        if stream is not None:
+            stream.close()
 
 
 def resolve(device: str, names: Iterable[str], load: Callable[[str], DeviceSpec]) -> tuple[DeviceSpec, DeviceHandle]:

@@ -18,6 +18,7 @@ from roller.cli.common import (
     JsonOption,
     SetOption,
     TopKOption,
+    WorkersOption,
     console,
     device_of,
     first_line,
@@ -58,7 +59,6 @@ OutOption = Annotated[Path, typer.Option("--out", "-o", help="Folder to write; m
 BatchOption = Annotated[int | None, typer.Option("--batch", min=1, help="Batch size; the rows' own when absent.")]
 FilterOption = Annotated[str, typer.Option("--filter", help="Comma-separated ids or patterns, e.g. 'M*,C1?'.")]
 LimitOption = Annotated[int, typer.Option("--limit-bytes", min=1, help="Leave binaries out, worst ranks first, above.")]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
 ProveOption = Annotated[
     float,
     typer.Option("--prove-s", metavar="SECONDS", min=0, help="Emulate kernels for so long, all together; 0 for none."),

@@ -85,6 +85,10 @@ TopKOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
+DeterministicOption = Annotated[
+    bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Override a number of the device; may be repeated."),

@@ -11,6 +11,7 @@ import roller
 from roller.backends.devices import is_reachable
 from roller.cli.cache import date
 from roller.cli.common import (
+    DeterministicOption,
     DeviceOption,
     ExprArgument,
     JsonOption,
@@ -35,9 +36,6 @@ DOUBTFUL_RULE = "It is not kept as final: the next compile measures again, bette
 
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Write the artifact of the best kernel here.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take the kernel from the cache, and keep it.")]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
-]
 RefineOption = Annotated[
     float, typer.Option("--refine", metavar="SECONDS", min=0, help="Then search around the fastest for so long.")
 ]

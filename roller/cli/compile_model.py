@@ -16,10 +16,12 @@ from rich.table import Table
 
 from roller.backends.devices import is_reachable
 from roller.cli.common import (
+    DeterministicOption,
     JsonOption,
     SetOption,
     TopKOption,
     UsageError,
+    WorkersOption,
     console,
     device_of,
     first_line,
@@ -80,13 +82,9 @@ SchedulerOption = Annotated[
 ThreadsOption = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads a call may use; all cores of the processor by default.")
 ]
-WorkersOption = Annotated[int | None, typer.Option("--workers", min=1, help="Processes that build at a time.")]
 OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="Folder to write the compiled model to.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace the folder of --out where roller wrote it.")]
 CacheOption = Annotated[bool, typer.Option("--cache/--no-cache", help="Take kernels from the cache, and keep them.")]
-DeterministicOption = Annotated[
-    bool, typer.Option("--deterministic", help="Time nothing: the best prediction that builds and is correct.")
-]
 ProveOption = Annotated[
     float, typer.Option("--prove-s", metavar="SECONDS", min=0, help="With --out, for a GPU elsewhere: emulate kernels.")
 ]

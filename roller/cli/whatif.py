@@ -96,9 +96,11 @@ def whatif_command(
 
     answers = {name: what_if(graph, *changes, force=force) for name, changes in asked.items()}
     if perfetto is not None:
-        from roller.insight.whatif.perfetto_export import write_perfetto
+        from roller.insight.step.trace_events import write_trace_events
 
-        write_perfetto(next(iter(answers.values())), perfetto)
+        # Process 1 of the file is the profile, process 2 the prediction.
+        first, titles = next(iter(answers.values())), ("before (replayed)", "after (predicted)")
+        write_trace_events(perfetto, zip(titles, first.graphs, first.timelines, strict=True))
     if as_json:
         print_json([{"scenario": name} | answer.to_dict() for name, answer in answers.items()])
         return

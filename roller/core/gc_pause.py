@@ -45,7 +45,7 @@ def gc_paused() -> Iterator[None]:
 
     Examples
     --------
-    >>> with held_back():
+    >>> with gc_paused():
     ...     gc.isenabled()
     False
     >>> gc.isenabled()

@@ -91,9 +91,7 @@ def number(
     raise error(f"{where}: expected {expected}, got {shown(value)}.{remedy and ' '}{remedy}")
 
 
-def one_of(
-    value: Any, where: str, known: Iterable[str], *, expected: str = "", error: type[RollerError] = RollerError
-) -> str:
+def one_of(value: Any, where: str, known: Iterable[str]) -> str:
     """Return a word that is one of those known.
 
     Examples
@@ -106,7 +104,7 @@ def one_of(
     if isinstance(value, str) and value in words:
         return value
     hint = (did_you_mean(value, words) if isinstance(value, str) else "") or "."
-    raise error(f"{where}: expected {expected or f'one of {words}'}, got {shown(value)}{hint}")
+    raise RollerError(f"{where}: expected one of {words}, got {shown(value)}{hint}")
 
 
 def path(value: Any, where: str, *, error: type[RollerError] = RollerError, what: str = "a path") -> Path:

@@ -157,9 +157,7 @@ class Emulated:
         shapes = [t.shape for t in self.artifact.expression.output_tensors]
         return tuple(buffers[a.name].value(s) for a, s in zip(self.artifact.outputs, shapes, strict=True))
 
-    def launch_at(
-        self, addresses: Mapping[str, int], *, prepare: bool = False, order: str = "forward", seed: int = 0
-    ) -> None:
+    def launch_at(self, addresses: Mapping[str, int], *, prepare: bool, order: str) -> None:
         """Run on memory of the caller, as a device does: nothing is copied, filled or compared."""
         places: dict[str, Buffer | _Place] = {
             a.name: _Place(addresses[a.name], element_bytes(a)) for a in self.artifact.arguments if a.name in addresses
@@ -169,7 +167,7 @@ class Emulated:
             missing = [n for n in launch.arguments if n not in places]
             if missing:
                 raise EmulationError(f"{launch.entry}: expected an address of every argument, got none of {missing}.")
-            _launch(launch, kernel, function, places, ORDERS.index(order), seed, None)
+            _launch(launch, kernel, function, places, ORDERS.index(order), 0, None)
 
 
 def emulate(

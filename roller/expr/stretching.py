@@ -78,19 +78,6 @@ def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
     return Stretch(expr, axis, rates)
 
 
-def stretched(expr: TensorExpr, extents: Mapping[str, int]) -> TensorExpr:
-    """Return the expression with other extents of axes, and whatever moves with them.
-
-    Examples
-    --------
-    >>> from roller import ops
-    >>> made = stretched(ops.conv2d(1, 4, 9, 9, 4, 3, 3, stride=2, padding=1), {"ho": 14, "wo": 3})
-    >>> made == ops.conv2d(1, 4, 27, 5, 4, 3, 3, stride=2, padding=1)
-    True
-    """
-    return at_extents(expr, [stretch_of(expr, n) for n in extents], extents)
-
-
 def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]) -> TensorExpr:
     """Return the expression with other extents of axes, given what moves with each."""
     more: dict[_Node, int] = {}

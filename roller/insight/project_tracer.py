@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import IO, Any
 
 from roller.backends.channel import ChannelClosed, receive, send
+from roller.backends.child import end_process
+from roller.core.package_folders import environment_with_package
 from roller.errors import ModelError, shown
 from roller.insight.trace.options import DeviceRules, TraceOptions, compute_capability_of
 from roller.insight.trace.progress import report
@@ -89,14 +91,8 @@ class ProjectTracer:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LEAVE_S)
-        for stream in (process.stdin, process.stdout, self._stderr):
-            if stream is not None:
-                stream.close()
+        if process is not None:
+            end_process(process, self._stderr)
 
     def __enter__(self) -> ProjectTracer:
         return self
@@ -187,13 +183,11 @@ class ProjectTracer:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
-            root = str(Path(__file__).resolve().parents[2])
-            paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
             try:
                 self._process = subprocess.Popen(
                     [self._python, "-m", self.worker, str(self.entry)],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **self._environment()},
+                    env={**environment_with_package(), **self._environment()},
                     start_new_session=True, bufsize=0, cwd=self._folder,
                 )  # fmt: skip
             except OSError as error:

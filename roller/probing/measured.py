@@ -101,9 +101,7 @@ def agreed(rounds: Sequence[Measured], better: int = 0) -> Measured:
     return Measured(middle, max(apart, min(m.spread for m in near)), sum(m.samples for m in rounds))
 
 
-def split_by_spread(
-    found: Mapping[str, Measured], limit: float = MAX_SPREAD
-) -> tuple[dict[str, Measured], dict[str, str]]:
+def split_by_spread(found: Mapping[str, Measured]) -> tuple[dict[str, Measured], dict[str, str]]:
     """Return what may be written, and for the rest why not.
 
     Examples
@@ -114,13 +112,13 @@ def split_by_spread(
     """
     fine, refused = {}, {}
     for path, m in found.items():
-        if m.spread <= limit and m.value >= 0:
+        if m.spread <= MAX_SPREAD and m.value >= 0:
             fine[path] = m
         elif m.value < 0:
             refused[path] = f"value {m.value:.3g}: lost in the noise of the windows. Repeat on a quieter machine."
         else:
             refused[path] = (
-                f"spread {m.spread:.0%} of {m.samples} windows, at most {limit:.0%} may be written. "
+                f"spread {m.spread:.0%} of {m.samples} windows, at most {MAX_SPREAD:.0%} may be written. "
                 "Repeat on a quieter machine."
             ).replace("%", " %")
     return fine, refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roller.errors import SpecError
+from roller.core.package_folders import shipped_folder
 from roller.probing.probe import Probe
 from roller.targets import KINDS
 
@@ -16,9 +16,5 @@ def probes(kind: str) -> tuple[Probe, ...]:
 
 
 def microbench_folder() -> Path:
-    """Return the folder of the probes' sources: inside the package if installed, else of the checkout."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "microbench", package.parent / "microbench"):
-        if folder.is_dir():
-            return folder
-    raise SpecError("microbench: expected the folder beside the package, found none. Reinstall roller.")
+    """Return the folder of the probes' sources."""
+    return shipped_folder("microbench")

@@ -27,6 +27,7 @@ from roller.runtime.cache_database import Row
 from roller.runtime.cache_entry import Measurement, artifact_of, candidates_of
 from roller.runtime.cache_files import digest_of
 from roller.runtime.cache_key import CacheKey
+from roller.runtime.container import checksum
 
 FORMAT_VERSION = 1
 _MANIFEST = "manifest.json"
@@ -56,7 +57,7 @@ def export_cache(cache: KernelCache, path: Path) -> dict[str, int]:
         "entries": [asdict(r) for r in rows],
         "measurements": [asdict(m) for m in measurements],
     }
-    manifest = json.dumps({**body, "checksum": _sum(body)}).encode()
+    manifest = json.dumps({**body, "checksum": checksum(body)}).encode()
     digests = sorted({r.artifact for r in rows})
     try:
         with (
@@ -129,7 +130,7 @@ def _manifest(path: Path) -> tuple[list[Row], list[Measurement]]:
                     f"{where}: expected format {FORMAT_VERSION} or older, got {shown(version)}. Upgrade roller to "
                     "import it."
                 )
-            if data.pop("checksum") != _sum(data):
+            if data.pop("checksum") != checksum(data):
                 raise _wrong(where, "checksum of the manifest does not match")
             names = {f.name for f in fields(Row)}
             rows = [_typed(Row, {k: v for k, v in r.items() if k in names}) for r in data["entries"]]

@@ -28,6 +28,10 @@ from roller.runtime.records import Record
 
 #: What a check may take where no clock shall decide: it ends what hangs, not what is slow (seconds).
 _PATIENT_S = 3600.0
+#: Seconds the device may take to allocate and fill the inputs.
+_PREPARE_TIMEOUT_S = 120.0
+#: A candidate whose warm first run takes more than this many times the best median is dropped.
+_DROP_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,8 @@ class ProfileOptions:
         Seed of inputs and of the compared points.
     timeout_s
         Seconds one candidate may take to be checked (and again to be timed) before its process is stopped.
-    prepare_timeout_s
-        Seconds the device may take to allocate and fill the inputs.
     time_s
         Seconds of timing per candidate.
-    drop_factor
-        A candidate whose warm first run takes more than this many times the best median is dropped.
     budget_s
         Seconds for all candidates together; those not reached stay ``built``. The first one is always run.
     whole_points
@@ -56,9 +56,7 @@ class ProfileOptions:
 
     seed: int = 0
     timeout_s: float = 20.0
-    prepare_timeout_s: float = 120.0
     time_s: float = 0.1
-    drop_factor: float = 2.0
     budget_s: float | None = None
     whole_points: int | None = None
     timed: bool = True
@@ -66,7 +64,7 @@ class ProfileOptions:
     def __post_init__(self) -> None:
         """Reject what no run can honour; a limit of infinity is none."""
         checked_seed(self.seed)
-        for name in ("timeout_s", "prepare_timeout_s", "time_s", "drop_factor"):
+        for name in ("timeout_s", "time_s"):
             number(getattr(self, name), name, above=0.0, infinite=name != "time_s", expected="a number above 0")
         if self.budget_s is not None:
             number(self.budget_s, "budget_s", infinite=True, expected="seconds of at least 0, or None")
@@ -143,7 +141,7 @@ class ProfilerSession:
                 return Record(candidate_id, "wrong", outcome.message, build_s=build_s)
             if not (timed and options.timed):
                 return Record(candidate_id, "checked", outcome.doubt, build_s=build_s)
-            drop_s = None if best_s is None else best_s * options.drop_factor
+            drop_s = None if best_s is None else best_s * _DROP_FACTOR
             timing = {"op": "time", "id": candidate_id, "budget_s": options.time_s, "drop_s": drop_s}
             reply, _ = self.process.request(timing, timeout_s=options.timeout_s)
         except DeviceFault as err:
@@ -158,7 +156,7 @@ class ProfilerSession:
             return
         request = {"op": "prepare", "expression": expr_to_dict(subject.expression), "seed": subject.seed}
         points = [np.ascontiguousarray(p) for p in subject.oracle.points]
-        self.process.request(request, points, timeout_s=self._options.prepare_timeout_s)
+        self.process.request(request, points, timeout_s=_PREPARE_TIMEOUT_S)
         self._prepared = (subject, self.process.generation, count)
 
     def close(self) -> None:

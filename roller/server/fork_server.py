@@ -180,6 +180,23 @@ def _die_with_parent() -> None:
         os._exit(1)
 
 
+def _warm_up() -> None:
+    """Forecast an inference, for what PyTorch loads at its first use.
+
+    Backward would start autograd's threads, which no forked process has.
+    """
+    from torch import nn, zeros
+
+    from roller.insight.forecast import forecast
+    from roller.insight.tracing import trace
+
+    def some_layers() -> nn.Module:
+        convolution = (nn.Conv2d(1, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(*convolution, nn.LayerNorm(8), nn.Linear(8, 8), nn.Softmax(-1))
+
+    forecast(trace(some_layers, zeros(2, 1, 8, 8)), "a100")
+
+
 def main(descriptor: int) -> NoReturn:
     """Import what profiles need, and answer requests."""
     server = socket.socket(fileno=descriptor)
@@ -187,9 +204,7 @@ def main(descriptor: int) -> NoReturn:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     with contextlib.suppress(Exception):
-        from roller.server.warm_up import warm_up
-
-        warm_up()
+        _warm_up()
     _prctl(_CHILD_SUBREAPER, 1)
     gc.collect()
     gc.freeze()  # what all processes share is not written to by their collectors

@@ -12,9 +12,9 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from roller.core.package_folders import environment_with_package
 from roller.errors import RollerError
 from roller.server.message_parts import Joiner, in_parts
 from roller.server.time_limit import within
@@ -242,13 +242,11 @@ class WorkerProcesses:
                 "serve: expected Linux or macOS, got a system that cannot fork. Use roller profile there."
             )
         ours, theirs = socket.socketpair()
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
         try:
             self._process = await asyncio.create_subprocess_exec(
                 self._python, "-c", _FORKS, str(theirs.fileno()), pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, start_new_session=True,
+                env=environment_with_package(), start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             ours.close()

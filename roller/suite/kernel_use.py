@@ -91,7 +91,7 @@ def operator_uses(operators: Iterable[TimedWork]) -> tuple[OperatorUse, ...]:
     return tuple(sorted(found, key=lambda use: (-use.seconds, use.name)))
 
 
-def longest_below_average(uses: Sequence[OperatorUse], count: int = LONGEST) -> tuple[OperatorUse, ...]:
+def longest_below_average(uses: Sequence[OperatorUse]) -> tuple[OperatorUse, ...]:
     """Return the operators with the longest time among those that use the peak less than the step does.
 
     Operators whose operations are not counted are below any average.
@@ -105,4 +105,4 @@ def longest_below_average(uses: Sequence[OperatorUse], count: int = LONGEST) -> 
     """
     average = sum((use.peak_share or 0.0) * use.share for use in uses)
     below = [use for use in uses if use.seconds > 0 and (use.peak_share is None or use.peak_share < average)]
-    return tuple(sorted(below, key=lambda use: (-use.seconds, use.name))[:count])
+    return tuple(sorted(below, key=lambda use: (-use.seconds, use.name))[:LONGEST])

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
@@ -74,17 +74,14 @@ class Pair:
         return both[0], both[1]
 
 
-def take_rounds(
-    run: Sequence[Callable[[int], Block]], *, budget_s: float, now: Callable[[], float] = time.monotonic,
-    pause: Callable[[float], None] = time.sleep,
-) -> tuple[list[tuple[float, float]], int]:  # fmt: skip
+def take_rounds(run: Sequence[Callable[[int], Block]], *, budget_s: float) -> tuple[list[tuple[float, float]], int]:
     """Return rounds of one block of each of two, and how many were disturbed, within a budget."""
-    end_s, rounds, disturbed, calls = now() + budget_s, list[tuple[float, float]](), 0, 1
+    end_s, rounds, disturbed, calls = monotonic() + budget_s, list[tuple[float, float]](), 0, 1
     number = 0
-    while now() < end_s or number < WARM_UP + LEAST_ROUNDS:
+    while monotonic() < end_s or number < WARM_UP + LEAST_ROUNDS:
         found: list[Block] = [Block(0.0, False)] * 2
         for side in (0, 1) if number % 2 == 0 else (1, 0):  # whoever is second finds warmer caches: they take turns
-            pause(PAUSE_S)
+            sleep(PAUSE_S)
             found[side] = run[side](calls)
         number += 1
         calls = max(1, round(BLOCK_S / max(block.iteration_s for block in found)))
@@ -130,7 +127,7 @@ def measure_pair(
     """
     workload = model.workload(reduced=reduced)
     options = TraceOptions(workload.batch if batch is None else batch, None, None, False)
-    start_s = time.monotonic()
+    start_s = monotonic()
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roller-turns-")))
         pool = stack.enter_context(ThreadPoolExecutor(2))
@@ -144,7 +141,7 @@ def measure_pair(
             stack.callback(coordinators[-1].close)
             tasks.append(pool.submit(processes[-1].measure, options, float(budget_s)))
         try:
-            rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (time.monotonic() - start_s))
+            rounds, disturbed = _rounds(tasks, coordinators, lambda: budget_s - (monotonic() - start_s))
         except BaseException:  # an interruption, too: nobody waits for what the processes would still do
             while wait(tasks, _POLL_S).not_done:  # one that starts just now is killed when it is there
                 for process in processes:
@@ -202,8 +199,6 @@ def measure_pairs(
     seed: int = 0,
     failed: Callable[[str, RollerError], None],
     done: Callable[[str], None] = lambda name: None,
-    now: Callable[[], float] = time.monotonic,
-    measure_one: Callable[..., Pair] = measure_pair,
 ) -> Iterator[Pair]:
     """Yield a pair of every model, within a budget of seconds for all of them.
 
@@ -217,17 +212,13 @@ def measure_pairs(
         Seconds for all models. Each has an equal share of what is left, less what its start took.
     repeat
         Pairs of processes per model.
-    now
-        The clock.
-    measure_one
-        Measures one, as :func:`measure_pair`.
     """
-    end_s = now() + budget_s
+    end_s = monotonic() + budget_s
     pythons = (sys.executable, python or sys.executable)
     for left, model in zip(range(len(models), 0, -1), models, strict=True):
-        share_s = max(1.0, (end_s - now()) / left / repeat)
+        share_s = max(1.0, (end_s - monotonic()) / left / repeat)
         try:
-            runs = [measure_one(model, budget_s=share_s, seed=seed, pythons=pythons) for _ in range(repeat)]
+            runs = [measure_pair(model, budget_s=share_s, seed=seed, pythons=pythons) for _ in range(repeat)]
         except Cancelled:
             raise
         except RollerError as error:

@@ -141,15 +141,13 @@ def sample_iterations(
     *,
     steps_per_call: int = 1,
     budget_s: float,
-    clock: Clock | None = None,
 ) -> Sample:
     """Return a sample of iterations of a step."""
-    chosen = clock or system_clock()
+    clock = system_clock()
     try:
-        return _Sampler(step, rule, steps_per_call, budget_s, chosen).run()
+        return _Sampler(step, rule, steps_per_call, budget_s, clock).run()
     finally:
-        if clock is None:
-            chosen.release()
+        clock.release()
 
 
 class _Sampler:

@@ -9,7 +9,7 @@ from typing import Any
 from roller.hardware import DeviceSpec
 from roller.insight.traced_step import TracedStep
 from roller.insight.tracing import trace_providers
-from roller.suite.entry import SuiteModel, Workload
+from roller.suite.entry import Workload
 
 
 def trace_workload(
@@ -34,14 +34,3 @@ def providers_of(name: str, workload: Workload) -> ModuleType:
     module.__file__ = inspect.getfile(build)
     vars(module).update(model_provider=workload.build, input_provider=input_provider, iteration_provider=workload.step)
     return module
-
-
-def trace_model(
-    model: SuiteModel,
-    *,
-    reduced: bool = False,
-    batch: int | None = None,
-    device: str | DeviceSpec | None = None,
-) -> TracedStep:
-    """Return the traced step of a model of the suite in its published size, or in its reduced one."""
-    return trace_workload(model.name, model.workload(reduced=reduced), batch=batch, device=device)

@@ -29,11 +29,6 @@ class TrainingRun:
     gradients_bytes: int
     optimizer_bytes: int
 
-    @property
-    def learned(self) -> bool:
-        """Whether the last loss is below the first one; this says nothing of convergence."""
-        return self.losses[-1] < self.losses[0]
-
 
 def train(model: SuiteModel, *, steps: int = 3, reduced: bool = True, batch: int | None = None) -> TrainingRun:
     """Train on one batch, with the same random numbers in every step."""

@@ -88,21 +88,18 @@ class TurnCoordinator:
         return receive(self._done, _MESSAGE_TIMEOUT_S)[0]
 
 
-def take_turns(
-    step: Callable[[], object], folder: Path, *, steps_per_call: int = 1, clock: Clock | None = None
-) -> None:
+def take_turns(step: Callable[[], object], folder: Path, *, steps_per_call: int = 1) -> None:
     """Run blocks of a step as the other end asks."""
-    chosen = clock or system_clock()
+    clock = system_clock()
     turn, done = (os.open(folder / name, flag) for name, flag in (("turn", os.O_RDONLY), ("done", os.O_WRONLY)))
     try:
         send(done, {})
         while calls := int(receive(turn)[0]["calls"]):
-            send(done, _block(step, calls, steps_per_call, chosen)._asdict())
+            send(done, _block(step, calls, steps_per_call, clock)._asdict())
     finally:
         os.close(turn)
         os.close(done)
-        if clock is None:
-            chosen.release()
+        clock.release()
 
 
 def _block(step: Callable[[], object], calls: int, steps_per_call: int, clock: Clock) -> Block:

@@ -104,11 +104,6 @@ class Geometry:
         reads = sum((a.elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles), np.int64))
         return reads + self.store.elements(tiles) * self.store.tensor.itemsize_bytes
 
-    def traffic_bytes(self, tiles: Ints) -> Floats:
-        """Q(T): bytes loaded by all tiles of the launch plus bytes stored once, ``(N,)``."""
-        loaded = sum((a.loaded_elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles)))
-        return loaded + float(self.store.tensor.nbytes)
-
 
 def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
     """Return positions in ``names`` of the stage's spatial axes, the one contiguous in its output last."""

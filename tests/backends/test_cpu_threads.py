@@ -89,12 +89,13 @@ def test_whole_cores_come_before_their_siblings(machine, workers):
     assert used[len(used) - len(shared) :] == shared
 
 
-def test_the_name_of_a_core_is_that_of_its_siblings(tmp_path):
+def test_the_name_of_a_core_is_that_of_its_siblings(tmp_path, monkeypatch):
+    monkeypatch.setattr(threads, "_PROCESSORS", tmp_path)
     for cpu, siblings in ((900, "900-901\n"), (901, "900-901\n")):
         (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
         (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
-    assert threads.core_name(900, tmp_path) == threads.core_name(901, tmp_path) == "900-901"
-    assert threads.core_name(902, tmp_path) == "902"
+    assert threads.core_name(900) == threads.core_name(901) == "900-901"
+    assert threads.core_name(902) == "902"
 
 
 # --- workers of a running kernel ------------------------------------------------------------------

@@ -8,8 +8,12 @@ import pytest
 
 from roller import ops
 from roller.errors import ExprError
-from roller.expr.stretching import stretch_of, stretched
+from roller.expr.stretching import at_extents, stretch_of
 from tests.offenders import every
+
+
+def stretched(expr, extents):
+    return at_extents(expr, [stretch_of(expr, n) for n in extents], extents)
 
 
 @every(

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, RollerError
-from roller.runtime.clock import ClockSample, Load
-from roller.suite import worker
+from roller.runtime.clock import Load
+from roller.suite import pairs, turns, worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio
 from roller.suite.measuring import SuiteProcess
@@ -40,7 +40,10 @@ class Machine:
         def pause(seconds):
             self.time += seconds
 
-        return take_rounds([self.side(0), self.side(1)], budget_s=budget_s, now=lambda: self.time, pause=pause)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pairs, "monotonic", lambda: self.time)
+            patch.setattr(pairs, "sleep", pause)
+            return take_rounds([self.side(0), self.side(1)], budget_s=budget_s)
 
 
 def test_sides_begin_in_turn_and_the_ratio_is_right_on_a_machine_that_slows_down():
@@ -121,7 +124,7 @@ def test_rows_of_a_pair_survive_their_file(tmp_path):
     assert done.exit_code == 1 and "slower" in done.output
 
 
-def test_models_share_a_budget_and_pairs_of_processes_join():
+def test_models_share_a_budget_and_pairs_of_processes_join(monkeypatch):
     time, given, failures = [0.0], [], []
 
     def one(model, *, budget_s, pythons, **options):
@@ -131,8 +134,10 @@ def test_models_share_a_budget_and_pairs_of_processes_join():
             raise ModelError("suite: expected a step, got none.")
         return Pair(measurement(), measurement(), ((((0.1, 0.1),) * 12),), 1)
 
+    monkeypatch.setattr(pairs, "monotonic", lambda: time[0])
+    monkeypatch.setattr(pairs, "measure_pair", one)
     found = list(measure_pairs(
-        models_of(["a3c", "ncf"]), python="other", budget_s=80.0, repeat=2, now=lambda: time[0], measure_one=one,
+        models_of(["a3c", "ncf"]), python="other", budget_s=80.0, repeat=2,
         failed=lambda name, error: failures.append(name),
     ))  # fmt: skip
     assert given == [("a3c", 20.0, "other")] * 2 + [("ncf", 30.0, "other")] and failures == ["ncf"]
@@ -154,6 +159,8 @@ class StepClock:
     def attend(self):
         pass
 
+    release = attend
+
     def begin(self):
         self.begun = self.time
 
@@ -165,12 +172,11 @@ class StepClock:
         return Load(self.time, own_s=self.time, processors=1)
 
 
-def test_blocks_are_run_as_they_are_asked_for_and_become_a_sample(tmp_path):
+def test_blocks_are_run_as_they_are_asked_for_and_become_a_sample(tmp_path, monkeypatch):
     clock = StepClock()
+    monkeypatch.setattr(turns, "system_clock", lambda: clock)
     coordinator = TurnCoordinator(tmp_path, lambda: other.is_alive())
-    other = threading.Thread(
-        target=take_turns, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2, "clock": clock}, daemon=True
-    )
+    other = threading.Thread(target=take_turns, args=(clock.step, tmp_path), kwargs={"steps_per_call": 2}, daemon=True)
     other.start()
     coordinator.wait()
     assert [coordinator.run(calls) for calls in (1, 2, 4)] == [Block(0.25, True), Block(0.25, False), Block(0.25, True)]

@@ -8,7 +8,8 @@ import statistics
 import pytest
 
 from roller.errors import RollerError
-from roller.runtime.clock import ClockSample, Load
+from roller.runtime.clock import Load
+from roller.suite import sampling
 from roller.suite.mean_interval import batch_means, mean_interval, ratio_interval, student_quantile
 from roller.suite.sampling import QUICK, SamplingRule, sample_iterations, warm_up_of
 
@@ -40,13 +41,15 @@ class Machine:
         self.attended += 1
 
     def release(self):
-        raise AssertionError("a clock that was given is not released")
+        pass
 
     def load(self):
         return Load(self.time, own_s=self.time, processors=self.processors)
 
     def sample(self, rule, budget_s=1e9, **given):
-        return sample_iterations(self.step, rule, budget_s=budget_s, clock=self, **given)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sampling, "system_clock", lambda: self)
+            return sample_iterations(self.step, rule, budget_s=budget_s, **given)
 
 
 def noisy(mean, share, seed):

@@ -43,12 +43,18 @@ def random_block(expr: TensorExpr, rng: random.Random, most_tiles: int = 200) ->
     return tuple(block)
 
 
+def traffic_bytes(geometry: Geometry, tiles: np.ndarray) -> np.ndarray:
+    """Q(T): bytes loaded by all tiles of the launch plus bytes stored once, ``(N,)``."""
+    loaded = sum((a.loaded_elements(tiles) * a.tensor.itemsize_bytes for a in geometry.loads), np.zeros(len(tiles)))
+    return loaded + float(geometry.store.tensor.nbytes)
+
+
 def assert_counts(prog: RProgram, counts: Counts) -> None:
     """Hold what was counted against F, Q and the operands of the epilogue in the model."""
     geometry = Geometry.of(prog.expr)
     tile = np.array([tuple(prog.block_tile.values())])
     assert counts.footprint_bytes == int(geometry.footprint_bytes(tile)[0])
-    assert counts.traffic_bytes == float(geometry.traffic_bytes(tile)[0])
+    assert counts.traffic_bytes == float(traffic_bytes(geometry, tile)[0])
     if prog.expr.epilogue is not None:
         extras = sum(float(a.loaded_elements(tile)[0]) * a.tensor.itemsize_bytes for a in geometry.extras)
         assert counts.epilogue_bytes == extras

@@ -76,11 +76,15 @@ def places(workers: int, caller: int, processors: Sequence[int], core_of: Callab
     return [{p} for p in free[:workers]]
 
 
+#: Where Linux lists its processors.
+_PROCESSORS = Path("/sys/devices/system/cpu")
+
+
 @functools.cache
-def core_name(processor: int, root: Path = Path("/sys/devices/system/cpu")) -> str:
+def core_name(processor: int) -> str:
     """Return the hardware threads of the core of ``processor``; its own number where the system does not tell."""
     try:
-        return (root / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
+        return (_PROCESSORS / f"cpu{processor}/topology/thread_siblings_list").read_text().strip()
     except OSError:
         return str(processor)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from roller.artifact import KernelArtifact
@@ -23,9 +22,7 @@ MARGIN = 0.01
 REACH = 3.0
 
 
-def refine(
-    shop: TuningContext, kernel: CompiledKernel, seconds: float, clock: Callable[[], float] = time.monotonic
-) -> CompiledKernel:
+def refine(shop: TuningContext, kernel: CompiledKernel, seconds: float) -> CompiledKernel:
     """Search for ``seconds`` around a kernel, and return the fastest program found.
 
     Neighbours (:func:`roller.construction.neighbours.neighbours`) are tried best prediction first, a few at a time,
@@ -34,21 +31,21 @@ def refine(
     against what it started from. What is tried depends on the
     times measured and on nothing else; how much of it, on ``seconds``.
     """
-    end = clock() + seconds
+    end = monotonic() + seconds
     start = best = next(c for c in kernel.candidates if c.program == kernel.program)
     artifacts = {best.id: kernel.artifact}
     tried = {c.id: c for c in kernel.candidates}
     known = {str(c.program) for c in kernel.candidates if c.status != "constructed"}
     waiting = untried_neighbours(shop, best, known)
     last_s = 0.0
-    while waiting and clock() + last_s < end:
-        began = clock()
+    while waiting and monotonic() + last_s < end:
+        began = monotonic()
         batch, waiting = waiting[:BATCH], waiting[BATCH:]
         known |= {str(c.program) for c in batch}
         winner, artifacts = _duel(shop, best, artifacts, batch, tried)
         if winner.id != best.id:
             waiting = untried_neighbours(shop, winner, known)
-        best, last_s = winner, clock() - began
+        best, last_s = winner, monotonic() - began
     if best.id != start.id:  # many small steps, each beside the one before: the last is held against the first
         records = shop.judge({best.id: artifacts[best.id], start.id: kernel.artifact}, True)
         if DOUBTFUL in (records[best.id].status, records[start.id].status):

@@ -235,7 +235,7 @@ class SymbolicRange(CompiledKernel):
         """Operator, ranges and kernels on one line."""
         ends = ", ".join(f"{n} from {low} to {high}" for n, (low, high) in self.ranges.items())
         what = f"{self.varies.expr.name} with {ends} on {self.spec.name}"
-        return one_line("OpenRange", f"{what}: {counted(len(self.judged), 'kernel')}")
+        return one_line("SymbolicRange", f"{what}: {counted(len(self.judged), 'kernel')}")
 
 
 def _holding(kernel: Any, constants: tuple[Constant, ...]) -> RangeKernel:

@@ -69,7 +69,7 @@ class SymbolicKernels:
 
 def compile_symbolic(
     expressions: Mapping[str, tuple[SymbolicExpr, tuple[str, ...]]], points: Sequence[Sizes], box: Box,
-    spec: DeviceSpec,    options: ConstructOptions, seed: int = 0, passing_bytes: Mapping[str, int] | None = None,
+    spec: DeviceSpec, options: ConstructOptions, passing_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, SymbolicKernels]:  # fmt: skip
     """Compile expressions for all sizes of a box, on this machine's processor."""
     known = passing_bytes or {}
@@ -78,9 +78,9 @@ def compile_symbolic(
         for key, (e, names) in expressions.items()
     }
     searches = search_all(questions, spec, options, EFFORT)
-    built_all(searches, spec, EFFORT, seed, passing_bytes is not None)
+    built_all(searches, spec, EFFORT, 0, passing_bytes is not None)
     found = {}
     for key, s in searches.items():
-        judged, doubt = chosen(s, spec, EFFORT, seed, passing_bytes is not None)
+        judged, doubt = chosen(s, spec, EFFORT, 0, passing_bytes is not None)
         found[key] = SymbolicKernels(s.question.own, tuple(judged), spec, doubt)
     return found

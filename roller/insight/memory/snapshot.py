@@ -1,23 +1,19 @@
-"""Memory snapshots in PyTorch's format: written from the simulator, and read from real runs.
+"""Memory snapshots in PyTorch's format, written from the simulator.
 
 The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
-``torch.cuda._memory_viz`` draw. Reading a snapshot runs no code in it.
+``torch.cuda._memory_viz`` draw.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from roller.core.files import read_file, whole_file
-from roller.errors import MALFORMED, ArtifactError
+from roller.core.files import whole_file
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block
-from roller.insight.memory.pickle_limits import check_pickle
-from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Library, add_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
@@ -59,52 +55,6 @@ def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
     """Write a snapshot for PyTorch's viewers, atomically."""
     with whole_file(Path(path)) as file:
         pickle.dump(dict(made), file)
-
-
-def read_snapshot(path: Path | str) -> dict[str, Any]:
-    """Return the snapshot in a file that PyTorch, or :func:`write_snapshot`, wrote."""
-    try:
-        data = read_file(path)
-        check_pickle(data)
-        read = _Plain(io.BytesIO(data)).load()
-        if not isinstance(read, dict) or not {"segments", "device_traces"} <= set(read):
-            raise ValueError("no segments and device_traces")
-    except Exception as error:
-        raise ArtifactError(
-            f"{path}: expected a memory snapshot of PyTorch, got what cannot be read ({error}). Write it with "
-            "torch.cuda.memory._dump_snapshot."
-        ) from error
-    return read
-
-
-def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
-    """Return the allocations and frees of a snapshot, in order."""
-    try:
-        return _allocation_events(read, device)
-    except (*MALFORMED, ValueError) as error:
-        raise ArtifactError(
-            f"memory snapshot: expected the events of device {device}, got what has none ({error!r}). Write it with "
-            "torch.cuda.memory._dump_snapshot."
-        ) from error
-
-
-def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
-    reserved, found = 0, []
-    for entry in read["device_traces"][device]:
-        sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])
-        if sign is not None:
-            reserved += sign * entry["size"]
-        elif entry["action"] in ("alloc", "free_completed"):
-            size = AllocatorSettings().round_up_bytes(entry["size"])
-            found.append(MemoryEvent(entry["addr"], size if entry["action"] == "alloc" else -size, reserved, device))
-    return found
-
-
-class _Plain(pickle.Unpickler):
-    """Unpickler of dicts, lists, numbers and text, which refuses classes and functions."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _snapshot_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:

@@ -23,6 +23,8 @@ _METRICS = ("time_ms", "memory_mib")
 _MADE_FOR = {"device": str, "devices": int, "batch": int, "amp": str}
 #: Significant digits of limits and excesses.
 _DIGITS = 4
+#: How much more than a profile has its budget allows.
+SLACK = 0.05
 _EXAMPLE = "{step: {time_ms: 85, memory_mib: 20000}, modules: {encoder: {time_ms: 30}}}"
 
 
@@ -160,8 +162,8 @@ def _invalid(where: str | Path, expected: str, got: object) -> RollerError:
     return RollerError(f"{where}: expected {expected}, got {shown(got)}. Write e.g. {_EXAMPLE}.")
 
 
-def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) -> None:
-    """Write a budget from a profile: the time of the step and its first-level modules, and ``slack`` more."""
+def write_budget(profile: StepProfile, path: str | Path) -> None:
+    """Write a budget from a profile: the time of the step and its first-level modules, and :data:`SLACK` more."""
     import yaml
 
     if not profile.fits:
@@ -172,9 +174,9 @@ def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) ->
     modules = {}
     for name in _outer_modules(profile.root):
         wall_s, held = _cost_of_module(profile.root, name)
-        modules[name] = _row(wall_s, held, slack)
+        modules[name] = _row(wall_s, held)
     data = {
-        "step": _row(profile.iteration_s, profile.total_bytes, slack), "modules": modules,
+        "step": _row(profile.iteration_s, profile.total_bytes), "modules": modules,
         "made_for": {name: getattr(profile, name) for name in _MADE_FOR if getattr(profile, name)},
         "made_with": dict(profile.versions),
     }  # fmt: skip
@@ -183,9 +185,9 @@ def write_budget(profile: StepProfile, path: str | Path, slack: float = 0.05) ->
         file.write(text.encode())
 
 
-def _row(wall_s: float, held_bytes: int, slack: float) -> dict[str, float]:
+def _row(wall_s: float, held_bytes: int) -> dict[str, float]:
     found = {"time_ms": 1e3 * wall_s, "memory_mib": held_bytes / _MIB}
-    return {metric: _rounded_up(value * (1 + slack)) for metric, value in found.items()}
+    return {metric: _rounded_up(value * (1 + SLACK)) for metric, value in found.items()}
 
 
 def _rounded_up(value: float) -> float:

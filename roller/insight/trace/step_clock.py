@@ -60,10 +60,9 @@ def time_steps(
     steps_per_call: int = 1,
     budget_s: float,
     between: Callable[[], object] = lambda: None,
-    clock: Clock | None = None,
 ) -> StepTiming:
     """Return the seconds of a step."""
-    chosen = clock or system_clock()
+    chosen = system_clock()
     calls = max(1, -(-BLOCK_STEPS // steps_per_call))
     start, blocks = chosen.now(), list[ClockSample]()
     last_s = spell(step, chosen).wall_s
@@ -83,8 +82,7 @@ def time_steps(
             if len(quiet) >= NEEDED and _width(quiet) <= SETTLED:
                 break
     finally:
-        if clock is None:
-            chosen.release()
+        chosen.release()
     return _timing(blocks, chosen, calls * steps_per_call)
 
 

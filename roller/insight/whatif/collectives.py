@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from roller.errors import RollerError, shown
-from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.graph import Lane, StepGraph
 from roller.insight.trace.gradient_buckets import BUCKET_BYTES, FIRST_BUCKET_BYTES, Bucket, group_into_buckets
 from roller.insight.whatif.select import parameter_bytes
@@ -30,11 +29,6 @@ def link_rates(graph: StepGraph, bytes_per_s: float | None, latency_us: float | 
         )
     own = None if device is None else device.link_latency_s
     return bandwidth, 1e6 * (own or 0.0) if latency_us is None else latency_us
-
-
-def ring_all_reduce_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
-    """Return the time of an all-reduce around a ring: 2 (n-1)/n S/B + 2 (n-1) a."""
-    return 1e6 * Ring(devices, bytes_per_s, latency_us / 1e6).all_reduce_s(size_bytes)
 
 
 def reduce_scatter_us(size_bytes: float, devices: int, bytes_per_s: float, latency_us: float) -> float:
@@ -60,17 +54,16 @@ def devices_and_bandwidths(levels: Sequence[int], bandwidths: Sequence[float]) -
 
 
 def sparse_all_gather_us(
-    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int,
-    element_bytes: int = 4,
+    size_bytes: float, devices: int, bytes_per_s: float, density: float, index_bytes: int, value_bytes: int
 ) -> float:  # fmt: skip
-    """Return the time of an all-gather of the kept values and indices: (n-1) d S/element (index + value) / B.
+    """Return the time of an all-gather of the kept values and indices: (n-1) d S/4 (index + value) / B.
 
     Examples
     --------
     >>> round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 4)), round(sparse_all_gather_us(100e6, 4, 1e9, 0.01, 4, 2))
     (6000, 4500)
     """
-    kept = density * size_bytes / element_bytes
+    kept = density * size_bytes / 4  # gradients are float32
     return (devices - 1) * kept * (index_bytes + value_bytes) / bytes_per_s * 1e6
 
 

@@ -21,15 +21,13 @@ _STREAMS = (2, 4)
 Predict = Callable[[Mapping[str, KernelSource], int | None], Mapping[str, Estimate]]
 
 
-def coscheduled(
-    program: Program, spec: DeviceSpec, predict: Predict | None = None, whole: Mapping[str, Estimate] | None = None
-) -> Outcome:
+def coscheduled(program: Program, spec: DeviceSpec, predict: Predict | None = None) -> Outcome:
     """Return a program whose independent small kernels run side by side where that is predicted to be faster.
 
     Kernels that wait for a whole sequence are cut into chunks (:mod:`roller.models.graph.chunks`) so that others run.
     """
     predict = predict or predictor(spec)
-    known = dict(whole or {})
+    known: dict[str, Estimate] = {}
     variants = chunked(program) if spec.units > 1 else []
     if spec.units < 2 or not (variants or with_company(program)):
         return _as_it_is(program, known)

@@ -11,7 +11,6 @@ import numpy as np
 
 from roller.errors import LaunchError
 from roller.models.graph.plan import ARENA, INPUT
-from roller.models.graph.task_counts import cut
 from roller.models.session.binding import Bound, BoundCall, BoundCopy, BoundRun, BoundTogether, Operand
 from roller.models.session.frames import Frame
 from roller.models.session.interpreter import call, interpret
@@ -32,6 +31,8 @@ _CALL, _COPY, _TOGETHER = range(3)
 _CODES = {"i": 0, "u": 1, "f": 2, "b": 6}
 #: TVM's type index of a tensor that somebody else owns, and DLPack's number of the host.
 _TENSOR_POINTER, _HOST = 7, 1
+#: Tasks a thread gets at most, and the least that one of them should take (seconds): a task costs some ten nanoseconds.
+_TASKS_PER_THREAD, _LEAST_TASK_S = 8, 1e-5
 
 #: Steps of the tables from one to another, or a step that Python runs.
 Segment: TypeAlias = "tuple[int, int] | BoundCall"
@@ -130,6 +131,27 @@ class _Writer:
             spans.append((start, len(self.steps)))
         self.steps[number] = (_TOGETHER, len(self.lanes), len(spans), 0, 0, 0, 0, 0, 0, 0, 0, 0)
         self.lanes += spans
+
+
+def cut(extent: int, threads: int, seconds: float) -> int:
+    """Return the tasks that a parallel loop is cut into.
+
+    TVM gives ``n`` tasks ``ceil(extent / n)`` iterations each, the last ones fewer or none. Threads that are disturbed
+    take fewer tasks than others, so there are several per thread; but never so that an undisturbed thread has more
+    iterations than in an even division.
+
+    Examples
+    --------
+    >>> cut(56, 2, 1e-3), cut(49, 2, 1e-3), cut(9, 2, 1e-3), cut(2, 2, 1e-3), cut(56, 2, 1e-5)
+    (14, 10, 9, 2, 2)
+    """
+    even = -(-extent // threads)
+    most = max(1, min(_TASKS_PER_THREAD, int(seconds / _LEAST_TASK_S)))
+    for each in range(max(1, -(-extent // (most * threads))), even):
+        count = -(-extent // each)
+        if -(-count // threads) * each <= even:
+            return count
+    return threads
 
 
 def _flat(steps: Sequence[Bound]) -> list[Bound]:

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from roller.errors import SpecError
 from roller.hardware import DeviceSpec
 from roller.probing.gpu.reference import reference_of
-from roller.probing.gpu.sources import source_of
+from roller.probing.registry import microbench_folder
 from roller.runtime.probe_format import CHECK_STEPS, Case, Contents, ProbePlan
 
 #: Threads whose results are compared.
 _SAMPLED = 24
 #: Relative tolerance of floating-point results; integers are exact.
 _TOLERANCE = {"int32": 0.0, "float32": 2e-3}
+
+
+@functools.cache
+def source_of(name: str) -> str:
+    """Return the text of a probe with the few portable names of its header."""
+    folder = microbench_folder() / "gpu"
+    try:
+        text = (folder / f"{name}.cu").read_text(encoding="utf-8")
+        portable = (folder / "portable.h").read_text(encoding="utf-8").replace("#pragma once\n", "")
+    except OSError as err:
+        raise SpecError(f"{folder}: cannot read the probe '{name}' ({err.strerror}). Reinstall roller.") from err
+    return text.replace('#include "portable.h"', portable)
 
 
 def plan(
@@ -51,11 +65,11 @@ def full_warps(spec: DeviceSpec) -> int:
     return spec.units * min(spec.limits.threads_per_unit // spec.teu.lanes, 2 * spec.limits.blocks_per_unit)
 
 
-def full_grid(spec: DeviceSpec, block: int, registers: int = 32) -> int:
-    """Return the blocks of ``block`` threads, of some registers each, that are resident on the whole device."""
+def full_grid(spec: DeviceSpec, block: int) -> int:
+    """Return the blocks of ``block`` threads, of 32 registers each, that are resident on the whole device."""
     lim = spec.limits
     assert lim.threads_per_unit and lim.registers_per_unit and lim.blocks_per_unit  # likewise
-    per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (registers * block), lim.blocks_per_unit)
+    per_unit = min(lim.threads_per_unit // block, lim.registers_per_unit // (32 * block), lim.blocks_per_unit)
     return spec.units * max(1, per_unit)
 
 

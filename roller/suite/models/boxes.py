@@ -48,13 +48,11 @@ def encoded(boxes: torch.Tensor, anchors: torch.Tensor, weights: tuple[float, fl
     return torch.cat([weights[0] * shift, weights[1] * torch.log(wanted / sizes)], -1)
 
 
-def decoded(
-    deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int], weights: tuple[float, float] = (1.0, 1.0)
-) -> torch.Tensor:
+def decoded(deltas: torch.Tensor, anchors: torch.Tensor, image: tuple[int, int]) -> torch.Tensor:
     """Return the boxes of shifts and growths, cut off at an image (height, width) and at least a pixel wide."""
     sizes = anchors[..., 2:] - anchors[..., :2]
-    centres = anchors[..., :2] + sizes / 2 + deltas[..., :2] / weights[0] * sizes
-    half = sizes * torch.exp((deltas[..., 2:] / weights[1]).clamp(max=_MOST_GROWTH)) / 2
+    centres = anchors[..., :2] + sizes / 2 + deltas[..., :2] * sizes
+    half = sizes * torch.exp(deltas[..., 2:].clamp(max=_MOST_GROWTH)) / 2
     limit = torch.tensor([image[1], image[0]], dtype=anchors.dtype, device=anchors.device)
     low = torch.minimum((centres - half).clamp(min=0), limit - 1)
     return torch.cat([low, torch.maximum(torch.minimum(centres + half, limit), low + 1)], -1)

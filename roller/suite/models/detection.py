@@ -248,12 +248,12 @@ class MaskRCNN(nn.Module):
         return (error * (flat > 0)).sum() / (flat > 0).sum().clamp(min=1)
 
 
-def objects_in(batch: int, height: int, width: int, classes: int, count: int = OBJECTS) -> tuple[torch.Tensor, ...]:
-    """Return objects (batch, count, 4) at least an eighth of the image wide and high, and classes from 1 on."""
+def objects_in(batch: int, height: int, width: int, classes: int) -> tuple[torch.Tensor, ...]:
+    """Return objects (batch, OBJECTS, 4) at least an eighth of the image wide and high, and classes from 1 on."""
     size = torch.tensor([width, height])
-    low = torch.rand(batch, count, 2) * 0.5
-    boxes = torch.cat([low * size, (low + 0.125 + torch.rand(batch, count, 2) * 0.375) * size], -1)
-    return boxes, torch.randint(1, classes, (batch, count))
+    low = torch.rand(batch, OBJECTS, 2) * 0.5
+    boxes = torch.cat([low * size, (low + 0.125 + torch.rand(batch, OBJECTS, 2) * 0.375) * size], -1)
+    return boxes, torch.randint(1, classes, (batch, OBJECTS))
 
 
 def _images(height: int, width: int, classes: int, batch: int) -> tuple[torch.Tensor, ...]:

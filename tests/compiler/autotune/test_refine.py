@@ -11,7 +11,8 @@ import pytest
 import roller
 from roller import ConstructOptions, KernelArtifact, ops
 from roller.compiler.autotune import TuningContext
-from roller.compiler.autotune.refine import BATCH, MARGIN, refine
+from roller.compiler.autotune import refine as choosing_refine
+from roller.compiler.autotune.refine import BATCH, MARGIN
 from roller.construction.neighbours import neighbours
 from roller.errors import BuildError
 from roller.hardware import load_spec
@@ -57,6 +58,12 @@ def shop_of(bench: Bench, make: Callable[[Any], KernelArtifact] | None = None) -
     return TuningContext(EXPR, SPEC, OPTIONS, make or bench.make, bench.judge)
 
 
+def refined(shop: TuningContext, kernel: Any, seconds: float, clock: Callable[[], float]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(choosing_refine, "monotonic", clock)
+        return choosing_refine.refine(shop, kernel, seconds)
+
+
 def ticking(step: float = 1.0) -> Callable[[], float]:
     now = [0.0]
 
@@ -76,7 +83,7 @@ def around(kernel: roller.CompiledKernel) -> list[roller.Candidate]:
 def test_a_faster_neighbour_takes_the_place_and_the_search_goes_on_around_it(start) -> None:
     goal = around(start)[2]
     bench = Bench(lambda name, _: 0.5 if name == goal.id else 1.0)
-    found = refine(shop_of(bench), start, 1e9, ticking())
+    found = refined(shop_of(bench), start, 1e9, ticking())
     assert found.program == goal.program
     assert found.measured_s == 0.5
     assert found.estimate == goal.estimate
@@ -88,7 +95,7 @@ def test_a_faster_neighbour_takes_the_place_and_the_search_goes_on_around_it(sta
 
 def test_neighbours_come_by_prediction_in_small_batches_beside_the_fastest(start) -> None:
     bench = Bench(lambda name, _: 1.0)
-    refine(shop_of(bench), start, 1e9, ticking())
+    refined(shop_of(bench), start, 1e9, ticking())
     best = next(c.id for c in start.candidates if c.program == start.program)
     assert all(r[0] == best and 1 < len(r) <= 1 + BATCH for r in bench.rounds)
     order = [name for r in bench.rounds for name in r[1:]]
@@ -100,7 +107,7 @@ def test_neighbours_come_by_prediction_in_small_batches_beside_the_fastest(start
 def test_a_win_that_does_not_repeat_is_no_win(start) -> None:
     goal = around(start)[0]
     bench = Bench(lambda name, count: (0.5 if count == 1 else 1.5) if name == goal.id else 1.0)
-    found = refine(shop_of(bench), start, 1e9, ticking())
+    found = refined(shop_of(bench), start, 1e9, ticking())
     assert found.program == start.program
     best = next(c.id for c in start.candidates if c.program == start.program)
     assert (goal.id, best) in bench.rounds, "the second time in the other order"
@@ -116,7 +123,7 @@ def test_what_a_search_ends_with_is_held_against_its_start(start) -> None:
         return 1.0
 
     bench = Bench(seconds_of)
-    one_batch = refine(shop_of(bench), start, 1.5, ticking())
+    one_batch = refined(shop_of(bench), start, 1.5, ticking())
     assert bench.rounds[-1] == (goal.id, first)
     assert one_batch.program == start.program
     assert one_batch.measured_s == 1.0
@@ -125,7 +132,7 @@ def test_what_a_search_ends_with_is_held_against_its_start(start) -> None:
 def test_less_than_the_margin_is_no_win(start) -> None:
     goal = around(start)[0]
     bench = Bench(lambda name, _: 0.995 if name == goal.id else 1.0)
-    assert refine(shop_of(bench), start, 1e9, ticking()).program == start.program
+    assert refined(shop_of(bench), start, 1e9, ticking()).program == start.program
 
 
 def test_the_same_times_lead_to_the_same_program(start) -> None:
@@ -133,7 +140,7 @@ def test_the_same_times_lead_to_the_same_program(start) -> None:
         return 0.5 + int(name[:4], 16) / 0xFFFF
 
     runs = [Bench(seconds_of) for _ in range(2)]
-    one, other = (refine(shop_of(b), start, 40.0, ticking()) for b in runs)
+    one, other = (refined(shop_of(b), start, 40.0, ticking()) for b in runs)
     assert runs[0].rounds == runs[1].rounds
     assert one.program == other.program
     # Less than the margin is no win, so that the very fastest may be seen and not chosen.
@@ -144,7 +151,7 @@ def test_the_seconds_end_it(start) -> None:
     rounds = []
     for seconds in (0.0, 4.0, 40.0):
         bench = Bench(lambda name, _: 1.0)
-        refine(shop_of(bench), start, seconds, ticking())
+        refined(shop_of(bench), start, seconds, ticking())
         rounds.append(len(bench.rounds))
     assert rounds[0] == 0
     assert rounds[0] < rounds[1] < rounds[2]
@@ -159,7 +166,7 @@ def test_a_neighbour_that_fails_keeps_its_reason(start) -> None:
         return bench.make(candidate)
 
     bench = Bench(lambda name, _: 1.0)
-    found = refine(shop_of(bench, make), start, 8.0, ticking())
+    found = refined(shop_of(bench, make), start, 8.0, ticking())
     fate = next(c for c in found.candidates if c.id == bad.id)
     assert (fate.status, "planted" in (fate.reason or "")) == ("failed", True)
 

@@ -7,6 +7,7 @@ from math import comb
 
 import pytest
 
+from roller.insight.trace import step_clock
 from roller.insight.trace.step_clock import BLOCK_STEPS, median_interval, time_steps
 from roller.runtime.clock import ClockSample
 
@@ -45,9 +46,9 @@ class Machine:
     release = attend
 
     def timed(self, budget_s, **given):
-        return time_steps(
-            self.step, budget_s=budget_s, between=lambda: self.between.append(self.steps), clock=self, **given
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(step_clock, "system_clock", lambda: self)
+            return time_steps(self.step, budget_s=budget_s, between=lambda: self.between.append(self.steps), **given)
 
 
 def test_steps_that_agree_are_stable_after_five_blocks():

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from roller.errors import RollerError
+from roller.insight.cost.ring_all_reduce import Ring
 from roller.insight.step.simulate import simulate
 from roller.insight.whatif import whatifs
 from roller.insight.whatif.collectives import (
     buckets_by_step,
     reduce_scatter_us,
-    ring_all_reduce_us,
     sparse_all_gather_us,
 )
 from roller.insight.whatif.primitives import remove, select
@@ -327,7 +327,7 @@ def test_another_device_prices_kernels_by_what_bounds_them():
 
 
 def test_formulae_of_collectives():
-    assert ring_all_reduce_us(1e6, 4, 1e9, 5.0) == pytest.approx(2 * 3 / 4 * 1000 + 6 * 5)
+    assert Ring(4, 1e9, 5e-6).all_reduce_s(1e6) == pytest.approx(1e-6 * (2 * 3 / 4 * 1000 + 6 * 5))
     assert reduce_scatter_us(1e6, 4, 1e9, 5.0) == pytest.approx(3 / 4 * 1000 + 3 * 5)
     assert sparse_all_gather_us(1e6, 4, 1e9, 0.01, 4, 4) == pytest.approx(3 * 0.01 * 1000 * 2)
     assert sparse_all_gather_us(1e6, 4, 1e9, 0.01, 4, 2) == pytest.approx(3 * 0.01 * 1000 * 1.5)

@@ -17,8 +17,8 @@ import hypothesis.strategies as st
 import pytest
 
 from roller.errors import BuildError, LaunchError
-from roller.models.graph.task_counts import cut
 from roller.models.session import runner as module
+from roller.models.session.native import cut
 from roller.models.session.runner import build_runner, load_runner
 
 CHECKS = Path(__file__).with_name("pool_check.c")

@@ -8,11 +8,10 @@ import pytest
 
 from roller.emulator import emulate
 from roller.probing.gpu.reference import reference_of
-from roller.probing.gpu.sources import entries_of
 from roller.runtime.probe_format import CHECK_STEPS
 from tests.builds import builds_folder
 from tests.emulator.snippets import artifact
-from tests.probing.gpu.tiny import PLANS, tiny
+from tests.probing.gpu.tiny import PLANS, entries_of, tiny
 
 SPEC = tiny()
 #: One case per kernel, and where a kernel has several shapes, those in which its indices differ.

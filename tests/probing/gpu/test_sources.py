@@ -11,8 +11,9 @@ import pytest
 from roller.backends.cuda import toolchain as cuda
 from roller.backends.rocm import toolchain as rocm
 from roller.probing import microbench_folder, probes, statement_of
-from roller.probing.gpu.sources import entries_of, source_of
+from roller.probing.gpu.planning import source_of
 from roller.targets import LANGUAGES
+from tests.probing.gpu.tiny import entries_of
 
 OPTIONS = {language: target.probe_options for language, target in LANGUAGES.items()}
 NAMES = sorted(p.stem for p in (microbench_folder() / "gpu").glob("*.cu"))

@@ -1,5 +1,7 @@
 """A GPU so small that a CPU walks through all its probes; and every plan by the name of its source."""
 
+import re
+
 from roller import load_spec
 from roller.probing.gpu import compute, memory
 
@@ -16,3 +18,8 @@ def tiny(base="h200"):
         "units": 2, "limits.threads_per_unit": 1024, "memory_layers.l2.capacity_bytes": 1 << 18,
         "memory_layers.global.capacity_bytes": 1 << 24,
     })  # fmt: skip
+
+
+def entries_of(source):
+    """The kernels of a source, whatever the target."""
+    return tuple(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", source))

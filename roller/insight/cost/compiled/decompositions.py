@@ -175,16 +175,15 @@ def _reduce(
 
 def _reduce_then_map(
     builder: Builder, index: int, view: View, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
-    out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool, operations: int = 4,
+    out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool,
 ) -> None:  # fmt: skip
     """Add sums over each row of large tensors, and an element-wise function of these, the sums and small tensors."""
     rows = element_count(large[0]) // max(1, length)
     sums = tuple(statistics) or (builder.temporary((rows,), "float32"),)
     _reduce(builder, index, view, large, sums, length, trailing)
     builder.add(
-        index, view.operator, "pointwise", (*large, *small, *sums), (out,), rows=element_count(out),
-        operations=operations,
-    )  # fmt: skip
+        index, view.operator, "pointwise", (*large, *small, *sums), (out,), rows=element_count(out), operations=4
+    )
 
 
 def softmax(builder: Builder, index: int, view: View) -> None:

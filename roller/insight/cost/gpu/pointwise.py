@@ -99,20 +99,19 @@ def elementwise_expression(
 
 
 def elementwise_kernel(
-    functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord], also: float = 0.0
+    functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
     """Return the kernel of an element-wise operator; by its bytes if no expression describes it."""
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
-    beside: tuple[Launch, ...] = (Stream(0.0, also, 0),) if also else ()
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
-        return (Stream(total_bytes(inputs), total_bytes((out,)) + also),)
+        return (Stream(total_bytes(inputs), total_bytes((out,))),)
     rank = len(out.shape)
     # The same elements twice, as in x * x, come from memory once.
     operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
     shape, layout = tuple(out.shape), broadcast_layout(out, rank)
     expr = elementwise_expression(functions, shape, layout, operands)
-    return (Kernel(expr, cache_bytes=_bytes_by_sectors(shape, layout, operands)), *beside)
+    return (Kernel(expr, cache_bytes=_bytes_by_sectors(shape, layout, operands)),)
 
 
 #: Elements of a block of PyTorch's element-wise kernels, one after the other in the order of the result: 128 threads of

@@ -126,16 +126,16 @@ class Rewrite:
 
 
 #: Writes a node; returns its results, empty names where they are not given.
-Spell: TypeAlias = Callable[[Rewrite], Sequence[str]]
+Rewriter: TypeAlias = Callable[[Rewrite], Sequence[str]]
 #: By domain and operator.
-SPELLINGS: dict[tuple[str, str], Spell] = {}
+REWRITES: dict[tuple[str, str], Rewriter] = {}
 
 
-def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
+def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Rewriter], Rewriter]:
     """Register a function for operators of a domain."""
 
-    def register(function: Spell) -> Spell:
-        SPELLINGS.update(dict.fromkeys(((domain, op) for op in ops), function))
+    def register(function: Rewriter) -> Rewriter:
+        REWRITES.update(dict.fromkeys(((domain, op) for op in ops), function))
         return function
 
     return register
@@ -143,7 +143,7 @@ def rewrites(*ops: str, domain: str = DOMAIN) -> Callable[[Spell], Spell]:
 
 def spelled(tracer: GraphTracer, node: onnx.NodeProto, traced: Node, scope: Scope) -> bool:
     """Trace one of ONNX Runtime's own operators in the words of ONNX; return whether it was one, refused or not."""
-    spell = SPELLINGS.get((traced.domain, traced.op))
+    spell = REWRITES.get((traced.domain, traced.op))
     if spell is None or (not traced.domain and tracer.inference.schema(traced) is not None):
         return False
     try:

@@ -1,0 +1,24 @@
+"""Where this package is: folders that are shipped with it, and the environment in which other processes import it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from roller.errors import SpecError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def shipped_folder(name: str) -> Path:
+    """Return a folder of data: inside the package if installed, else of the checkout."""
+    for folder in (_PACKAGE / name, _PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise SpecError(f"{name}: expected the folder beside the package, found none. Reinstall roller.")
+
+
+def environment_with_package() -> dict[str, str]:
+    """Return the environment of a process that imports this package, which only ``sys.path`` here may know."""
+    paths = [str(_PACKAGE.parent), *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
