@@ -34,48 +34,48 @@ MORE = {"gpu": ("h200", "t4", "mi50"), "cpu": ("cpu-neon",)}
 _RATES = "compute.ops_per_cycle_per_unit"
 _SECTIONS = ("teu", "execution", "limits", "accuracy")
 
-#: What holds where an optional field is not given, by its name; the test prices operators without each of them.
+#: Default of each optional field, by its name; the test prices operators without each of them.
 UNKNOWN = {
-    "overlap_blocks": "blocks never fall into step: as many groups as are resident hide each other's phases",
-    "datapath_lanes": "`lanes`: vectors of any length are passed at once",
-    "split_load_slots": "1: such a load takes a slot of its own more",
+    "overlap_blocks": "blocks never run in lockstep: all resident groups hide each other's phases",
+    "datapath_lanes": "`lanes`: a vector of any length takes one pass",
+    "split_load_slots": "1: such a load takes one more slot",
     "prefetched_lines": "all lines of a stream are fetched ahead",
     "kept_share": "1: the whole cache",
     "fetch_bytes": "a transaction of the layer",
-    "page_bytes": "misses to pages and sets are left out",
-    "tlb_entries": "misses to pages are left out",
+    "page_bytes": "no misses to pages and sets",
+    "tlb_entries": "no misses to pages",
     "tlb_miss_s": "misses to pages cost nothing",
     "usable_bytes": "the whole capacity",
     "banks": "as many banks as a TEU has lanes",
-    "reserved_bytes": "nothing: blocks have all of the scratchpad",
+    "reserved_bytes": "0: blocks have all of the scratchpad",
     "bank_width_bytes": "4 bytes",
     "line_bytes": "a transaction of the layer",
-    "latency_s": "0: chains of dependent accesses are left out",
-    "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total, however few TEUs are resident)",
+    "latency_s": "0: chains of dependent accesses cost nothing",
+    "bandwidth_per_teu_bytes_per_s": "an equal share of the total (a GPU: the total for any number of resident TEUs)",
     "saturation_exponent": "given with bandwidth_per_teu_bytes_per_s or not at all",
     "async_copy_bytes": "copies into the scratchpad pass through registers, one step ahead at most",
     "convert_to": "narrowing takes as long as widening",
-    "process_bytes": "forecasts of memory leave it out",
+    "process_bytes": "forecasts of memory exclude it",
     "process_convolution_bytes": "0",
     "process_eager_bytes": "`process_bytes`",
     "process_least_bytes": "half of `process_bytes`",
     "process_most_bytes": "one and a half times `process_bytes`",
-    "reported_bytes": "`capacity_bytes`, of which up to 9 % are said to be doubtful",
+    "reported_bytes": "`capacity_bytes`, of which up to 9 % are reported as doubtful",
     "reported_most_bytes": "`reported_bytes`",
-    "fault_s": "forecasts of steps on a CPU take fresh pages as known ones",
+    "fault_s": "forecasts of steps on a CPU price new pages like touched ones",
     "link_bytes_per_s": "no forecasts of several devices",
     "link_latency_s": "0",
-    "power_w": "no limit of power: kernels hold the boost clock",
-    "busy_cycle_j": "no limit of power",
-    "matrix_cycle_j": "what the pipes draw",
+    "power_w": "no power limit: kernels run at the boost clock",
+    "busy_cycle_j": "no power limit",
+    "matrix_cycle_j": "the energy of the pipes",
     "idle_cycle_j": "0: cycles without arithmetic draw nothing",
-    "byte_j": "0: the energies of cycles include what bytes draw",
-    "standing_w": "the energies of cycles include what the board draws without them",
-    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic meets the bandwidth of copies",
+    "byte_j": "0: the energies of cycles include that of bytes",
+    "standing_w": "the energies of cycles include the board's standing power",
+    "read_bandwidth_bytes_per_s": "given with triad_bandwidth_bytes_per_s; all traffic has the bandwidth of copies",
     "triad_bandwidth_bytes_per_s": "given with read_bandwidth_bytes_per_s",
     "matrix": "no matrix units",
-    "group_matrix": "no instructions of warp groups",
-    "integer": "integer instructions take turns with multiply-adds",
+    "group_matrix": "no warp-group instructions",
+    "integer": "integer instructions share the pipe of multiply-adds",
     "prediction_error": f"{UNVALIDATED['prediction_error']:g}",
     "compute_error": "prediction_error",
     "memory_error": "prediction_error",
@@ -198,7 +198,7 @@ def _unknown(path: str, quantity: Quantity, kind: str) -> str:
 
 def _table(kind: str, read: set[str], by_field: dict[str, list[str]]) -> list[str]:
     known = settable(load_spec(SPECS[kind]))
-    lines = ["| field | unit | probe | where it is unknown |", "|---|---|---|---|"]
+    lines = ["| field | unit | probe | default |", "|---|---|---|---|"]
     for path, quantity in known.items():
         if path in read:
             names = ", ".join(f"`{n}`" for n in by_field.get(path, [])) or "none"
@@ -209,10 +209,10 @@ def _table(kind: str, read: set[str], by_field: dict[str, list[str]]) -> list[st
 def contract() -> str:
     """Return the whole document."""
     lines = [
-        "# What the model reads of a device", "",
-        "Generated by `python docs/device_contract.py` from the schema (`roller/hardware/sections.py`), the registry",
-        "of probes, and a recording of the model at work. The checklist of a new vendor: measure or state what is in",
-        "the first column, in SI base units, in a YAML like those in `hardware_specs/`.", "",
+        "# Device contract: fields of a specification", "",
+        "`python docs/device_contract.py` generates this page from the schema (`roller/hardware/sections.py`), the",
+        "registry of probes, and a recording of the fields that the model reads. It is the checklist for a new device:",
+        "measure or state each field, in SI base units, in a YAML file like those in `hardware_specs/`.", "",
     ]  # fmt: skip
     for kind, title in (("gpu", "GPU"), ("cpu", "CPU")):
         by_field: dict[str, list[str]] = {}
@@ -220,26 +220,26 @@ def contract() -> str:
             for field in probe.fields:
                 by_field.setdefault(field, []).append(probe.name)
         read = set().union(*(read_by_the_model(kind, load_spec(name)) for name in (SPECS[kind], *MORE[kind])))
-        lines += [f"## {title}: read by the model", "", *_table(kind, read, by_field), ""]
+        lines += [f"## {title}: fields that the model reads", "", *_table(kind, read, by_field), ""]
         if kind == "cpu":
             lines += [
-                "Co-scheduling a model reads `kept_share` of the caches too (1 where it is unknown), and forecasts of",
-                "steps `execution.fault_s`.",
+                "Co-scheduling of a model also reads `kept_share` of the caches (default 1), and forecasts of",
+                "steps read `execution.fault_s`.",
                 "",
             ]
         else:
             lines += [
-                "Whole models are priced at `sustained_clock_hz` (`clock_hz` where it is unknown), kernels alone at",
-                "`clock_hz`, or at what `power_w` leaves of it. Forecasts of memory read `process_bytes`,",
+                "Whole models are priced at `sustained_clock_hz` (default `clock_hz`), single kernels at",
+                "`clock_hz`, or at the lower clock that `power_w` permits. Forecasts of memory read `process_bytes`,",
                 "`process_convolution_bytes`, `process_eager_bytes`, `process_least_bytes`,",
                 "`process_most_bytes`, and",
                 "`reported_bytes` and `reported_most_bytes` of the memory;",
-                "those of several devices `link_bytes_per_s` and `link_latency_s`.", "",
+                "forecasts of several devices read `link_bytes_per_s` and `link_latency_s`.", "",
             ]  # fmt: skip
         unread = [p for p in settable(load_spec(SPECS[kind])) if p not in read and p not in NOT_OF_KERNELS]
         rest = [p for p in unread if p in by_field]
         if rest:
-            lines += ["Measured, and not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
+            lines += ["Measured but not read: " + ", ".join(f"`{p}`" for p in rest) + ".", ""]
         lines += [f"### Probes of a {title}", "", "| probe | source | measures |", "|---|---|---|"]
         for probe in probes(kind):  # type: ignore[arg-type]
             said = statement_of(microbench_folder() / probe.source)

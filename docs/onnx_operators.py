@@ -26,11 +26,10 @@ PATH = Path(__file__).with_name("onnx-operators.md")
 
 HEAD = f"""# ONNX operators
 
-Written by `python docs/onnx_operators.py`; a test holds it up to date. Operator sets 1 to the newest of the onnx
-package are read, those before {OLDEST} as set {OLDEST} writes the same. Operators of ONNX Runtime's own that are listed
-below are read as ONNX's own that mean the same. A model with anything else is refused before any
-compilation, with a list of all nodes that are in the way and the reason of each; `fallback="onnxruntime"` leaves those
-nodes to ONNX Runtime.
+`python docs/onnx_operators.py` generates this page; a test keeps it current. Roller reads operator sets 1 to the newest
+of the onnx package; it converts sets before {OLDEST} to set {OLDEST}. It reads the listed operators of ONNX Runtime's
+domain as the equivalent ONNX operators. It refuses a model with any other operator before compiling anything, and
+lists all unsupported nodes with the reasons; `fallback="onnxruntime"` leaves those nodes to ONNX Runtime.
 
 """
 
@@ -43,7 +42,7 @@ def document(found: Sequence[Verdict]) -> str:
 
 def _counts(found: Sequence[Verdict]) -> str:
     how = (
-        "Read, lowered and partitioned; kernels computed by their definition in NumPy. "
+        "The tests read, lower and partition each model, and compute its kernels by their definition in NumPy. "
         "`python -m benchmarks.onnx_coverage` compiles and runs them all."
     )
     rows = ["## Node tests of `onnx.backend.test`", "", how, ""]
@@ -61,14 +60,14 @@ def _operators(found: Sequence[Verdict]) -> str:
     rows = ["## Operators", "", "| operator | versions | tests passed |", "|---|---|---|"]
     for domain, op in sorted(LOWERINGS):
         of = tested.get(op, [])
-        share = f"{sum(v.outcome == PASSED for v in of)} of {len(of)}" if of else "none there"
+        share = f"{sum(v.outcome == PASSED for v in of)} of {len(of)}" if of else "no tests"
         rows.append(f"| {domain + '.' if domain else ''}{op} | {_versions(domain, op)} | {share} |")
     return "\n".join(rows) + "\n\n"
 
 
 def _runtimes() -> str:
     names = sorted(f"{domain}.{op}" if domain else op for domain, op in SPELLINGS)
-    return "## Operators of ONNX Runtime's own, by others\n\n" + ", ".join(names) + ".\n\n"
+    return "## Operators of ONNX Runtime, read as ONNX operators\n\n" + ", ".join(names) + ".\n\n"
 
 
 def _versions(domain: str, op: str) -> str:
@@ -76,7 +75,7 @@ def _versions(domain: str, op: str) -> str:
         {s.since_version for s in onnx.defs.get_all_schemas_with_history() if (s.domain, s.name) == (domain, op)}
     )
     usable = [v for i, v in enumerate(since) if v >= OLDEST or i == len(since) - 1 or since[i + 1] > OLDEST]
-    return ", ".join(str(v) for v in usable) or "of its domain"
+    return ", ".join(str(v) for v in usable) or "own domain"
 
 
 def _refusals(refused: Iterable[Verdict]) -> str:
@@ -90,7 +89,7 @@ def _refusals(refused: Iterable[Verdict]) -> str:
 
 
 def _exceptions(found: Sequence[Verdict]) -> str:
-    rows = ["", "## Tests that are not as specified", "", "| test | what the specification says |", "|---|---|"]
+    rows = ["", "## Tests that contradict the specification", "", "| test | text of the specification |", "|---|---|"]
     rows += [f"| {v.name.removeprefix('test_')} | {v.reason} |" for v in found if v.outcome == EXCEPTED]
     return "\n".join(rows) + "\n"
 

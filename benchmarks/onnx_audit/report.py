@@ -16,12 +16,12 @@ PATH = Path(__file__).resolve().parents[2] / "docs" / "results" / "onnx-operator
 
 HEAD = """# ONNX operators against their specification
 
-Written by `python -m benchmarks.onnx_audit`, which goes on where it was stopped. Every operator of ONNX's own domain
-that the reader takes, in every version it has: onnx's node tests written as that version has them, and variations of
-their attributes, dtypes and shapes. Each is read, lowered and computed by the definition of its kernels, and held to
-onnx's reference, to ONNX Runtime where the reference has no answer; of the newest version one case is compiled and run.
-*Excepted* are cases in which the reference is not what the specification says: they are listed with its words.
-*Unjudged* are random results, and what neither of the two computes.
+`python -m benchmarks.onnx_audit`, which is resumable, writes this page. It tries every operator of ONNX's own domain
+that Roller reads, in every version: onnx's node tests in the form of that version, and variations of their
+attributes, dtypes and shapes. It reads and lowers each case, computes it by the definition of its kernels, and
+compares it with onnx's reference, or with ONNX Runtime if the reference has no result; for the newest version, one
+case is compiled and run. In *excepted* cases the reference contradicts the specification; the page lists them with
+the text of the specification. *Unjudged* are random results, and results that neither of the two computes.
 
 """
 
