@@ -20,7 +20,7 @@ import roller.models.onnx.runtime_operators  # noqa: F401 - both fill their regi
 from benchmarks.onnx_coverage import EXCEPTED, PASSED, REFUSED, WRONG, Verdict, verdicts
 from roller.models.onnx.legacy import OLDEST
 from roller.models.onnx.lowering import LOWERINGS
-from roller.models.onnx.runtime_operators.rewrites import SPELLINGS
+from roller.models.onnx.runtime_operators.rewrites import REWRITES
 
 PATH = Path(__file__).with_name("onnx-operators.md")
 
@@ -66,7 +66,7 @@ def _operators(found: Sequence[Verdict]) -> str:
 
 
 def _runtimes() -> str:
-    names = sorted(f"{domain}.{op}" if domain else op for domain, op in SPELLINGS)
+    names = sorted(f"{domain}.{op}" if domain else op for domain, op in REWRITES)
     return "## Operators of ONNX Runtime, read as ONNX operators\n\n" + ", ".join(names) + ".\n\n"
 
 

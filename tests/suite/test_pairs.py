@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from roller.cli.main import app
 from roller.cli.usage import UsageError
 from roller.errors import ModelError, RollerError
-from roller.runtime.clock import Load
+from roller.runtime.clock import ClockSample, Load
 from roller.suite import pairs, turns, worker
 from roller.suite.difference import difference
 from roller.suite.mean_interval import LEAST_ROUNDS, PROCESS_NOISE, paired_ratio

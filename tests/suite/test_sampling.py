@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from roller.errors import RollerError
-from roller.runtime.clock import Load
+from roller.runtime.clock import ClockSample, Load
 from roller.suite import sampling
 from roller.suite.mean_interval import batch_means, mean_interval, ratio_interval, student_quantile
 from roller.suite.sampling import QUICK, SamplingRule, sample_iterations, warm_up_of
