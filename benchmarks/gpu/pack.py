@@ -33,7 +33,7 @@ NETWORKS: tuple[tuple[str, tuple[tuple[str, int], ...]], ...] = (
     ("bert_base", (("layers", 2), ("width", 256), ("heads", 4), ("inner", 1024), ("vocabulary", 2000))),
 )
 #: What of roller runs there: no compiler, no construction, no command line.
-FLOORS = ("backends", "core", "emulator", "expr", "models", "runtime", "targets", "tile")
+FLOORS = ("backends", "core", "emulator", "expr", "models/graph", "models/session", "runtime", "targets", "tile")
 #: What of this folder runs there.
 RUNNER = ("__init__", "cards", "checked_worker", "checker", "child", "comparison", "journal", "kernels", "model_worker",
            "ncu", "once", "paired", "peers", "phases", "plan", "ranking", "rehearsal", "run", "schedule", "summary",

@@ -15,8 +15,8 @@ from roller.expr import TensorExpr
 
 #: Parts of the package that decide which kernel comes out for a given expression, spec and options.
 _DECIDING = (
-    "artifact.py", "backends", "choosing", "core", "expr", "hardware", "perf", "pipeline.py", "runtime",
-    "search", "targets", "te", "templates", "tile",
+    "artifact.py", "backends", "compiler/autotune", "compiler/pipeline.py", "construction", "core", "expr", "hardware",
+    "perf", "runtime", "targets", "te", "templates", "tile",
 )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def code_digest(parts: tuple[str, ...] = _DECIDING) -> str:
     for name in parts:
         part = package / name
         for path in [part] if part.suffix else sorted(part.rglob("*.py")):
-            if path.name.startswith("cache"):
+            if path.parent.name == "runtime" and path.name.startswith("cache"):
                 continue  # where kernels are kept changes none
             try:
                 total.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")

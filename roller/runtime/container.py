@@ -325,3 +325,5 @@ def copy_package(folder: Path, floors: tuple[str, ...]) -> None:
         shutil.copy(module, to / module.name)
     for floor in floors:
         shutil.copytree(package / floor, to / floor, ignore=shutil.ignore_patterns("__pycache__"))
+        for above in Path(floor).parents[:-1]:
+            shutil.copy(package / above / "__init__.py", to / above / "__init__.py")
