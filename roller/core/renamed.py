@@ -21,6 +21,7 @@ MODULES = {
         "compiled": "compiler.compiled_kernel",
         "explaining.explanation": "explanation.explanation",
         "explaining.why_not": "explanation.why_not",
+        "insight.html_report": "report.report_of_path",
         "model.bundle": "models.session.bundle",
         "model.gpu_runner": "models.session.gpu_runner",
         "model.range_session": "models.session.range_session",
