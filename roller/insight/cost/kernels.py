@@ -148,7 +148,7 @@ class Kernels:
         self, read_bytes: float, written_bytes: float, launches: int, threads: float | None = None
     ) -> KernelPrice:
         """Return the price of kernels that stream bytes."""
-        # Equal reads and writes move at the bandwidth of copies, the excess of either at its own. Few threads reach
+        # Reads in excess of writes move at the bandwidth of reads, everything else at that of copies. Few threads reach
         # only a part of the copy bandwidth, which stretches the time.
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s

@@ -1,10 +1,10 @@
-"""Checks the sizes that a pickle claims before anything allocates memory for them."""
+"""Check of the sizes that a pickle claims, before any memory is allocated for them."""
 
 from __future__ import annotations
 
 import pickletools
 
-#: Bytes of the argument after an opcode; negative if the argument starts with its count, or ends with the line.
+#: Bytes of each opcode's argument; negative if the argument starts with its count, or ends with the line.
 _ARGUMENTS = {ord(op.code): 0 if op.arg is None else op.arg.n for op in pickletools.opcodes}
 _LINE = pickletools.UP_TO_NEWLINE
 #: Bytes of the count before an argument.
@@ -20,15 +20,14 @@ _NAMES = b"ci"
 def check_pickle(data: bytes) -> None:
     r"""Raise an error for a pickle that claims more bytes than it holds.
 
-    Python allocates memory for a text of the claimed length, and a memo up to the largest index: 64 GiB for a file of
-    ten bytes.
-
     Examples
     --------
     >>> check_pickle(b"\x80\x04}r\xff\xff\xff\xff.")
     Traceback (most recent call last):
     ValueError: value 4294967295 is remembered, of 3
     """
+    # Python allocates memory for a text of the claimed length, and a memo up to the largest index: 64 GiB for a file of
+    # ten bytes.
     at, steps, end = 0, 0, len(data)
     while at < end:
         code, steps = data[at], steps + 1
