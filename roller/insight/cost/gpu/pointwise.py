@@ -162,7 +162,7 @@ def fill(view: View) -> tuple[Launch, ...]:
 
 
 def bernoulli(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of ``bernoulli``, which reads the probabilities if each element has its own."""
+    """Return the kernel of ``aten.bernoulli``, which reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
     return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill(view)
 

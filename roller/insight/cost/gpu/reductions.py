@@ -79,7 +79,7 @@ def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
 
 
 def logsumexp(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``logsumexp``: maximum, difference, exponential, sum, and small ones."""
+    """Return the kernels of ``aten.logsumexp``: maximum, difference, exponential, sum, and small ones."""
     x = float(total_bytes(view.inputs))
     return (Stream(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
 

@@ -61,7 +61,7 @@ def _written_elements(
 
 
 def masked_scatter(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``masked_scatter``: prefix sums of the mask assign a value to each true element."""
+    """Return the kernels of ``aten.masked_scatter``: prefix sums of the mask give each true element its value."""
     target, mask = view.required_tensor("self", 0), view.required_tensor("mask", 1)
     source, sums = total_bytes((view.tensor("source", 2),)), 8.0 * element_count(mask)
     marks, whole = total_bytes((mask,)), total_bytes((target,))
