@@ -187,7 +187,7 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
     def price_instructions(self, launch: Instructions) -> KernelPrice:
-        """Return the price of a kernel: the longer of issuing its instructions and its memory traffic."""
+        """Return the price of an issue-bound kernel: the longer of instruction issue and memory traffic."""
         issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue

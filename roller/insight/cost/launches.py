@@ -24,7 +24,7 @@ class Kernel:
     #: Units that a library's kernel may use, and the TF32 switch that applies to it.
     units: Units = "any"
     kind: ProductKind = ""
-    #: Other ways in which a library may run it; the library takes the fastest.
+    #: Other variants that a library may run; the library takes the fastest.
     ways: tuple[Way, ...] = ()
     #: Kernel that runs instead on NVIDIA devices: the framework's own, or the library's for such sizes.
     own_kernel: Instructions | Fused | None = None
@@ -81,9 +81,9 @@ class Instructions:
 
 @dataclass(frozen=True)
 class Way:
-    """One way in which a library may run a kernel."""
+    """A variant in which a library may run a kernel."""
 
-    #: The kernel without further ways.
+    #: The kernel without further variants.
     kernel: Kernel | Fused
     #: Kernels that convert tensors to the layout that its units take, and back.
     conversions: tuple[Stream, ...] = ()

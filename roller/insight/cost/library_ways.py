@@ -1,4 +1,4 @@
-"""Choice of a library's kernel on a device: the fastest of the ways that its mapping names."""
+"""Choice of a library's kernel on a device: the fastest of the variants that its mapping names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Priced = tuple[Launch, KernelPrice]
 
 
 class LibraryWays:
-    """Chooses the way in which a library runs each launch on one device."""
+    """Chooses the variant of each launch that a library runs on one device."""
 
     def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST) -> None:
         self.kernels, self.release = kernels, release
@@ -30,7 +30,7 @@ class LibraryWays:
         self._operands = frozenset(f.operand for f in spec.fragments)
 
     def fastest(self, launch: Launch) -> Sequence[Priced]:
-        """Return the launches of the fastest way to run a launch, in order, with their prices."""
+        """Return the launches of a launch's fastest variant, in order, with their prices."""
         if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)):
             return ((launch, self._price(launch)),)
         if launch.own_kernel is not None and self._innermost:

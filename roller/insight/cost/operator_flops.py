@@ -1,4 +1,4 @@
-"""Floating-point operations of an operator as PyTorch's ``FlopCounterMode`` counts them: those of products only."""
+"""Floating-point operations of matrix products and convolutions, as PyTorch's ``FlopCounterMode`` counts them."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Holder:
-    """Bytes at the peak of tensors of one kind, module and line."""
+    """Bytes that tensors of one kind, module and line hold at the peak."""
 
     kind: str
     module: str
@@ -259,7 +259,7 @@ def simulate_memory(
 
 
 def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return a trace's events with the workspaces of convolutions, and of cuBLAS, once per thread and kept."""
+    """Return a trace's events plus the workspaces of convolutions and, one per thread, of cuBLAS."""
     # Autograd runs backward in a thread of its own, so a training step has two workspaces of cuBLAS.
     events = _with_cublas_workspaces(trace, library)
     if not library.converted_dtypes:

@@ -16,7 +16,7 @@ _MOST_DEVICES = 1 << 10
 
 
 def thread_lane(row: Mapping[str, Any]) -> str:
-    """Return the lane of an event on a thread."""
+    """Return the lane name of an event on a thread."""
     return f"process {row['pid']}, thread {row['tid']}"
 
 

@@ -126,7 +126,7 @@ def _convolution_work(
     view: View, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
 ) -> Work:  # fmt: skip
-    """Return the work of one or two products over windows; a true way has input channels as results."""
+    """Return the work of one or two products over windows; a true entry of ``ways`` yields input channels."""
     groups, window = int(view.argument("groups", 1)), weight.shape[2:]
     read, written = tuple(Traffic(t) for t in reads), tuple(Traffic(t) for t in writes)
     each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)

@@ -1,4 +1,4 @@
-"""Convolutions of one to three dimensions and their gradients, in the ways in which a library may run them."""
+"""Convolutions of one to three dimensions and their gradients, in the variants that a library may run."""
 
 # A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that are no whole
 # vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
@@ -211,7 +211,7 @@ class _Windows:
 def _windows_in_all_ways(
     windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
 ) -> Kernel:
-    """Return a convolution's kernel on unconverted tensors, with its ways in other layouts and algorithms."""
+    """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
     # Layouts of groups cost the same, since a group's channels are no axis of the product on the units. With ``planes``
     # the convolution is also a matrix product in planes of channels: filters by the planes of an image.
     groups = windows.groups
@@ -249,7 +249,7 @@ def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
 def _product_in_all_ways(
     g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
 ) -> Kernel | Fused:
-    """Return the kernel of a product whose operands are images, with its ways in another layout."""
+    """Return the kernel of a product whose operands are images, with variants in another layout."""
     # ``own`` is the product on unconverted tensors, ``others`` are those of kernels for a matrix unit.
     around = conversions_to_innermost(read, (written,), g.groups)
     if not around and len(others) == 1:
@@ -306,7 +306,7 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
 
 
 def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
-    """Return a kernel, with its ways, that moves other bytes than its expression names."""
+    """Return a kernel and its variants with other traffic than the expression implies."""
 
     def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
         return Fused(
