@@ -92,6 +92,7 @@ def _freed(
     operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _Use]
 ) -> dict[int, set[int]]:
     """Map each position to the storages freed there, among those that the step writes before it reads them."""
+    # Without any recorded free, memory counts as freed after its last use, if that is a read.
     own = {s: use for s, use in uses.items() if use.first_write is not None}
     frees = [e for e in events if isinstance(e, FreeEvent)]
     if frees:

@@ -72,6 +72,7 @@ class Kernels:
 
     def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of one kernel that computes an expression."""
+        # ``library`` is a key of ``POLICIES`` in roller.templates.common.policy; constructed kernels ignore it.
         key = expr, library
         found = self._found.get(key)
         if found is None:

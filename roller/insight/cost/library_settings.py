@@ -29,6 +29,7 @@ class LibrarySettings:
     @classmethod
     def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
         """Return the settings in a trace's options."""
+        # ``tf32`` allows all kinds or none; ``None``: as in the trace.
         kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
         return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))
 

@@ -24,6 +24,7 @@ def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[
     >>> step_times_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 10.0, 21.0], [5.0, 15.0, 26.0])
     (10.0, 11.0)
     """
+    # Of several ranks, the last one to begin a step counts, since the others wait for it.
     begins: dict[int, dict[int, float]] = {}
     on_device = {t.on_device for t in graph.tasks if t.context.iteration >= 0}
     for t in graph.tasks:

@@ -133,6 +133,7 @@ def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
 
 def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
     """Return a profile from a time on; earlier tasks are dropped, running ones are clipped."""
+    # Tasks of steps before ``first_step`` then belong to no step.
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]
     new = {t.id: n for n, t in enumerate(kept)}
     clipped = {t.id for t in kept if t.measured_start_us < since_us}

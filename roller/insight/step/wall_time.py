@@ -25,7 +25,8 @@ def wall_time_us(
     ({1: 6.0, 0: 4.0}, 0.0)
     """
     # While a device computes, the time belongs to its kernel; else to a collective or transfer over a network; else to
-    # a call on a thread. Of several tasks of one such class, the first to start has it.
+    # a call on a thread. Of several tasks of one such class, the first to start has it. ``within`` has the spans that
+    # count, sorted and disjoint; by default the one from the first start to the last end.
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
     covered = [] if within is None else _gaps(within)

@@ -40,6 +40,7 @@ def compile_graph(
     outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
 ) -> list[Emitted]:  # fmt: skip
     """Return the operators that replace those of a forward and its backward, in order."""
+    # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
     for place, operator in enumerate(operators):
         graph, first = graph_of(operator), len(builder.nodes)

@@ -30,6 +30,7 @@ class Partition:
 
 def partition(forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[Value, int]) -> Partition:
     """Partition the nodes into forward and backward, with the values saved between them."""
+    # ``new_storage`` gives a recomputed value a storage of its own.
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
     saved = _cut(forward, backward, writer, wanted)

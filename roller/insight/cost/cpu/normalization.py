@@ -18,6 +18,8 @@ def cost_per_element(
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
     """Return the mapping of an operator with constant costs per element."""
+    # ``per`` counts elements of the largest input, or of the first output; ``reads`` and ``writes`` are passes over
+    # tensors.
 
     def map_operator(view: View) -> Work:
         count = float(max(map(element_count, view.inputs), default=0) if per == "input" else element_count(view.out))

@@ -62,6 +62,7 @@ def conversions_to_innermost(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[Stream, ...]:
     """Return the kernels that convert tensors to channels innermost in whole vectors, and results back."""
+    # Channels of groups are not padded to whole vectors.
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
         if not is_converted(tensor, groups):

@@ -106,6 +106,7 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
 
 def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of a norm over channels, which reads its large inputs several times."""
+    # ``read`` and ``kept`` are the passes over large inputs and over results.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))

@@ -29,6 +29,7 @@ def foreach_kernel_count(sizes: tuple[int, ...], lists: int) -> int:
 
 def foreach(more: int = 0) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of a ``_foreach`` operator, which reads every list and writes every result."""
+    # ``more`` counts further kernels, such as those that add the partial norms of blocks.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         first = view.tensors("self") or view.inputs

@@ -100,6 +100,7 @@ def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord], also: float = 0.0
 ) -> tuple[Launch, ...]:
     """Return the kernel of an element-wise operator; by its bytes if no expression describes it."""
+    # ``also``: bytes written in addition to the result, such as those of a mask.
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     beside: tuple[Launch, ...] = (Stream(0.0, also, 0),) if also else ()

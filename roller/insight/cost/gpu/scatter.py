@@ -16,6 +16,7 @@ _VALUES = ("values", "source", "src", "value")
 
 def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
     """Return the mapping of a scatter, which writes the indexed elements of a copy unless it is in place."""
+    # ``adds``: whether it reads the old elements, as every operator with ``accumulate`` does.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         target = view.required_tensor("self", 0)
