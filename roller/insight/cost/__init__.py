@@ -1,4 +1,4 @@
-"""The price of an operator on a device: its mapping to launches, and what each launch takes."""
+"""Prices of operators on a device: the launches of each operator, and the time of each launch."""
 
 from roller.insight.cost.operator_price import Price, Pricer, price_operator
 

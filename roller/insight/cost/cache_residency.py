@@ -1,4 +1,4 @@
-"""What of a step's traffic stays in a GPU's shared cache: what one kernel wrote, the next may find there."""
+"""The share of a step's memory traffic that stays in a GPU's shared cache from one kernel to the next."""
 
 from __future__ import annotations
 
@@ -11,23 +11,14 @@ from roller.insight.cost.gpu import is_view
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, itemsize
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
-#: Parts of one to which shares are rounded down, so that equal operators have few different prices.
+#: Shares are rounded down to multiples of 1 / STEPS, so that equal operators have few distinct prices.
 STEPS = 16
 
 
 def cached_shares(
     operators: Sequence[Operator], spec: DeviceSpec, events: Iterable[AllocEvent | FreeEvent] = ()
 ) -> list[float]:
-    """Return for each operator the share of its bytes that the shared cache takes from the device's memory.
-
-    Notes
-    -----
-    The cache is replaced by the least recent use. A kernel finds an input in it if all that was touched since the
-    kernel that used the input last began fits into its capacity. A result costs no traffic either if every later read
-    finds it and its memory is freed within the step, before the cache evicts it: the cache writes back only what it
-    evicts, and the allocator hands a freed block to the next request of its size. The step begins with nothing in the
-    cache. All that kernels touch counts against the capacity, what streams through included; ``kept_share`` of the
-    specification is a share for one reused tensor of a kernel, whose other traffic is not counted, and does not apply.
+    """Return for each operator the share of its bytes that the shared cache serves instead of device memory.
 
     Examples
     --------
@@ -37,6 +28,11 @@ def cached_shares(
     >>> cached_shares(steps, load_spec("rtx4090")), cached_shares(steps, load_spec("v100"))
     ([0.5, 0.5], [0.0, 0.0])
     """
+    # The cache evicts the least recently used data, and is empty when the step begins. A kernel hits an input if all
+    # bytes touched since the input's last use fit the capacity. A result costs no traffic if every later read hits and
+    # its memory is freed within the step before eviction: only evicted lines are written back, and the allocator reuses
+    # freed blocks. All touched bytes count, streamed ones too, so ``kept_share`` of the specification, a share for one
+    # reused tensor of one kernel, does not apply.
     cache = spec.memory_layers[-2]
     if not spec.traits.blocks or cache.scope != "device" or not cache.capacity_bytes:
         return [0.0] * len(operators)
@@ -54,7 +50,7 @@ def cached_shares(
         touched, gone = {**read, **written}, freed.get(place, set())
         stack.touch(touched, gone & read.keys() - written.keys())
         rest = gone - touched.keys()
-        if rest:  # what the cache no longer holds was written back before it was freed
+        if rest:  # an evicted storage was written back before it was freed
             for storage in rest - stack.resident():
                 uses[storage].always_found = False
             stack.drop(rest)
@@ -66,7 +62,7 @@ def cached_shares(
 
 @dataclass
 class _Use:
-    """How a storage is used: the place of its first write, of its last use, whether that is a read, and its free."""
+    """First write and last use of a storage, whether the last use is a read, and whether the storage is freed."""
 
     first_write: int | None = None
     last: int = -1
@@ -76,7 +72,7 @@ class _Use:
 
     @property
     def stays(self) -> bool:
-        """Whether what is written to it never leaves the cache."""
+        """Whether the written bytes never leave the cache."""
         return self.first_write is not None and self.ends_read and self.always_found and self.is_freed
 
 
@@ -95,7 +91,8 @@ def _uses(traffic: Sequence[tuple[dict[int, int], dict[int, int]]]) -> dict[int,
 def _freed(
     operators: Sequence[Operator], events: Iterable[AllocEvent | FreeEvent], uses: Mapping[int, _Use]
 ) -> dict[int, set[int]]:
-    """Return the storages that are freed at each place, of those that the step writes before it reads them."""
+    """Map each position to the storages freed there, among those that the step writes before it reads them."""
+    # Without any recorded free, memory counts as freed after its last use, if that is a read.
     own = {s: use for s, use in uses.items() if use.first_write is not None}
     frees = [e for e in events if isinstance(e, FreeEvent)]
     if frees:
@@ -112,7 +109,7 @@ def _freed(
 
 @dataclass
 class _Stack:
-    """Storages by their last use, with the bytes that each use touched."""
+    """LRU stack of storages, with the bytes that each use touched."""
 
     capacity_bytes: float
     groups: list[dict[int, int]] = field(default_factory=list)
@@ -120,7 +117,7 @@ class _Stack:
     freed_bytes: int = 0
 
     def resident(self) -> set[int]:
-        """Return the storages that the cache holds."""
+        """Return the storages in the cache."""
         found: set[int] = set()
         left = self.capacity_bytes - self.freed_bytes
         for group in reversed(self.groups):
@@ -131,7 +128,7 @@ class _Stack:
         return found
 
     def touch(self, storages: dict[int, int], gone: set[int]) -> None:
-        """Put storages on top; what is free again went through with them, and leaves its place to what comes next."""
+        """Move storages to the top of the stack; the space of freed ones goes to the next use."""
         for storage in storages:
             if storage in self.group_of:
                 del self.group_of[storage][storage]
@@ -143,13 +140,13 @@ class _Stack:
         self.group_of.update(dict.fromkeys(top, top))
 
     def drop(self, gone: set[int]) -> None:
-        """Take storages away that are freed after another kernel than their last one."""
+        """Remove storages that are freed after another kernel than their last user."""
         for storage in gone & self.group_of.keys():
             self.freed_bytes += self.group_of.pop(storage).pop(storage)
 
 
 def _traffic(operator: Operator) -> tuple[dict[int, int], dict[int, int]]:
-    """Return the bytes that an operator reads and writes of each storage."""
+    """Return the bytes that an operator reads and writes in each storage."""
     view = View(operator)
     if is_view(view):
         return {}, {}

@@ -1,4 +1,4 @@
-"""Copies between the host and the device, over a link that no specification describes yet."""
+"""Copies between host and device, over a link that specifications do not describe yet."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Iterable
 from roller.insight.cost.gpu.operator_view import itemsize, total_bytes
 from roller.insight.trace.trace import Operator
 
-#: Bandwidth of the link. Assumed: what PCIe 4.0 with 16 lanes reaches, of 31.5e9 on paper.
+#: Bandwidth of the link. Assumed: the rate that PCIe 4.0 x16 reaches in practice, of 31.5e9 in theory.
 HOST_LINK_BYTES_PER_S = 25e9
 _COPIES = frozenset(("aten._to_copy.default", "aten.copy_.default"))
 
 
 def host_copy_bytes(operators: Iterable[Operator]) -> float:
-    """Return the bytes that copies move between the host's tensors and the device's."""
+    """Return the bytes that copies move between host tensors and device tensors."""
     return math.fsum(_host_copy_bytes_of_operator(o) for o in operators if o.name in _COPIES)
 
 
 def host_copy_notes(operators: Iterable[Operator], iteration_s: float) -> tuple[str, ...]:
-    """Return a note if the link to the host would take a twentieth of the step or more."""
+    """Return a note if the host link would take at least a twentieth of the step."""
     size_bytes = host_copy_bytes(operators)
     link_s = size_bytes / HOST_LINK_BYTES_PER_S
     if link_s < 0.05 * iteration_s:

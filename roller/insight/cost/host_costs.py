@@ -1,4 +1,4 @@
-"""Costs of a training step on the host: the numbers of ``host_costs.yaml``, each with its source there."""
+"""Host costs of a training step, read from ``host_costs.yaml``, which cites a source for each number."""
 
 from __future__ import annotations
 
@@ -11,33 +11,25 @@ import yaml
 
 @dataclass(frozen=True)
 class Host:
-    """Costs of a batch that comes from another process, and how far launches run ahead.
+    """Cost of a batch that a loader process hands over, and depth and latency of the launch queue."""
 
-    Parameters
-    ----------
-    fetch_us
-        To fetch a batch that is ready.
-    page_bytes, fault_us_per_page, release_us_per_page
-        A batch's memory is mapped: each page is faulted in once, and unmapped once.
-    launch_queue_places
-        Launches that a stream queues before a further one blocks.
-    launch_latency_us
-        From a launch to its kernel on an idle stream, if a profile does not give it.
-    """
-
+    #: Time to fetch a batch that is ready.
     fetch_us: float
+    #: A batch's memory is mapped: each page is faulted in once and unmapped once.
     page_bytes: int
     fault_us_per_page: float
     release_us_per_page: float
+    #: Launches that a stream queues before the next one blocks.
     launch_queue_places: int
+    #: From a launch to its kernel on an idle stream, where the profile does not give it.
     launch_latency_us: float
 
     def fetch_batch_us(self, size_bytes: float) -> float:
-        """Return the time of a batch on the training thread: it is fetched, and the previous one is unmapped."""
+        """Return the training thread's time for a batch: it fetches the batch and unmaps the previous one."""
         return self.fetch_us + self.release_us_per_page * size_bytes / self.page_bytes
 
     def page_faults_us(self, size_bytes: float) -> float:
-        """Return the additional time of reading a batch for the first time, which faults its pages in."""
+        """Return the additional time of the first read of a batch, which faults its pages in."""
         return self.fault_us_per_page * size_bytes / self.page_bytes
 
 

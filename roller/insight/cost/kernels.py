@@ -1,4 +1,4 @@
-"""Prices of single launches: expressions by the model's programs, others by the bytes they move."""
+"""Prices of single launches: by the model's programs for expressions, by the moved bytes for all others."""
 
 from __future__ import annotations
 
@@ -20,44 +20,36 @@ from roller.perf.estimate import Estimate
 
 #: Relative error of a time where the specification gives none.
 _UNKNOWN_ERROR = 0.5
-#: Expressions whose prices are worth a process (some 30 ms each), and shares of the work per processor.
+#: Fewest expressions for which a process pays off (some 30 ms each), and chunks of work per processor.
 _WORTH_A_PROCESS, _CHUNKS = 4, 3
-#: A library's kernels on any units of the device, replayed from a graph: the cost of a call is host time.
+#: Policy of a library's kernels on any units, replayed from a graph, so that a call's cost is host time.
 ANY_UNITS = "library-graph"
 
 
 @dataclass(frozen=True)
 class KernelPrice:
-    """Cost of launches, as :class:`~roller.insight.cost.operator_price.Price`.
-
-    Parameters
-    ----------
-    seconds, lower, upper, resource, provenance
-        As there.
-    work_s, l2_s
-        Time of the arithmetic alone, and of the traffic of the shared cache alone.
-    waits_s
-        Time in which memory moves nothing: launches, and the way to memory and back.
-    """
+    """Cost of launches; the first five fields are as in :class:`~roller.insight.cost.operator_price.Price`."""
 
     seconds: float
     lower: float
     upper: float
     resource: str
     provenance: str
+    #: Time of the arithmetic alone, and of the shared cache's traffic alone.
     work_s: float = 0.0
     l2_s: float = 0.0
+    #: Time in which memory moves nothing: launches and memory latency.
     waits_s: float = 0.0
 
     def repeated(self, count: int) -> KernelPrice:
-        """Return the price of ``count`` such launches, one after the other."""
+        """Return the price of ``count`` such launches in sequence."""
         if count == 1:
             return self
         names = ("seconds", "lower", "upper", "work_s", "l2_s", "waits_s")
         return replace(self, **{name: count * getattr(self, name) for name in names})
 
     def cached(self, share: float) -> KernelPrice:
-        """Return the price where a share of the bytes stays in the shared cache, of a kernel that memory bounds."""
+        """Return the price of a memory-bound kernel if a share of its bytes stays in the shared cache."""
         if not share or self.resource != "dram":
             return self
         moved = (1.0 - share) * max(0.0, self.seconds - self.waits_s)
@@ -68,18 +60,10 @@ class KernelPrice:
 
 
 class Kernels:
-    """Prices of launches on one device.
-
-    Parameters
-    ----------
-    spec, policy
-        As for :class:`~roller.insight.cost.operator_price.Pricer`.
-    folder
-        Where prices of expressions are kept between processes, in one file a device, policy and version of the model;
-        ``None`` keeps none.
-    """
+    """Prices of launches on one device."""
 
     def __init__(self, spec: DeviceSpec, policy: str, folder: Path | None = None) -> None:
+        # ``folder`` has one file of prices per device, policy and version of the model; ``None`` saves nothing.
         self.spec, self.policy = spec, policy
         self._found: dict[tuple[TensorExpr, str], KernelPrice] = {}
         self._path = None if folder is None else folder / f"{_cache_file_name(spec, policy)}.json"
@@ -88,6 +72,7 @@ class Kernels:
 
     def price_expression(self, expr: TensorExpr, library: str = ANY_UNITS) -> KernelPrice:
         """Return the price of one kernel that computes an expression."""
+        # ``library`` is a key of ``POLICIES`` in roller.templates.common.policy; constructed kernels ignore it.
         key = expr, library
         found = self._found.get(key)
         if found is None:
@@ -97,14 +82,12 @@ class Kernels:
 
     @property
     def priced_expressions(self) -> tuple[TensorExpr, ...]:
-        """Every expression that was priced, once."""
+        """Every priced expression, once."""
         return tuple(dict.fromkeys(expr for expr, _ in self._found))
 
     def price_in_parallel(self, exprs: Iterable[TensorExpr]) -> None:
-        """Price expressions in processes of their own, as many at a time as there are processors.
-
-        :meth:`price_expression` then finds them. An expression that no process returns is priced on demand.
-        """
+        """Price expressions in parallel processes, so that :meth:`price_expression` finds their prices."""
+        # An expression that no process returns is priced on demand.
         todo = [e for e in dict.fromkeys(exprs) if (e, ANY_UNITS) not in self._found]
         todo = [e for e in todo if not (self._path and e.key in self._kept)]
         share = max(_WORTH_A_PROCESS, -(-len(todo) // (_CHUNKS * usable_processors())))
@@ -129,7 +112,7 @@ class Kernels:
         return known
 
     def save(self) -> None:
-        """Write the new prices to the disk, in addition to those of other processes; a failing write is no error."""
+        """Write new prices to the disk, in addition to those of other processes; ignore a failing write."""
         if self._path is None or not self._new:
             return
         try:
@@ -142,7 +125,7 @@ class Kernels:
         self._new.clear()
 
     def _price_by_model(self, expr: TensorExpr, library: str) -> KernelPrice:
-        """Return the price of the policy's program, or by its bytes if none fits the device."""
+        """Return the price of the policy's program; by the moved bytes if no program fits the device."""
         from roller.compiler import pipeline
 
         try:
@@ -165,10 +148,9 @@ class Kernels:
     def price_stream(
         self, read_bytes: float, written_bytes: float, launches: int, threads: float | None = None
     ) -> KernelPrice:
-        """Return the price of kernels that move bytes: at the bandwidth of copies, and of reads for the excess.
-
-        Few threads draw less than that: the time is stretched by what they reach of the bandwidth of copies.
-        """
+        """Return the price of kernels that stream bytes."""
+        # Reads in excess of writes move at the bandwidth of reads, everything else at that of copies. Few threads reach
+        # only a part of the copy bandwidth, which stretches the time.
         memory, launch_s = self.spec.memory_layers[-1], self.spec.execution.launch_s
         reading = memory.read_bandwidth_bytes_per_s or memory.bandwidth_bytes_per_s
         both = 2 * min(read_bytes, written_bytes)
@@ -185,7 +167,7 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, resource, "stream", 0.0, l2_s, waits)
 
     def _bandwidth_of(self, threads: float) -> float:
-        """Return the bytes per second that some threads draw together, where the device tells how many it takes."""
+        """Return the memory bandwidth that this many threads reach; on a CPU the full bandwidth."""
         if not self.spec.traits.blocks:
             return self.spec.memory_layers[-1].bandwidth_bytes_per_s
         from roller.templates.gpu.common.traffic import dram_bandwidth
@@ -206,7 +188,7 @@ class Kernels:
         return KernelPrice(seconds, seconds / factor, seconds * factor, "compute", products[0].provenance, arithmetic)
 
     def price_instructions(self, launch: Instructions) -> KernelPrice:
-        """Return the price of a kernel of instructions: the longer of issuing them and its memory traffic."""
+        """Return the price of an issue-bound kernel: the longer of instruction issue and memory traffic."""
         issue = self.spec.compute.ops_per_cycle_per_unit["issue"] * self.spec.units * self.spec.clock_hz
         moved = self.price_stream(launch.read_bytes, launch.written_bytes, launch.launches)
         issued_s = launch.launches * self.spec.execution.launch_s + launch.count / issue
@@ -223,7 +205,7 @@ def _cache_file_name(spec: DeviceSpec, policy: str) -> str:
 
 
 def _read_prices(path: Path | None) -> dict[str, KernelPrice]:
-    """Return the prices in a file; none if there is no file, or it is damaged."""
+    """Return the prices in a file; none if the file is missing or damaged."""
     if path is None:
         return {}
     try:

@@ -1,4 +1,4 @@
-"""What decides which kernels a framework's libraries run, beside the operator and the device."""
+"""Settings, in addition to operator and device, that decide which kernels a framework's libraries run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from roller.insight.trace.torch_release import NEWEST, TorchRelease
 
-#: Kinds of float32 products that PyTorch computes in TF32 unless a program says otherwise.
+#: Kinds of float32 products that PyTorch computes in TF32 by default: ``"convolution"``, not ``"product"``.
 DEFAULT_TF32 = ("convolution",)
 
 
@@ -16,29 +16,23 @@ DEFAULT_TF32 = ("convolution",)
 class LibrarySettings:
     """Settings of PyTorch and its libraries that decide which kernels run.
 
-    Parameters
-    ----------
-    tf32
-        Kinds of float32 products that may be computed in TF32, where the device has it: ``"convolution"``,
-        ``"product"``.
-    release
-        Release of PyTorch.
-
     Examples
     --------
     >>> LibrarySettings.of({"tf32": ["product"]}).tf32, LibrarySettings.of({"tf32": ["product"]}, tf32=False).tf32
     (('product',), ())
     """
 
+    #: Kinds of float32 products that may be computed in TF32, where the device has it.
     tf32: tuple[str, ...] = DEFAULT_TF32
     release: TorchRelease = NEWEST
 
     @classmethod
     def of(cls, options: Mapping[str, Any], tf32: bool | None = None) -> LibrarySettings:
-        """Return the settings of a trace's options."""
+        """Return the settings in a trace's options."""
+        # ``tf32`` allows all kinds or none; ``None``: as in the trace.
         kinds = options.get("tf32", DEFAULT_TF32) if tf32 is None else ("convolution", "product") if tf32 else ()
         return cls(tuple(kinds), TorchRelease.parse(options.get("torch_release")))
 
 
-#: Those of a program that sets nothing, in today's release.
+#: Settings of a program that sets nothing, in the newest release.
 DEFAULT_SETTINGS = LibrarySettings()

@@ -1,4 +1,4 @@
-"""The way in which a library runs a kernel on a device: the fastest of those that its mapping names."""
+"""Choice of a library's kernel on a device: the fastest of the variants that its mapping names."""
 
 from __future__ import annotations
 
@@ -17,30 +17,20 @@ Priced = tuple[Launch, KernelPrice]
 
 
 class LibraryWays:
-    """Chooses the ways of launches on one device.
-
-    Parameters
-    ----------
-    kernels
-        Prices of kernels on the device.
-    tf32
-        Kinds of float32 products that may be computed in TF32, where the device has it.
-    release
-        Of PyTorch, which brings the libraries.
-    """
+    """Chooses the variant of each launch that a library runs on one device."""
 
     def __init__(self, kernels: Kernels, tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST) -> None:
         self.kernels, self.release = kernels, release
         self.tf32 = frozenset(tf32)
         spec = kernels.spec
-        #: Whether the libraries' kernels for matrix units take channels innermost alone, as cuDNN's do: convolution
-        #: guide of NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
+        #: Whether the library's matrix-unit kernels take only channels innermost, as cuDNN's do: convolution guide of
+        #: NVIDIA's deep learning performance documentation, "Tensor Layouts In Memory".
         target = LANGUAGES.get(spec.target.get("language", ""))
         self._innermost = target is not None and target.innermost_channels
         self._operands = frozenset(f.operand for f in spec.fragments)
 
     def fastest(self, launch: Launch) -> Sequence[Priced]:
-        """Return the launches, in order, of the fastest way to run a launch, with their prices."""
+        """Return the launches of a launch's fastest variant, in order, with their prices."""
         if self.kernels.policy != "library" or not isinstance(launch, (Kernel, Fused)):
             return ((launch, self._price(launch)),)
         if launch.own_kernel is not None and self._innermost:
@@ -48,7 +38,7 @@ class LibraryWays:
         if launch.before_cudnn_9 is not None and self._innermost and not self.release.has_cudnn_9:
             return ((launch.before_cudnn_9, self._price(launch.before_cudnn_9)),)
         ways = [*self._other_ways(launch)]
-        # Of 16 bits, cuDNN's kernels for matrix units are taken wherever there are some, conversions and all.
+        # In 16 bits, cuDNN takes matrix-unit kernels wherever it has some, including their conversions.
         if not ways or all(expr.inputs[0].dtype == "float32" for expr in _expressions(launch)):
             ways.append(((launch, self._price(launch)),))
         return min(ways, key=lambda way: sum(price.seconds for _, price in way))
@@ -58,7 +48,7 @@ class LibraryWays:
         for way in launch.ways:
             if way.conversions and not self._innermost:
                 continue
-            # Planes as they are: the guide of cuDNN's earlier versions knows no such kernel of a matrix unit.
+            # Guides of cuDNN's earlier versions list no matrix-unit kernel that takes planes of channels unconverted.
             if converts and not way.conversions and self._innermost and not self.release.has_cudnn_9:
                 continue
             if (way.conversions or way.kernel.units == "matrix") and not self._has_matrix_unit(way.kernel):
@@ -69,13 +59,13 @@ class LibraryWays:
         return self._rounds(kernel) or all(expr.inputs[0].dtype in self._operands for expr in _expressions(kernel))
 
     def _rounds(self, kernel: Kernel | Fused) -> bool:
-        """Return whether a kernel's operands are rounded to TF32."""
+        """Return whether a kernel rounds its operands to TF32."""
         if kernel.kind not in self.tf32 or "tfloat32" not in self._operands:
             return False
         return all(expr.inputs[0].dtype == "float32" for expr in _expressions(kernel))
 
     def _library(self, kernel: Kernel | Fused) -> str:
-        """Return the policy that describes the kernels that may run a launch."""
+        """Return the policy of the kernels that may run a launch."""
         if kernel.units == "planar":
             return f"{ANY_UNITS}-threads" if self._innermost else ANY_UNITS
         if kernel.units == "winograd":
@@ -95,7 +85,7 @@ class LibraryWays:
         return self.kernels.price_stream(launch.read_bytes, 0.0, kernel_count(launch))
 
     def _at_cache_rate(self, launch: Kernel, price: KernelPrice) -> KernelPrice:
-        """Return a price that is not below the time in which the shared cache gives threads what they ask for."""
+        """Raise a price to the time in which the shared cache serves the threads, if that is longer."""
         spec = self.kernels.spec
         layer = next((x for x in spec.memory_layers if x.name == "l2"), None)
         if layer is None or self.kernels.policy != "library":
@@ -114,7 +104,7 @@ def _expressions(kernel: Kernel | Fused) -> tuple[TensorExpr, ...]:
 
 
 def kernel_count(launch: Launch) -> int:
-    """Return the kernels of a launch."""
+    """Return the number of kernels in a launch."""
     if isinstance(launch, Kernel):
         return launch.count
     return 0 if isinstance(launch, Wait) else launch.launches

@@ -1,4 +1,4 @@
-"""The multiplications of an expression's products: of those stages that sum products of two tensors."""
+"""Number of multiplications in an expression's products."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller.expr.tensor_expr import Stage
 
 
 def multiplications(expr: TensorExpr) -> int:
-    """Return the multiplications of the stages that sum products of two tensors."""
+    """Return the number of multiplications in the stages that sum products of two tensors."""
     inputs, dtypes = {t.name for t in expr.inputs}, dtypes_of(expr)
     products = [s for s in expr.stages if is_product(s, inputs, dtypes) and len(_tensors_read(s)) == 2]
     return sum(math.prod(axis.extent for axis in s.axes) for s in products)

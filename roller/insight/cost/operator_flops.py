@@ -1,4 +1,4 @@
-"""Floating-point operations of an operator, as PyTorch's ``FlopCounterMode`` counts them: those of products alone."""
+"""Floating-point operations of matrix products and convolutions, as PyTorch's ``FlopCounterMode`` counts them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from roller.insight.trace.trace import Operator
 def operator_flops(operator: Operator) -> float:
     """Return the floating-point operations of matrix products and convolutions in an operator.
 
-    A multiply-add is two operations. Element-wise operators and reductions count 0, as everywhere where the use of a
-    device's peak is quoted. A causal mask of fused attention counts as if nothing were masked, as in PyTorch.
+    A multiply-add is two operations. Element-wise operators and reductions count 0, as is usual for figures of peak
+    utilization. A causal mask of fused attention does not reduce the count, as in PyTorch.
 
     Parameters
     ----------
     operator
-        As traced.
+        A traced operator.
 
     Notes
     -----
-    ``2 m n k`` of a product, ``2 n k p q c r s / groups`` of a convolution. Equal to
-    ``torch.utils.flop_counter.FlopCounterMode`` but for the gradient of a grouped convolution's weights, which that
-    counts as if every filter saw every channel, and for what it does not count: vectors, recurrent layers of cuDNN.
+    ``2 m n k`` for a product, ``2 n k p q c r s / groups`` for a convolution. Equal to
+    ``torch.utils.flop_counter.FlopCounterMode``, with two exceptions: PyTorch counts the weight gradient of a grouped
+    convolution as if every filter saw every channel, and does not count vector products and cuDNN's recurrent layers.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The price of an operator: the sum of its launches' prices by the device's model, computed once and cached."""
+"""The price of an operator: the sum of its launches' prices, each of which is computed once and cached."""
 
 from __future__ import annotations
 
@@ -26,67 +26,43 @@ POLICIES: tuple[Policy, ...] = ("library", "roller")
 
 @dataclass(frozen=True)
 class LaunchPrice:
-    """Cost of one launch of an operator, or of several equal ones.
+    """Cost of one launch of an operator, or of several equal ones; see :class:`Price` for shared fields."""
 
-    Parameters
-    ----------
-    name
-        Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` of those priced by their bytes.
-    kernels
-        Number of kernels.
-    seconds, resource
-        As in :class:`Price`.
-    work
-        What the arithmetic units do, where the launch is given by expressions.
-    lower, upper
-        As in :class:`Price`; ``None`` if the error is unknown.
-    """
-
+    #: Expression that its kernels compute; ``"read 8.0 MiB, write 4.0 MiB"`` for kernels priced by their bytes.
     name: str
     kernels: int
     seconds: float
     resource: str
+    #: Operations of the arithmetic units, for launches given by expressions.
     work: PipeWork | None = None
+    #: ``None`` if the error is unknown.
     lower: float | None = None
     upper: float | None = None
 
 
 @dataclass(frozen=True)
 class Price:
-    """Cost of an operator on a device.
+    """Cost of an operator on a device."""
 
-    Parameters
-    ----------
-    seconds
-        Predicted time of its kernels, launches included, on a device that is never waiting for the host.
-    lower, upper
-        One expected error below and above.
-    resource
-        Resource that bounds the longest of its kernels: ``"compute"``, ``"dram"``, ``"l2"``, ``"latency"``, ...;
-        ``"none"`` if nothing is launched.
-    kernels
-        Number of launches.
-    provenance
-        ``"library"`` or ``"construct"``: programs of that policy were priced; ``"stream"``: the bytes that its mapping
-        names; ``"bytes"``: no mapping, all it reads and writes; ``"none"``: a view, or nothing to do.
-    waits
-        Whether the host waits for the operator, since it reads a value.
-    launches
-        Its launches, in order, where a device has them.
-    """
-
+    #: Predicted time of its kernels, launches included, on a device that never waits for the host.
     seconds: float
+    #: One expected error below and above ``seconds``.
     lower: float
     upper: float
+    #: Resource that bounds its longest kernel: ``"compute"``, ``"dram"``, ``"l2"``, ``"latency"``, ...; ``"none"``
+    #: without a launch.
     resource: str
     kernels: int
+    #: Basis of the price: ``"library"`` or ``"construct"``, programs of that policy; ``"stream"``, the bytes that the
+    #: mapping names; ``"bytes"``, no mapping, all bytes read and written; ``"none"``, a view or nothing to do.
     provenance: str
+    #: Whether the host waits for the operator because it reads a value.
     waits: bool = False
     launches: tuple[LaunchPrice, ...] = ()
 
 
 def check_policy(policy: str, known: Sequence[str] = POLICIES) -> None:
-    """Check that a policy is one of those known."""
+    """Raise an error for an unknown policy."""
     if policy not in known:
         raise RollerError(f"policy: expected one of {list(known)}, got {shown(policy)}.")
 
@@ -95,33 +71,13 @@ _NOTHING = Price(0.0, 0.0, 0.0, "none", 0, "none")
 
 
 class Pricer:
-    """Prices of operators on one device; each distinct launch is priced once.
-
-    Parameters
-    ----------
-    spec
-        The device, at the clock it is to be priced at.
-    policy
-        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed program of
-        every expression.
-    kernels
-        Prices computed before; by default none, and the disk cache is not used.
-    tf32
-        Kinds of float32 products that may be computed in TF32, where the device has it: ``"convolution"``,
-        ``"product"``. By default those of PyTorch.
-    release
-        Of PyTorch, which brings the libraries; by default the newest.
-
-    Raises
-    ------
-    RollerError
-        Where there is no such policy.
-    """
+    """Prices of operators on one device; each distinct launch is priced once."""
 
     def __init__(
         self, spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
         tf32: Collection[str] = DEFAULT_TF32, release: TorchRelease = NEWEST,
     ) -> None:  # fmt: skip
+        # Without ``kernels`` the disk cache is not used; ``tf32`` and ``release`` are as in :class:`LibrarySettings`.
         check_policy(policy)
         self.spec = spec
         self.kernels = kernels or Kernels(spec, policy)
@@ -129,7 +85,7 @@ class Pricer:
         self._known: dict[Any, Price] = {}
 
     def price_operator(self, operator: Operator, cached_share: float = 0.0) -> Price:
-        """Return the price of an operator, of whose bytes a share stays in the device's shared cache."""
+        """Return the price of an operator; a share of its bytes stays in the device's shared cache."""
         key = operator.signature
         found = self._known.get((key, cached_share))
         if found is None:
@@ -163,7 +119,7 @@ _MOST_KEPT = 100_000
 
 
 def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], bool]:
-    """Return an operator's launches, which are cached for all devices."""
+    """Return an operator's launches from a cache for all devices."""
     found = _LAUNCHES.get(key)
     if found is None:
         if len(_LAUNCHES) >= _MOST_KEPT:
@@ -173,10 +129,8 @@ def _cached_launches(key: Any, operator: Operator) -> tuple[tuple[Launch, ...], 
 
 
 def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[float] = ()) -> list[Price]:
-    """Return the prices of operators, and save those of their kernels, also after an interrupt.
-
-    ``cached`` has for each the share of its bytes that stays in the device's shared cache; none by default.
-    """
+    """Return the prices of operators, and save those of their kernels, even after an interrupt."""
+    # ``cached`` gives the share of each operator's bytes that stays in the device's shared cache; by default none.
     todo, found = tuple(operators), list[Price]()
     try:
         for operator, share in zip(todo, tuple(cached) or (0.0,) * len(todo), strict=True):
@@ -188,7 +142,7 @@ def price_all(pricer: Pricer, operators: Sequence[Operator], cached: Iterable[fl
 
 
 def price_operator(operator: Operator, device: str | DeviceSpec, policy: str = "library") -> Price:
-    """Price one operator; for many, :class:`Pricer` caches prices.
+    """Price one operator; to price many, use :class:`Pricer`, which caches prices.
 
     Examples
     --------

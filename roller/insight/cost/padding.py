@@ -1,4 +1,4 @@
-"""The smallest padding of a kernel's sizes that makes it faster, by predicted times alone."""
+"""The smallest padding of a kernel's sizes that makes it faster, by predicted times only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from roller.expr import TensorExpr
 from roller.expr.resizing import Size, resized
 from roller.insight.cost.kernels import Kernels
 
-#: Multiples to which sizes are padded; those that are tried first; the largest relative growth of a size.
+#: Multiples to which sizes are padded, those that are tried first, and the largest relative growth of a size.
 MULTIPLES, FIRST, MOST_GROWTH = (2, 4, 8, 16, 32, 64, 128), (8, 32, 128), 1 / 3
-#: A kernel is examined from this share of the whole time on; a padding is advised from this speedup on.
+#: Smallest share of the whole time for which a kernel is examined, and smallest speedup for which padding is advised.
 LEAST_SHARE, LEAST_GAIN = 0.02, 1.05
 #: Share of the saved time that a smaller padding must keep to be preferred.
 _KEPT = 0.9
 
 
 def larger_multiples(extent: int) -> list[int]:
-    """Return the next multiples of :data:`MULTIPLES` above an extent, the nearest first, each once."""
+    """Return the next larger multiples, of all :data:`MULTIPLES`, for an extent, the nearest first, each once."""
     found = {-(-extent // m) * m for m in MULTIPLES} - {extent}
     return sorted(e for e in found if e <= extent * (1 + MOST_GROWTH))
 
@@ -32,11 +32,9 @@ def enlarge(expr: TensorExpr, extents: Mapping[Size, int]) -> TensorExpr:
 def least_padding(
     expr: TensorExpr, sizes: Sequence[Size], prices: Kernels, least_gain: float = LEAST_GAIN
 ) -> dict[Size, int]:
-    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if none gains enough.
-
-    All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding is reduced
-    as long as the gain lasts.
-    """
+    """Return the smallest padding of a kernel that keeps most of the largest gain; empty if no gain suffices."""
+    # All sizes are padded together first, since a matrix fragment needs all of its sides; then each padding shrinks as
+    # long as the gain lasts.
 
     def padded_seconds(extents: Mapping[Size, int]) -> float:
         return prices.price_expression(enlarge(expr, extents)).seconds
@@ -64,6 +62,6 @@ def joint_paddings(sizes: Sequence[Size]) -> Iterator[dict[Size, int]]:
 
 
 def _padded_extent(extent: int, multiple: int) -> int:
-    """Return the largest allowed padding of an extent up to a multiple; the extent itself if there is none."""
+    """Return the largest allowed padding of an extent up to a multiple; the extent itself if none is allowed."""
     allowed = [e for e in larger_multiples(extent) if e <= -(-extent // multiple) * multiple]
     return max(allowed, default=extent)

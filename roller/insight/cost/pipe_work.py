@@ -1,4 +1,4 @@
-"""The operations of a launch by arithmetic pipe, and the time they take at the pipe's peak."""
+"""The operations of a launch by arithmetic pipe, and their time at the pipe's peak rate."""
 
 from __future__ import annotations
 
@@ -13,30 +13,22 @@ from roller.hardware.peaks import peak_flops_per_s
 from roller.insight.cost.launches import Fused, Kernel, Launch
 from roller.insight.cost.multiplications import multiplications
 
-#: Units that do arithmetic: scalar multiply-adds, matrix products, and functions such as ``exp``.
+#: Arithmetic units: scalar multiply-adds, matrix products, and functions such as ``exp``.
 Pipe = Literal["fma", "matrix", "special"]
 
 
 class PipeWork(NamedTuple):
-    """The operations of a launch on the pipe that takes longest for them at its peak.
-
-    Parameters
-    ----------
-    pipe
-        The pipe.
-    operations
-        A multiply-add is two.
-    at_peak_s
-        Seconds that they take at the peak of the pipe, at the device's clock.
-    """
+    """The operations of a launch on the pipe that takes longest for them at its peak rate."""
 
     pipe: Pipe
+    #: A multiply-add is two operations.
     operations: float
+    #: Seconds at the peak of the pipe, at the device's clock.
     at_peak_s: float
 
 
 def launch_name(launch: Launch) -> str:
-    """Return a launch in words: the expression that its kernels compute, or the bytes that they move."""
+    """Return a description of a launch: the expressions that its kernels compute, or the bytes that they move."""
     if isinstance(launch, Kernel):
         return str(launch.expr)
     if isinstance(launch, Fused):
@@ -50,10 +42,8 @@ def _moved(launch: Launch) -> tuple[tuple[str, float], ...]:
 
 
 def pipe_work(launch: Launch, spec: DeviceSpec) -> PipeWork | None:
-    """Return the work of a launch; ``None`` if it is given by bytes alone, or the device names no rate.
-
-    Products of two tensors count on the fastest pipe of their dtype, all else by the functions of the expression.
-    """
+    """Return the work of a launch; ``None`` if it is given by bytes only, or the device names no rate."""
+    # Products of two tensors count on the fastest pipe of their dtype, all else by the functions of the expression.
     if isinstance(launch, Kernel):
         found = _works_of_expression(launch.expr, launch.count, spec)
     elif isinstance(launch, Fused):

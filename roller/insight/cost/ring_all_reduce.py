@@ -15,11 +15,11 @@ class Ring:
     Parameters
     ----------
     devices
-        How many.
+        Number of devices.
     bytes_per_s
         Bandwidth of a link in one direction.
     latency_s
-        Of one hop.
+        Latency of one hop.
     """
 
     devices: int
@@ -32,6 +32,8 @@ class Ring:
 
         Raises
         ------
+        RollerError
+            ``devices`` is not a positive integer.
         SpecError
             The specification gives no link.
         """
@@ -45,7 +47,9 @@ class Ring:
         return cls(devices, spec.link_bytes_per_s or float("inf"), spec.link_latency_s or 0.0)
 
     def all_reduce_s(self, size_bytes: float) -> float:
-        """Return the time of an all-reduce, S bytes around n devices at B with hops of a: 2 (n-1)/n S/B + 2 (n-1) a.
+        """Return the seconds of a ring all-reduce: 2 (n - 1) / n S / B + 2 (n - 1) a.
+
+        S bytes pass around n devices over links of bandwidth B with latency a per hop.
 
         Examples
         --------

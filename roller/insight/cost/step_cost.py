@@ -1,4 +1,4 @@
-"""The price of every operator of a step on a device."""
+"""The prices of all operators of a step on a device."""
 
 from __future__ import annotations
 
@@ -15,30 +15,18 @@ from roller.insight.cost.library_settings import DEFAULT_SETTINGS, LibrarySettin
 from roller.insight.cost.operator_price import POLICIES, Price, Pricer, check_policy, price_all
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an operator of an eager framework that launches a kernel. Assumed: that of a CPU of 3 GHz;
-#: ``host_op_s`` takes a measured time.
+#: Host time of an eager operator that launches a kernel. Assumed: that of a CPU of 3 GHz; ``host_op_s`` takes a
+#: measured time.
 HOST_OP_S = 6e-6
 
 #: Whose kernels run a step: those of PyTorch and its libraries (generated ones where the step compiles itself),
-#: Roller's, or those of PyTorch with all of forward and backward compiled.
+#: Roller's, or PyTorch's with forward and backward compiled as a whole.
 STEP_POLICIES = (*POLICIES, "compiled")
 
 
 @dataclass(frozen=True)
 class PricedStep:
-    """The last, steady step of a trace on a device.
-
-    Parameters
-    ----------
-    trace, spec, policy
-        The trace, the device, and whose kernels run.
-    operators
-        The operators of the step with their prices, in order.
-    kernels
-        The pricer's kernels.
-    settings
-        Settings of the libraries that the prices are for.
-    """
+    """The last, steady step of a trace, whose operators have prices on a device."""
 
     trace: Trace
     spec: DeviceSpec
@@ -52,7 +40,7 @@ def cached_pricer(
     spec: DeviceSpec, policy: str = "library", kernels: Kernels | None = None,
     settings: LibrarySettings = DEFAULT_SETTINGS,
 ) -> Pricer:  # fmt: skip
-    """Return a pricer at the device's sustained clock that uses the cache on the disk."""
+    """Return a pricer at the device's sustained clock that uses the disk cache."""
     sustained = spec.sustained
     kernels = kernels or Kernels(sustained, policy, cache_folder() / "prices")
     return Pricer(sustained, policy, kernels, settings.tf32, settings.release)
@@ -67,23 +55,28 @@ def price_step(
     Parameters
     ----------
     trace
-        Of a step, traced for a device of the kind.
+        Trace of a step for a device of the same kind.
     spec
         A GPU or a CPU.
     policy
-        ``"library"``: kernels of PyTorch and the libraries below it; what the step compiles with ``torch.compile``
-        runs in generated kernels. ``"compiled"``: all of forward and backward is compiled. ``"roller"``: the fastest
-        constructed program of every operator.
+        ``"library"``: kernels of PyTorch and its libraries; parts of the step under ``torch.compile`` run in generated
+        kernels. ``"compiled"``: forward and backward are compiled as a whole. ``"roller"``: the fastest constructed
+        program of every operator.
     kernels
-        Prices computed before, for the same device (``spec.sustained``) and policy; by default those of the cache.
+        Earlier prices for the same device (``spec.sustained``) and policy; by default those of the disk cache.
     tf32
-        Whether convolutions and products of float32 may be computed in TF32, where the device has it; ``None`` for what
-        the trace says: PyTorch's switches.
+        Whether float32 convolutions and products may be computed in TF32, where the device has it; ``None``: as set
+        in the trace by PyTorch's switches.
+
+    Returns
+    -------
+    PricedStep
+        The operators of the step in order, each with its price in seconds.
 
     Raises
     ------
     RollerError
-        No such policy, or a device of another kind.
+        The policy is unknown, or the device is of another kind.
     """
     check_policy(policy, STEP_POLICIES)
     if tf32 is not None and not isinstance(tf32, bool):
@@ -112,7 +105,7 @@ def price_step(
     if spec.traits.discrete or policy == "roller":
         steady = trace.steady()
         prices = price_all(pricer, steady, cached_shares(steady, spec, trace.events))
-    else:  # where a step's tensors are in a CPU's caches decides, so prices belong to the step: no disk keeps them
+    else:  # a CPU's prices depend on the state of its caches in this step, so they are not saved to the disk
         prices = ProcessorPricer(spec.sustained).price_last_step(trace)
     operators = tuple(zip(trace.steady(), prices, strict=True))
     return PricedStep(trace, spec, policy, operators, pricer.kernels, settings)

@@ -1,1 +1,1 @@
-"""The memory of a training step: what PyTorch's caching allocator makes of a trace, and whether it fits."""
+"""Memory of a training step: a trace in PyTorch's caching allocator, and whether it fits a device."""

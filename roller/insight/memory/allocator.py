@@ -1,10 +1,9 @@
-"""PyTorch's caching allocator, simulated: it touches no memory, and every address and peak is as on the device.
+"""PyTorch's caching allocator, simulated: it touches no memory; addresses and peaks are those on the device."""
 
-Rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is what the driver
-gave, a *block* a part of a segment. Requests up to 1 MiB live in the small pool, others in the large one; a block never
-changes its pool or stream. The smallest free block that fits serves a request, of equal ones the one at the lowest
-address.
-"""
+# The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` of torch 2.13 for one device. A *segment* is memory from
+# the driver, a *block* a part of a segment. Requests up to 1 MiB use the small pool, others the large one; a block
+# never changes its pool or stream. The smallest free block that fits serves a request; of equal ones, the one at the
+# lowest address.
 
 from __future__ import annotations
 
@@ -17,17 +16,6 @@ from roller.insight.memory.settings import MIN_BLOCK_BYTES, SMALL_BYTES, Allocat
 
 class CachingAllocator(Heap):
     """The caching allocator of one device and process.
-
-    Parameters
-    ----------
-    capacity_bytes
-        Bytes that the driver can give this process: the device's memory less contexts and other processes. ``None``: no
-        limit.
-    settings
-        As ``PYTORCH_ALLOC_CONF`` gives them.
-    place
-        Function that returns the address of a new segment of a size in bytes; ``None``: from 2**40 on, with gaps. A
-        replay of a real trace gives the real addresses, which best fit depends on.
 
     Examples
     --------
@@ -45,6 +33,9 @@ class CachingAllocator(Heap):
         settings: AllocatorSettings | None = None,
         place: Callable[[int], int] | None = None,
     ) -> None:
+        # ``capacity_bytes`` is the device's memory less contexts and other processes; ``None``: no limit. ``place``
+        # returns the address of a new segment of a size in bytes, by default from 2**40 on, with gaps; a replay of a
+        # real trace gives the real addresses, on which best fit depends.
         super().__init__(capacity_bytes, settings, place)
         self._has_fraction = self.settings.memory_fraction < 1.0
         self._expandable = ExpandableSegments(self)
@@ -53,10 +44,7 @@ class CachingAllocator(Heap):
         self.retries = 0
 
     def malloc(self, key: Hashable, size_bytes: int, stream: int = 0) -> int:
-        """Serve a request and return the address of its block; 0 for a request of no bytes.
-
-        ``key`` names the block until :meth:`free`.
-        """
+        """Serve a request; return the address of its block, or 0 for no bytes. ``key`` names it until :meth:`free`."""
         if not size_bytes:
             return 0
         self._free_synchronized_blocks()
@@ -90,7 +78,7 @@ class CachingAllocator(Heap):
             self._return_to_pool(block)
 
     def record_stream(self, key: Hashable, stream: int) -> None:
-        """Note that a stream other than its own uses a block (``Tensor.record_stream``)."""
+        """Record that a stream other than its own uses a block (``Tensor.record_stream``)."""
         block = self.live.get(key)
         if block is not None and stream != block.stream:
             block.users.add(stream)
@@ -115,7 +103,7 @@ class CachingAllocator(Heap):
                     self.release_segment(block)
 
     def segments(self) -> Iterator[list[Block]]:
-        """Iterate over the segments by address, each a list of its mapped blocks."""
+        """Yield the segments by address, each as a list of its mapped blocks."""
         for address in sorted(self.first_blocks):
             block: Block | None = self.first_blocks[address]
             found = []
@@ -168,7 +156,7 @@ class CachingAllocator(Heap):
     # The driver
 
     def _allocate_segment(self, pool: Pool, size: int, stream: int, wanted: int) -> Block:
-        """Return a block of a new segment, releasing cached blocks if the driver has no memory left."""
+        """Return a block of a new segment; release cached blocks if the driver has no memory left."""
         if self._has_fraction and self.settings.gc_threshold:
             self._collect_garbage()
         asked = self.settings.segment_bytes(size)

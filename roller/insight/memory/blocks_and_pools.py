@@ -1,4 +1,4 @@
-"""Blocks, pools and segments of the caching allocator: splitting, merging and counting, without a rule for requests."""
+"""Blocks, pools and segments of the caching allocator: splitting, merging and counting, without request rules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from roller.errors import RollerError
 from roller.insight.memory.settings import AllocatorSettings
 
-#: Addresses of simulated segments: 2 MiB aligned, with a gap after each, so that none merges with another.
+#: First address of simulated segments, 2 MiB aligned, and the gap after each, so that none merges with another.
 _FIRST_ADDRESS, _GAP_BYTES = 1 << 40, 1 << 30
 #: Memory of a device without a limit.
 _UNLIMITED_BYTES = 1 << 46
@@ -17,7 +17,7 @@ _UNLIMITED_BYTES = 1 << 46
 
 @dataclass(frozen=True)
 class MemoryStats:
-    """Bytes at one moment: requested by tensors, of their blocks, and reserved from the driver."""
+    """Bytes at one moment: requested by tensors, allocated in their blocks, and reserved from the driver."""
 
     requested_bytes: int
     allocated_bytes: int
@@ -25,17 +25,7 @@ class MemoryStats:
 
 
 class OutOfDeviceMemoryError(RollerError, MemoryError):
-    """No block, no segment and nothing to release: PyTorch reports out of memory.
-
-    Parameters
-    ----------
-    wanted_bytes
-        Of the request that failed.
-    capacity_bytes
-        Bytes that the process may reserve.
-    stats
-        Bytes at that moment.
-    """
+    """No block and no segment serves a request, and no cached memory is left to release."""
 
     def __init__(self, wanted_bytes: int, capacity_bytes: int, stats: MemoryStats) -> None:
         self.wanted_bytes, self.capacity_bytes, self.stats = wanted_bytes, capacity_bytes, stats
@@ -56,7 +46,7 @@ def _size_text(size_bytes: int) -> str:
 
 
 class Block:
-    """A part of a segment; ``prev`` and ``next`` are its neighbours there."""
+    """A part of a segment; ``prev`` and ``next`` are its neighbours in the segment."""
 
     __slots__ = ("address", "age", "allocated", "expandable", "mapped", "next", "pool", "prev", "requested", "segment",
                  "size", "stream", "users", "waits")  # fmt: skip
@@ -67,9 +57,9 @@ class Block:
         self.requested = self.age = 0
         self.prev: Block | None = None
         self.next: Block | None = None
-        #: Other streams that used it, which must be synchronized before it is free.
+        #: Other streams that use it, which must be synchronized before it is free.
         self.users: set[int] = set()
-        #: Whether it was freed but is in no pool yet, since streams that used it were not synchronized.
+        #: Whether it was freed but is in no pool yet, since its users are not synchronized.
         self.waits = False
 
     @property
@@ -101,12 +91,12 @@ class Pool:
         self.blocks[block.address] = block
 
     def remove_block(self, block: Block) -> None:
-        """Remove a free block, to allocate or release it."""
+        """Remove a free block that is allocated or released next."""
         del self.keys[bisect_left(self.keys, (block.stream, block.size, block.address))]
         del self.blocks[block.address]
 
     def best_fit_position(self, stream: int, size: int) -> int:
-        """Return the position of a stream's first block of at least ``size`` bytes, if the stream has one."""
+        """Return the position of a stream's smallest block of at least ``size`` bytes, if the stream has one."""
         return bisect_left(self.keys, (stream, size, 0))
 
     def block_at(self, position: int, stream: int) -> Block | None:
@@ -121,24 +111,13 @@ class Pool:
         self.without_memory[block.address] = block
 
     def remove_unmapped(self, block: Block) -> None:
-        """Remove an unmapped block, to map it."""
+        """Remove an unmapped block that is mapped next."""
         del self.unmapped[bisect_left(self.unmapped, (block.stream, block.address))]
         del self.without_memory[block.address]
 
 
 class Heap:
-    """The pools and segments of one device, without a rule for requests.
-
-    Parameters
-    ----------
-    capacity_bytes
-        Bytes that the driver can give this process: the device's memory less contexts and other processes. ``None``: no
-        limit.
-    settings
-        As ``PYTORCH_ALLOC_CONF`` gives them.
-    place
-        Function that returns the address of a new segment of a size in bytes; ``None``: from 2**40 on, with gaps.
-    """
+    """The pools and segments of one device, without request rules; arguments as of ``CachingAllocator``."""
 
     def __init__(
         self, capacity_bytes: int | None, settings: AllocatorSettings | None, place: Callable[[int], int] | None
@@ -161,7 +140,7 @@ class Heap:
         return MemoryStats(self.requested_bytes, self.allocated_bytes, self.reserved_bytes)
 
     def split(self, block: Block, size: int) -> None:
-        """Leave the low addresses with ``block`` and make the rest a free block."""
+        """Split a block: it keeps the low addresses, and the rest becomes a free block."""
         rest = Block(block.pool, block.address + size, block.size - size, block.stream, block.segment)
         rest.expandable = block.expandable
         rest.prev, rest.next = block, block.next
@@ -216,7 +195,7 @@ class Heap:
         )
 
     def release_segment(self, block: Block) -> None:
-        """Return a free block that is a whole segment to the driver."""
+        """Return a free block that spans a whole segment to the driver."""
         block.pool.remove_block(block)
         del self.first_blocks[block.address]
         self.reserved_bytes -= block.size

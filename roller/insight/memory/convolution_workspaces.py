@@ -1,10 +1,9 @@
-"""Workspaces of cuDNN's convolutions: copies of tensors in the layout that matrix units take.
+"""Workspaces of cuDNN's convolutions: copies of tensors in the layout that matrix units take."""
 
-With 16-bit tensors whose channels are not innermost, cuDNN converts data, filters and result around the kernel; the
-copies lie in the workspace, which PyTorch allocates through its caching allocator and returns after the call. A
-convolution in float16 of 256 x 2048 x 1024 elements, whose data and result take 1 GiB each, reserved 4.02 GiB in all
-(pytorch/pytorch#123533).
-"""
+# For 16-bit tensors whose channels are not innermost, cuDNN converts data, filters and result around the kernel; the
+# copies lie in the workspace, which PyTorch allocates through its caching allocator and returns after the call. A
+# float16 convolution of 256 x 2048 x 1024 elements, whose data and result take 1 GiB each, reserved 4.02 GiB in all
+# (pytorch/pytorch#123533).
 
 from __future__ import annotations
 
@@ -14,23 +13,21 @@ from roller.insight.trace.convolution_layout import is_converted, is_depthwise, 
 from roller.insight.trace.tensor_bytes import total_bytes
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, TensorRecord
 
-#: Floats that cuDNN converts for a matrix unit, where a device's has fragments of them.
+#: Floats that cuDNN converts for a matrix unit, on devices that have fragments of them.
 NARROW_FLOATS = frozenset({"float16", "bfloat16"})
-#: Numbers of workspaces count down from below this one.
+#: Workspace numbers count down from below this one.
 _ABOVE_NUMBERS = -10
 
 
 def is_convolution_workspace(storage: int) -> bool:
-    """Return whether a storage is a workspace of a convolution, by its number."""
+    """Return whether a storage number is that of a convolution's workspace."""
     return storage < _ABOVE_NUMBERS
 
 
 def workspace_bytes(
     operator: Operator, dtypes: Collection[str] = NARROW_FLOATS, *, multiplies_in_planes: bool = True
 ) -> int:
-    """Return the bytes of copies that a convolution's workspace holds; 0 where cuDNN converts nothing.
-
-    What is converted is what its price counts conversions for.
+    """Return the bytes of copies in a convolution's workspace; 0 if cuDNN converts nothing.
 
     Examples
     --------
@@ -40,6 +37,7 @@ def workspace_bytes(
     >>> workspace_bytes(convolution), workspace_bytes(convolution, multiplies_in_planes=False)
     (0, 16384)
     """
+    # The same tensors are converted in the convolution's price.
     backward = operator.name.startswith("aten.convolution_backward.")
     if not backward and not operator.name.startswith(("aten.convolution.", "aten.cudnn_convolution.")):
         return 0
@@ -49,7 +47,7 @@ def workspace_bytes(
     groups, transposed = int(arguments.get("groups", 1)), bool(arguments.get("transposed"))
     if data.dtype not in dtypes or len(data.shape) < 3 or is_depthwise(weight, groups, transposed):
         return 0
-    if backward:  # the gradients of data and filters are two calls, one after the other, of the same three tensors
+    if backward:  # the gradients of data and filters are two successive calls on the same three tensors
         if not {t.shape for t in operator.outputs} & {data.shape, weight.shape}:
             return 0
     elif multiplies_in_planes and not transposed:
@@ -66,7 +64,7 @@ def add_convolution_workspaces(
     *,
     multiplies_in_planes: bool = True,
 ) -> Iterator[AllocEvent | FreeEvent]:
-    """Yield events with the workspace of every convolution: allocated after its results, and freed at once."""
+    """Yield events with the workspace of every convolution, allocated after its results and freed at once."""
     sizes = {
         o.index: size
         for o in operators

@@ -1,8 +1,7 @@
-"""The memory of a step on a processor: live bytes, and the heap of the C library, which returns pages to the system.
+"""Memory of a step on a CPU: live bytes, and the C library's heap, which returns pages to the system."""
 
-The rules are those of glibc's ``malloc``, as ``mallopt(3)`` describes them: a large request is mapped by ``mmap`` and
-unmapped when it is freed, so that each of its pages faults; free memory at the top of the heap is trimmed.
-"""
+# The rules are those of glibc's ``malloc`` in ``mallopt(3)``: ``mmap`` serves a large request, which is unmapped when
+# it is freed, so that each of its pages faults; free memory at the top of the heap is trimmed.
 
 from __future__ import annotations
 
@@ -14,46 +13,35 @@ from roller.insight.memory.blocks_and_pools import MemoryStats, OutOfDeviceMemor
 from roller.insight.memory.simulate import Holder, Memory, group_holders
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Trace
 
-#: The threshold from which a request is mapped by ``mmap``, at first and at most: it grows to the largest such request
-#: that was freed (``M_MMAP_THRESHOLD``, of 64-bit systems).
+#: First and largest threshold from which ``mmap`` serves a request: it grows to the largest such request that was freed
+#: (``M_MMAP_THRESHOLD``, on 64-bit systems).
 FIRST_MAPPED_BYTES, MOST_MAPPED_BYTES = 128 << 10, 32 << 20
-#: The threshold of free bytes at the top of the heap that are trimmed, until a mapped request is freed: then twice the
+#: Free bytes at the top of the heap from which on they are trimmed, until a mapped request is freed; then twice the
 #: threshold of mapping (``M_TRIM_THRESHOLD``).
 FIRST_TRIMMED_BYTES = 128 << 10
-#: Alignment that PyTorch requests, and header of a chunk.
+#: Alignment that PyTorch requests, and bytes of a chunk's header.
 _ALIGNMENT, _HEADER = 64, 16
-#: Granules of the heap whose last owner is kept.
+#: Granules of the heap whose last owner is recorded.
 _GRANULE_BYTES = 64 << 10
-#: Address of mapped requests, outside of the heap.
+#: Address of mapped requests, outside the heap.
 _MAPPED_AT = 1 << 46
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Placement of a storage.
+    """Placement of a storage."""
 
-    Parameters
-    ----------
-    fresh_bytes
-        Bytes on pages that were not touched since the system mapped them.
-    before
-        Storage that lay there before; ``None`` if it is unknown.
-    """
-
+    #: Bytes on pages that were not touched since the system mapped them.
     fresh_bytes: int
+    #: Storage that was there before; ``None`` if unknown.
     before: int | None
 
 
 class Heap:
-    """The heap of a process, allocated by best fit, and its mapped requests.
-
-    Parameters
-    ----------
-    freed_bytes
-        Size of the largest request that was freed before.
-    """
+    """The heap of a process, allocated by best fit, and its mapped requests."""
 
     def __init__(self, freed_bytes: int = 0) -> None:
+        # ``freed_bytes`` is the size of the largest request that was freed before.
         self.mapped_from = min(MOST_MAPPED_BYTES, max(FIRST_MAPPED_BYTES, freed_bytes))
         self._trimmed_from = 2 * self.mapped_from if freed_bytes > FIRST_MAPPED_BYTES else FIRST_TRIMMED_BYTES
         self._top = self._touched = 0
@@ -64,7 +52,7 @@ class Heap:
         self._owner: dict[int, int] = {}
 
     def malloc(self, storage: int, size_bytes: int) -> Placed:
-        """Serve a request."""
+        """Serve a request and return its placement."""
         size = -(-(size_bytes + _HEADER) // _ALIGNMENT) * _ALIGNMENT
         if size > self.mapped_from:
             self._held[storage] = (_MAPPED_AT, size)
@@ -102,7 +90,7 @@ class Heap:
         return address
 
     def _free_chunk(self, address: int, size: int) -> None:
-        """Free a chunk, merged with its free neighbours."""
+        """Free a chunk and merge it with its free neighbours."""
         before = self._ends.get(address)
         if before is not None:
             self._remove_free_chunk(before, address - before)
@@ -131,7 +119,7 @@ class Heap:
 
 
 def storage_placements(trace: Trace) -> dict[int, Placed]:
-    """Return the placement of every storage of a trace's last step, once the heap is in a steady state.
+    """Return the placement of every storage in a trace's last step, once the heap is in a steady state.
 
     Examples
     --------
@@ -169,12 +157,12 @@ def storage_placements(trace: Trace) -> dict[int, Placed]:
     return {s: Placed(p.fresh_bytes, back.get(p.before, p.before)) for s, p in found.items()}  # type: ignore[arg-type]
 
 
-#: Steps until the heap is in a steady state, and the distance between the numbers of a storage in two steps.
+#: Steps until the heap is in a steady state, and distance between the numbers of a storage in two steps.
 _TURNS, _APART = 5, 1 << 40
 
 
 def _is_start_of_step(trace: Trace, event: AllocEvent | FreeEvent, first: int) -> bool:
-    """Return whether an event before a step belongs to it: the step drops the gradients of the previous one."""
+    """Return whether an event before a step belongs to it, since the step drops the previous step's gradients."""
     if not isinstance(event, FreeEvent) or event.operator != first - 1:
         return False
     known = trace.storages.get(event.storage)
@@ -206,7 +194,7 @@ def _replaced_storages(trace: Trace, step: Sequence[AllocEvent | FreeEvent]) -> 
 
 
 def cpu_memory(trace: Trace, capacity_bytes: int | None, process_bytes: int = 0) -> Memory:
-    """Return the memory of a trace on a processor: live bytes, without a cache."""
+    """Return the memory of a trace on a CPU: live bytes, without a cache."""
     live = peak = peak_operator = 0
     held: dict[int, AllocEvent] = {}
     at_peak: dict[int, AllocEvent] = {}

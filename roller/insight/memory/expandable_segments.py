@@ -1,4 +1,4 @@
-"""Expandable segments: one range of addresses per pool and stream, mapped in pages on demand."""
+"""Expandable segments: one range of addresses per pool and stream, whose pages are mapped on demand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ExpandableSegments:
                 return None
             block = found
         while block.size < size:
-            after = block.next  # none: the range of addresses ends, as that of a device without memory
+            after = block.next  # ``None`` where the range of addresses ends, as on a device without memory
             found = None if after is None else self._map_pages(after, min(size - block.size, after.size))
             if found is None:
                 return None
@@ -107,7 +107,7 @@ class ExpandableSegments:
 
 
 def smallest_expandable_block(pool: Pool, at: int, stream: int) -> Block:
-    """Return the free block from ``at`` on that is smallest, counting the unmapped block after it."""
+    """Return the smallest free block from ``at`` on, counting the unmapped block after each."""
     block = pool.block_at(at, stream)
     assert block is not None
     while (after := pool.block_at(at + 1, stream)) is not None and _expandable_bytes(after) < _expandable_bytes(block):

@@ -1,4 +1,4 @@
-"""The largest batch that fits, by exact search: it fits, and one more sample does not."""
+"""The largest batch that fits, by exact search: one more sample does not fit."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ _MIB = 1 << 20
 
 @dataclass(frozen=True)
 class LargestBatch:
-    """The largest batch: it fits with ``memory``, and ``batch + 1`` does not, with ``over``.
-
-    ``tried`` maps every batch that was tried to whether it fits.
-    """
+    """The largest batch that fits, its memory, and ``over``, the memory of one more sample, which does not fit."""
 
     batch: int
     memory: Memory
     over: Memory
+    #: Every batch that was tried -> whether it fits.
     tried: dict[int, bool]
 
 
@@ -43,14 +41,32 @@ def largest_batch(
 ) -> LargestBatch:
     """Return the largest batch, at most ``most``, whose memory fits.
 
-    The result of ``guess`` is tried first. Then the line through the two largest batches that fit predicts where
-    reserved memory reaches ``capacity_bytes``; where that narrows nothing, the range is bisected. Memory is not
-    monotone below the allocator's granularity, so after a batch that fits the next one is tried, until one does not.
+    Parameters
+    ----------
+    memory_of
+        Returns the memory of a batch of so many samples.
+    capacity_bytes
+        Reserved bytes that a batch may reach.
+    most
+        Largest batch to try.
+    guess
+        Returns the batch to try first, or ``None``.
+
+    Returns
+    -------
+    LargestBatch
+        The batch, its memory, and that of one more sample.
 
     Raises
     ------
     NoCandidateError
-        Not even a batch of one fits, or even ``most`` does.
+        A batch of one does not fit, or a batch of ``most`` does.
+
+    Notes
+    -----
+    The line through the two largest batches that fit predicts where reserved memory reaches ``capacity_bytes``; where
+    that narrows nothing, the range is bisected. Memory is not monotone below the allocator's granularity, so after a
+    batch that fits the next one is tried, until one does not fit.
 
     Examples
     --------
@@ -92,7 +108,7 @@ def largest_batch(
 
 
 def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: AllocatorSettings | None = None) -> Memory:
-    """Return the memory of a trace on a device, with the device's capacity and the memory of its libraries."""
+    """Return the memory of a trace on a device, with its capacity and the memory of its libraries."""
     spec = target_of(device)[0]
     if not spec.traits.discrete:
         return cpu_memory(trace, capacity_of(spec), spec.process_bytes or 0)
@@ -102,7 +118,7 @@ def memory_on_device(trace: Trace, device: str | DeviceSpec, settings: Allocator
 
 
 def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = None) -> AllocatorSettings:
-    """Return the allocator's settings of a trace: the given ones, or those that its entry file sets."""
+    """Return the given settings of the allocator, or those that the trace's entry file sets."""
     if settings is None:
         settings = AllocatorSettings.parse(str(trace.options.get("allocator") or ""))
     release = TorchRelease.parse(str(trace.options.get("torch_release") or ""))
@@ -115,17 +131,15 @@ def allocator_settings_of(trace: Trace, settings: AllocatorSettings | None = Non
 
 
 def capacity_of(spec: DeviceSpec) -> int:
-    """Return the bytes of a device's memory: the least that its drivers report, if that is known."""
+    """Return a device's bytes of memory: the least that its drivers report, if that is known."""
     return capacity.capacity_of(spec).bytes
 
 
 def fit_uncertainty_note(
     trace: Trace, device: str | DeviceSpec, memory: Memory, settings: AllocatorSettings | None = None
 ) -> str:
-    """Return a note if an uncertainty of the device decides whether a step fits; else ``""``.
-
-    Uncertain are the size of the context, and which of several sizes a driver reports.
-    """
+    """Return a note if an uncertain number of the device decides whether a step fits; else ``""``."""
+    # Uncertain are the size of the context, and which of several sizes a driver reports.
     spec = target_of(device)[0]
     known = capacity.capacity_of(spec)
     least, most = memory.context_least_bytes, memory.context_most_bytes
@@ -164,24 +178,17 @@ def largest_batch_on_device(
     return largest_batch(lambda n: memory_on_device(trace_of(n), spec, settings), capacity_of(spec), guess=guess_batch)
 
 
-#: Batch whose trace, with that of twice as many samples, gives the line: a batch of one sample is a special case.
+#: Batch whose trace, with that of twice as many samples, gives the line; a batch of one sample is a special case.
 _NEAR = 4
 
 
 @dataclass(frozen=True)
 class Line:
-    """A step at any batch, extrapolated from two that run the same operators: every size is linear in the batch.
-
-    Parameters
-    ----------
-    trace, batch
-        The first trace, and its batch.
-    step
-        Bytes per sample by which each event of the first trace grows.
-    """
+    """A step at any batch, extrapolated from two that run the same operators: sizes are linear in the batch."""
 
     trace: Trace
     batch: int
+    #: Bytes per sample by which each event of the first trace grows.
     step: tuple[float, ...]
 
     @classmethod
@@ -200,7 +207,7 @@ class Line:
         return cls(near, b1, tuple(steps))
 
     def trace_at_batch(self, batch: int) -> Trace:
-        """Return the step at a batch, with the sizes of its allocations extrapolated."""
+        """Return the step at a batch, with extrapolated sizes of its allocations."""
         more = batch - self.batch
         events = tuple(
             replace(e, size_bytes=max(0, e.size_bytes + math.ceil(by * more)))
@@ -211,7 +218,7 @@ class Line:
         return replace(self.trace, events=events)
 
     def largest_fitting_batch(self, fits: Callable[[Trace], bool]) -> int | None:
-        """Return the largest batch that fits by bisection; ``None`` if not even one sample does."""
+        """Return the largest batch that fits, by bisection; ``None`` if not even one sample does."""
         low, high = 0, 1
         while fits(self.trace_at_batch(high)):
             low, high = high, 2 * high

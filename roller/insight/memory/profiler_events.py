@@ -1,11 +1,10 @@
-"""Allocations that a profiler recorded on a device: read, and compared with the simulator.
+"""Allocations that a profiler recorded on a device: reading them, and comparing them with the simulator."""
 
-A Kineto trace with memory events has the address and bytes of every allocation of the caching allocator, but not the
-blocks that were cached when the recording began. That initial state is *inferred*: addresses that are allocated later
-and were not held are free; a block that begins inside a free range proves that a segment begins there; a better block
-that was not taken proves that it is larger than the addresses seen of it. Every such fact costs one address, which is
-then excluded from the check.
-"""
+# A Kineto trace with memory events has the address and size of every allocation, but not the blocks that were cached
+# when the recording began. That initial state is inferred: addresses that are allocated later and are not in use are
+# free; a block that begins inside a free range proves that a segment begins there; a better block that was not taken
+# proves that it is larger than its addresses seen so far. Every such fact costs one address, which is excluded from the
+# check.
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block, Pool
 from roller.insight.memory.settings import MIN_BLOCK_BYTES, ROUND_LARGE_BYTES, SMALL_BYTES, SMALL_SEGMENT_BYTES
 
-#: Bytes that a packed trace unpacks to at most: a damaged or hostile file must not fill the memory.
+#: Most bytes of a decompressed trace: a damaged or hostile file must not fill the memory.
 _MOST_BYTES = 1 << 31
 
 #: ``Device Type`` of CUDA in Kineto's memory events.
@@ -32,7 +31,7 @@ _CUDA = 1
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """One event of the caching allocator: ``size_bytes`` is negative for a free."""
+    """An event of the caching allocator; ``size_bytes`` is negative for a free."""
 
     address: int
     size_bytes: int
@@ -42,19 +41,18 @@ class MemoryEvent:
 
 @dataclass(frozen=True)
 class AddressCheck:
-    """Addresses of one pool that equal the recorded ones, of those whose initial state is known.
-
-    ``learnt`` counts the facts about the initial state, ``wrong`` holds positions of the events that differ.
-    """
+    """Addresses of one pool whose initial state is known, and how many of them equal the recorded ones."""
 
     known: int
     right: int
+    #: Inferred facts about the initial state.
     learnt: int
+    #: Positions of the events that differ.
     wrong: tuple[int, ...] = ()
 
 
 def read_memory_events(path: Path | str) -> list[MemoryEvent]:
-    """Return the memory events of a Kineto trace (JSON, also gzipped), in order of time."""
+    """Return the memory events of a Kineto trace (JSON, plain or gzipped), in order of time."""
     path = Path(path)
     try:
         read = json.loads(_read_unpacked(path))
@@ -86,7 +84,7 @@ def _read_unpacked(path: Path) -> bytes:
 
 @dataclass
 class _Range:
-    """Free addresses when the recording began: up to ``end`` as far as seen or proved, at most up to ``limit``."""
+    """Addresses that were free when the recording began: seen or proved up to ``end``, at most up to ``limit``."""
 
     begin: int
     end: int
@@ -113,7 +111,7 @@ class _Start:
 
 
 def check_addresses(events: Sequence[MemoryEvent]) -> tuple[AddressCheck, AddressCheck]:
-    """Replay the events of one device, and compare every address of the small and the large pool.
+    """Replay the events of one device, and compare every address in the small and the large pool.
 
     Examples
     --------
@@ -158,7 +156,7 @@ def _initially_free_ranges(events: Sequence[MemoryEvent]) -> Iterator[_Range]:
 
 
 def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | None:
-    """Return the events whose address differs; ``None`` if the initial state was refined."""
+    """Return the positions of events with a different address; ``None`` if the initial state was refined."""
     allocator, wrong = start.to_allocator(), set()
     reserved = events[0].reserved_bytes if events else 0
     for position, e in enumerate(events):
@@ -166,7 +164,7 @@ def _replay_events(events: Sequence[MemoryEvent], start: _Start) -> set[int] | N
             allocator.free(e.address)
             continue
         grown, reserved = e.reserved_bytes - reserved, e.reserved_bytes
-        if grown > 0:  # the driver's addresses are its own
+        if grown > 0:  # the driver chooses the addresses of new segments
             allocator.place = lambda _size, here=e.address: here  # type: ignore[misc]
         if allocator.malloc(e.address, e.size_bytes) != e.address:
             if position not in start.learnt and _refine_initial_state(start, allocator, e, position):
@@ -187,7 +185,7 @@ def _free_block_containing(pool: Pool, address: int) -> Block | None:
 
 
 def _refine_initial_state(start: _Start, allocator: CachingAllocator, e: MemoryEvent, position: int) -> bool:
-    """Refine the initial state by an address that differs, and return whether that was possible."""
+    """Refine the initial state by an address that differs; return whether that was possible."""
     taken, real = allocator.live[e.address], _free_block_containing(_pool_of_event(allocator, e), e.address)
     if real is None:
         return False
@@ -211,7 +209,7 @@ def _refine_initial_state(start: _Start, allocator: CachingAllocator, e: MemoryE
 
 
 def _allocate_recorded_block(allocator: CachingAllocator, e: MemoryEvent) -> None:
-    """Allocate the recorded block, so that one difference does not make all later addresses differ."""
+    """Allocate the recorded block, so that one difference does not shift all later addresses."""
     pool = _pool_of_event(allocator, e)
     block = _free_block_containing(pool, e.address)
     if block is None or block.address + block.size < e.address + e.size_bytes:

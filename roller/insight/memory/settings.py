@@ -10,15 +10,14 @@ from roller.errors import RollerError
 MIB = 1 << 20
 #: Every request is rounded up to a multiple of this (``kMinBlockSize`` of ``c10/core/AllocatorConfig.h``, torch 2.13).
 MIN_BLOCK_BYTES = 512
-#: A rounded request up to this is served by the small pool (``kSmallSize``).
+#: Rounded requests up to this size use the small pool (``kSmallSize``).
 SMALL_BYTES = MIB
 #: Bytes of a segment of the small pool (``kSmallBuffer``).
 SMALL_SEGMENT_BYTES = 2 * MIB
-#: Requests from this size on get a segment of their own size (``kMinLargeAlloc``), in multiples of
-#: ``ROUND_LARGE_BYTES``.
+#: Requests from this size on get a segment of their own (``kMinLargeAlloc``), in multiples of ``ROUND_LARGE_BYTES``.
 MIN_LARGE_BYTES = 10 * MIB
 ROUND_LARGE_BYTES = 2 * MIB
-#: Powers of two that have divisions of their own: 1 MiB to 64 GiB, 16 of them.
+#: First power of two with divisions of its own, 1 MiB, and number of such powers, up to 64 GiB.
 _FIRST_POWER, _POWERS = 20, 16
 
 
@@ -28,22 +27,22 @@ class AllocatorSettingsError(RollerError, ValueError):
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """How the caching allocator is set; the defaults are PyTorch's.
+    """Settings of the caching allocator; the defaults are PyTorch's.
 
     Parameters
     ----------
     max_split_bytes
-        Blocks of at least this are not split (``max_split_size_mb``); ``None``: all may be.
+        Blocks of at least this size are not split (``max_split_size_mb``); ``None``: all may be.
     power2_divisions
-        Steps between neighbouring powers of two to which requests are rounded up, for sizes from 1 MiB (everything
-        below is of the first) to 64 GiB; 0 or 1: multiples of 512 bytes (``roundup_power2_divisions``).
+        Steps between neighbouring powers of two to which requests are rounded up, for each power from 1 MiB (also for
+        smaller requests) to 64 GiB; 0 or 1: multiples of 512 bytes (``roundup_power2_divisions``).
     gc_threshold
-        Share of the allowed memory above which blocks that were not used for long are released
-        (``garbage_collection_threshold``); 0: never.
+        Share of the allowed memory above which long unused blocks are released (``garbage_collection_threshold``);
+        0: never.
     expandable_segments
         Whether segments grow in pages instead of being allocated whole.
     memory_fraction
-        Share of the device's memory a process may reserve (``per_process_memory_fraction``).
+        Share of the device's memory that a process may reserve (``per_process_memory_fraction``).
     large_segment_bytes
         Bytes of the segment for a request of more than 1 MiB and less than 10 MiB (``large_segment_size_mb``).
     """
@@ -56,7 +55,7 @@ class AllocatorSettings:
     large_segment_bytes: int = 20 * MIB
 
     def round_up_bytes(self, size_bytes: int) -> int:
-        """Return the least bytes of the block for a request.
+        """Return the smallest size in bytes of the block for a request.
 
         Examples
         --------
@@ -90,9 +89,9 @@ class AllocatorSettings:
 
     @classmethod
     def parse(cls, text: str) -> AllocatorSettings:
-        """Return the settings that a value of ``PYTORCH_ALLOC_CONF`` gives.
+        """Return the settings in a value of ``PYTORCH_ALLOC_CONF``.
 
-        Settings that do not change what is reserved on the device (of pinned memory, of handles) are accepted.
+        Settings without effect on the reserved memory of the device (of pinned memory, of handles) are accepted.
 
         Raises
         ------
@@ -160,7 +159,7 @@ def _read_power_of_2(text: str) -> int:
 
 
 def _read_power2_divisions(text: str) -> tuple[int, ...]:
-    """Read ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; up to the first one, of each one, and beyond the last one."""
+    """Read ``4`` or ``[256:1,512:2,>:8]``: keys are MiB; the first value holds below its key, too, ``>`` beyond."""
     if not text.startswith("["):
         return (_read_power_of_2(text),) * _POWERS
     found, last = [0] * _POWERS, -1

@@ -1,4 +1,4 @@
-"""Runs a trace through the simulated allocator: peaks, the tensors that hold memory at the peak, and out of memory."""
+"""Memory of a trace in the simulated allocator: peaks, the tensors at the peak, and out of memory."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import AllocEvent, FreeEvent, Phase, Storage, Trace
 from roller.targets import LANGUAGES
 
-#: Operators that call cuBLAS, which takes its workspace through the allocator: once per handle, which each thread has.
+#: Operators that call cuBLAS, which allocates a workspace per handle through the allocator; each thread has one handle.
 _CUBLAS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "_addmm_activation"})
 
-#: Architectures whose cuBLAS handles PyTorch gives more (``getChosenWorkspaceSize`` of ``CublasHandlePool.cpp``).
+#: Architectures whose cuBLAS handles get larger workspaces (``getChosenWorkspaceSize`` of ``CublasHandlePool.cpp``).
 _LARGE_WORKSPACES, _LARGE_WORKSPACE_BYTES = ("sm_90", "sm_100"), 33_554_432
 
-#: Sources of a number that is that of the very process.
+#: Sources of a number that was measured in this very process.
 _OF_THIS = frozenset({"detected", "override"})
 
-#: Share of the reserved bytes that the traced step may be off: what benchmarks/results/insight_memory_published.md has
-#: of figures without a context. That page also says how many figures lie in the interval if their model is left out.
+#: Relative error of the step's reserved bytes: the error for published figures without a context in
+#: benchmarks/results/insight_memory_published.md. That page also counts the figures within the interval if their own
+#: model is left out.
 MODEL_ERROR = 0.03
 
 
@@ -41,18 +42,18 @@ class Library:
     Parameters
     ----------
     workspace_bytes
-        Workspace of a cuBLAS handle: ``cublasCommonArgs`` of PyTorch, 8,519,680 bytes, on ``sm_90`` and ``sm_100``
-        33,554,432, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwise.
+        Workspace of a cuBLAS handle: 8,519,680 bytes (``cublasCommonArgs`` of PyTorch), 33,554,432 on ``sm_90`` and
+        ``sm_100``, unless ``CUBLAS_WORKSPACE_CONFIG`` says otherwise.
     context_bytes
-        Bytes that the process holds outside of the allocator: its context and the code of libraries.
+        Bytes of the process outside the allocator: its context and the code of libraries.
     context_least_bytes, context_most_bytes
-        The least and the most that was published of it: it depends on the driver, the build of PyTorch, and how kernels
-        are loaded.
+        Smallest and largest published ``context_bytes``, which depend on the driver, the build of PyTorch, and how
+        kernels are loaded.
     converted_dtypes
-        Floats of 16 bits whose tensors cuDNN converts to channels innermost around a convolution: those that matrix
-        units take.
+        16-bit floats whose tensors cuDNN converts to channels innermost around a convolution: those that matrix units
+        take.
     multiplies_in_planes
-        Whether cuDNN takes planes of channels as they are where every window is a point (from version 9 on).
+        Whether cuDNN takes planes of channels unconverted where every window is a point (from version 9 on).
     """
 
     workspace_bytes: int = 8_519_680
@@ -64,20 +65,20 @@ class Library:
 
     @property
     def context_error_bytes(self) -> int:
-        """Most that ``context_bytes`` may be off."""
+        """Largest possible error of ``context_bytes``."""
         return max(self.context_bytes - self.context_least_bytes, self.context_most_bytes - self.context_bytes, 0)
 
     @classmethod
     def of(cls, spec: DeviceSpec, options: Mapping[str, object] | None = None) -> Library:
-        """Return their memory on a device.
+        """Return the memory of libraries on a device.
 
         Parameters
         ----------
         spec
-            The device, whose ``process_bytes`` and numbers beside it are published ones.
+            The device, whose ``process_bytes`` and related numbers are published ones.
         options
-            Those of a trace: the libraries that it loads and its release of PyTorch. By default the newest release, and
-            no cuDNN.
+            Options of a trace: the libraries that it loads, and its release of PyTorch. By default the newest release,
+            without cuDNN.
         """
         options = options or {}
         release = TorchRelease.parse(str(options.get("torch_release") or ""))
@@ -89,7 +90,7 @@ class Library:
         context += convolves if cudnn else 0
         least = context // 2 if spec.process_least_bytes is None else min(spec.process_least_bytes, context)
         most = context * 3 // 2 if spec.process_most_bytes is None else max(spec.process_most_bytes, context, highest)
-        if spec.sources.get("process_bytes", "override") in _OF_THIS:  # that of this very process, with all it loads
+        if spec.sources.get("process_bytes", "override") in _OF_THIS:  # of this process, with all it loads
             least = most = context = spec.process_bytes or 0
         arch = spec.target.get("arch", "")
         own = _LARGE_WORKSPACE_BYTES if arch in _LARGE_WORKSPACES else cls.workspace_bytes
@@ -101,7 +102,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Holder:
-    """Bytes held at the peak by tensors of one kind, module and line."""
+    """Bytes that tensors of one kind, module and line hold at the peak."""
 
     kind: str
     module: str
@@ -112,26 +113,17 @@ class Holder:
 
 @dataclass(frozen=True)
 class MemoryAtPeak:
-    """Memory at one moment, that of the total's peak: ``total_bytes`` is the sum of all parts, to the byte.
+    """Memory at the moment of the total's peak; ``total_bytes`` is the exact sum of all parts."""
 
-    Parameters
-    ----------
-    requested_bytes
-        Bytes that tensors requested, by kind of storage, most first.
-    rounding_bytes
-        Bytes of blocks in excess of the requests they serve.
-    cached_bytes
-        Bytes reserved from the driver in blocks that serve no request.
-    context_bytes
-        Bytes of the process outside of the allocator.
-    page_rounding_bytes
-        Bytes up to a whole page of the driver.
-    """
-
+    #: Bytes that tensors requested, by kind of storage, largest first.
     requested_bytes: Mapping[str, int]
+    #: Bytes of blocks in excess of the requests that they serve.
     rounding_bytes: int = 0
+    #: Bytes reserved from the driver in blocks that serve no request.
     cached_bytes: int = 0
+    #: Bytes of the process outside the allocator.
     context_bytes: int = 0
+    #: Bytes up to a whole page of the driver.
     page_rounding_bytes: int = 0
 
     @property
@@ -150,34 +142,35 @@ class Memory:
     peak
         Largest bytes requested, allocated and reserved, each at its own time.
     total_bytes
-        Memory as the vendor's monitor shows it: the largest reserved, the context and libraries, in pages of 2 MiB.
+        Memory as the vendor's monitor shows it: the largest reserved bytes, the context and libraries, in pages of
+        2 MiB.
     total_error_bytes
-        Error of ``total_bytes``: that of the model and that of the environment together.
+        Error of ``total_bytes``: that of the model plus that of the environment.
     peak_operator
-        Index of the operator at the total's peak: of all moments with the most reserved bytes, that with the most
-        allocated ones.
+        Index of the operator at the total's peak: of all moments with the most reserved bytes, the one with the most
+        allocated bytes.
     holders
         Holders of memory at that moment, largest first.
     timeline
-        Per operator the bytes allocated and reserved after it; empty unless requested.
+        Bytes allocated and reserved after each operator; empty unless requested.
     segments
-        Segments requested from the driver.
+        Number of segments requested from the driver.
     retries
-        Times everything cached was released for a request.
+        Number of times that all cached memory was released to serve a request.
     oom
-        The request that failed, with PyTorch's facts; all else is as of that moment. ``None``: it fits.
+        The failed request, as PyTorch reports it; all other numbers are those of that moment. ``None``: the run fits.
     oom_operator
-        Index of the operator whose request failed; ``None``: it fits.
+        Index of the operator whose request failed; ``None``: the run fits.
     at_peak
-        Bytes at the moment of ``peak_operator``; ``None`` if they were not kept.
+        Bytes at the moment of ``peak_operator``; ``None`` if they are unknown.
     context_bytes
-        Bytes of the process outside of the allocator.
+        Bytes of the process outside the allocator.
     held
         Number of every storage that is allocated at that moment -> its allocation.
     model_error_bytes
-        The part of ``total_error_bytes`` that is the model's: what the traced step reserves.
+        The model's part of ``total_error_bytes``: the error of the step's reserved bytes.
     context_least_bytes, context_most_bytes
-        What was published of such a context, whose distance from ``context_bytes`` is the environment's error.
+        Published range of such a context; its distance from ``context_bytes`` is the environment's error.
     """
 
     peak: MemoryStats
@@ -199,7 +192,7 @@ class Memory:
 
     @property
     def environment_error_bytes(self) -> int:
-        """The part of ``total_error_bytes`` that is the environment's: driver, libraries, how kernels are loaded."""
+        """The environment's part of ``total_error_bytes``: driver, libraries, how kernels are loaded."""
         return self.total_error_bytes - self.model_error_bytes
 
     @property
@@ -208,7 +201,7 @@ class Memory:
         return self.oom is None
 
     def by_kind(self) -> Mapping[str, int]:
-        """Return the bytes requested at the peak by kind of storage, most first."""
+        """Return the bytes requested at the peak by kind of storage, largest first."""
         total: dict[str, int] = defaultdict(int)
         for holder in self.holders:
             total[holder.kind] += holder.requested_bytes
@@ -233,9 +226,21 @@ def simulate_memory(
     library: Library | None = None,
     timeline: bool = False,
 ) -> Memory:
-    """Return the memory of a trace on a device with ``capacity_bytes``; ``None``: without a limit.
+    """Return the memory of a trace on a device.
 
-    The process may reserve the capacity less the context of ``library``.
+    Parameters
+    ----------
+    trace
+        A traced run.
+    capacity_bytes
+        Bytes of the device's memory, of which the process may reserve all but the context of ``library``; ``None``: no
+        limit.
+    settings
+        Settings of the allocator; by default PyTorch's.
+    library
+        Memory of libraries and the driver.
+    timeline
+        Whether to return the bytes after each operator.
     """
     library = library or Library()
     room = None if capacity_bytes is None else max(0, capacity_bytes - library.context_bytes)
@@ -254,10 +259,8 @@ def simulate_memory(
 
 
 def add_workspaces(trace: Trace, library: Library) -> list[AllocEvent | FreeEvent]:
-    """Return the events of a trace with the workspaces of cuBLAS, once per thread and kept, and of convolutions.
-
-    Autograd runs backwards in a thread of its own, so a training step has two workspaces of cuBLAS.
-    """
+    """Return a trace's events plus the workspaces of convolutions and, one per thread, of cuBLAS."""
+    # Autograd runs backward in a thread of its own, so a training step has two workspaces of cuBLAS.
     events = _with_cublas_workspaces(trace, library)
     if not library.converted_dtypes:
         return events
@@ -294,7 +297,7 @@ def _is_backward(phase: Phase) -> bool:
 
 
 class _Run:
-    """A run of a trace's events through an allocator, up to the first failure."""
+    """Runs a trace's events through an allocator, up to the first failure."""
 
     def __init__(
         self, allocator: CachingAllocator, events: Sequence[AllocEvent | FreeEvent], *, timeline: bool
@@ -306,7 +309,7 @@ class _Run:
         self.oom_operator: int | None = None
 
     def apply_events(self) -> None:
-        """Serve every event, or all up to the one that fails."""
+        """Apply every event, or all up to the first one that fails."""
         allocator = self.allocator
         for position, event in enumerate(self.events):
             if self._keeps:
@@ -317,7 +320,7 @@ class _Run:
             try:
                 allocator.malloc(event.storage, event.size_bytes, event.stream)
             except OutOfDeviceMemoryError as error:
-                if is_convolution_workspace(event.storage):  # cuDNN takes an algorithm that needs less
+                if is_convolution_workspace(event.storage):  # cuDNN falls back to an algorithm that needs less
                     continue
                 self.oom, self.oom_operator = error, event.operator
                 break
@@ -346,7 +349,7 @@ class _Run:
 
 
 def group_holders(trace: Trace, held: Mapping[int, AllocEvent]) -> tuple[Holder, ...]:
-    """Return the holders of memory: by kind, and by module and line of the operator that allocated it."""
+    """Return the holders of memory by kind, and by module and line of the allocating operator."""
     rows: dict[tuple[str, str, tuple[str, int] | None], list[int]] = defaultdict(lambda: [0, 0])
     for number, event in held.items():
         storage = trace.storages.get(number, Storage("workspace" if number < 0 else "unknown"))

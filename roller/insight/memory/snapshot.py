@@ -1,19 +1,22 @@
-"""Memory snapshots in PyTorch's format, written from the simulator.
+"""Memory snapshots in PyTorch's format: written from the simulator, and read from real runs."""
 
-The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
-``torch.cuda._memory_viz`` draw.
-"""
+# The format is that of ``torch.cuda.memory._snapshot``, pickled, which https://pytorch.org/memory_viz and
+# ``torch.cuda._memory_viz`` draw. Reading a snapshot runs no code in it.
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from roller.core.files import whole_file
+from roller.core.files import read_file, whole_file
+from roller.errors import MALFORMED, ArtifactError
 from roller.insight.memory.allocator import CachingAllocator
 from roller.insight.memory.blocks_and_pools import Block
+from roller.insight.memory.pickle_limits import check_pickle
+from roller.insight.memory.profiler_events import MemoryEvent
 from roller.insight.memory.settings import AllocatorSettings
 from roller.insight.memory.simulate import Library, add_workspaces
 from roller.insight.trace.trace import FreeEvent, Trace
@@ -22,11 +25,9 @@ from roller.insight.trace.trace import FreeEvent, Trace
 def make_snapshot(
     trace: Trace, *, settings: AllocatorSettings | None = None, library: Library | None = None
 ) -> dict[str, Any]:
-    """Return the snapshot of a traced run at its end, with every event before it.
-
-    A frame of an event is the operator's line in the user's project, with the name of the module. Times are the indices
-    of the operators.
-    """
+    """Return the snapshot of a traced run at its end, with every event before it."""
+    # The first frame of an event is the operator's line in the user's project, with the name of its module. Times are
+    # indices of operators.
     allocator, entries = CachingAllocator(settings=settings), []
     row: dict[str, Any]
     for event in add_workspaces(trace, library or Library()):
@@ -55,6 +56,52 @@ def write_snapshot(path: Path | str, made: Mapping[str, Any]) -> None:
     """Write a snapshot for PyTorch's viewers, atomically."""
     with whole_file(Path(path)) as file:
         pickle.dump(dict(made), file)
+
+
+def read_snapshot(path: Path | str) -> dict[str, Any]:
+    """Return the snapshot in a file that PyTorch or :func:`write_snapshot` wrote."""
+    try:
+        data = read_file(path)
+        check_pickle(data)
+        read = _Plain(io.BytesIO(data)).load()
+        if not isinstance(read, dict) or not {"segments", "device_traces"} <= set(read):
+            raise ValueError("no segments and device_traces")
+    except Exception as error:
+        raise ArtifactError(
+            f"{path}: expected a memory snapshot of PyTorch, got what cannot be read ({error}). Write it with "
+            "torch.cuda.memory._dump_snapshot."
+        ) from error
+    return read
+
+
+def snapshot_events(read: Mapping[str, Any], device: int = 0) -> list[MemoryEvent]:
+    """Return the allocations and frees of a snapshot, in order."""
+    try:
+        return _allocation_events(read, device)
+    except (*MALFORMED, ValueError) as error:
+        raise ArtifactError(
+            f"memory snapshot: expected the events of device {device}, got what has none ({error!r}). Write it with "
+            "torch.cuda.memory._dump_snapshot."
+        ) from error
+
+
+def _allocation_events(read: Mapping[str, Any], device: int) -> list[MemoryEvent]:
+    reserved, found = 0, []
+    for entry in read["device_traces"][device]:
+        sign = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}.get(entry["action"])
+        if sign is not None:
+            reserved += sign * entry["size"]
+        elif entry["action"] in ("alloc", "free_completed"):
+            size = AllocatorSettings().round_up_bytes(entry["size"])
+            found.append(MemoryEvent(entry["addr"], size if entry["action"] == "alloc" else -size, reserved, device))
+    return found
+
+
+class _Plain(pickle.Unpickler):
+    """Unpickler of dicts, lists, numbers and strings that refuses classes and functions."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
 
 
 def _snapshot_frames(trace: Trace, operator: int) -> list[dict[str, Any]]:

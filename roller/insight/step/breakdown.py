@@ -1,4 +1,4 @@
-"""The cost of a simulated step by module, line, operator, phase, kernel and lane, and its critical path."""
+"""The cost of a simulated step by module, line, operator, phase, kernel and lane; its critical path."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class LanePart:
-    """A lane's share of the critical path, and what it works."""
+    """The tasks of a lane, its busy time, and its share of the critical path."""
 
     lane: str
     tasks: int
@@ -29,22 +29,22 @@ class BreakdownRow:
     Parameters
     ----------
     name
-        Of the module, line ...; ``""`` of tasks that have none, as those outside of all modules.
+        Name of the module, line, ...; ``""`` for tasks without one, such as those outside all modules.
     tasks
-        In it: calls on threads, kernels and copies.
+        Number of calls on threads, kernels and copies.
     kernels
-        Tasks among them that compute: kernels and copies of a device, and operators that a thread computes itself;
-        no collectives.
+        Number of tasks among them that compute: kernels and copies of a device, and operators that a thread computes
+        itself; no collectives.
     cpu_us, device_us
-        Durations on threads and on devices, without waits and the host's code between calls.
+        Durations on threads and on devices, without waits and without the host's code between calls.
     critical_us
-        Length of the critical path in it, with the lags and the host's code after its tasks.
+        Length of the critical path in its tasks, with the lags and the host's code after them.
     compute_us
         Durations of ``kernels``.
     share
-        Of all ``compute_us`` of the step.
+        Share of the step's ``compute_us``.
     resource
-        What bounds most of ``compute_us``, as prices say: ``"compute"``, ``"dram"``, ...; ``""`` where they do not.
+        Resource that bounds most of ``compute_us`` by price: ``"compute"``, ``"dram"``, ...; ``""`` without prices.
     """
 
     name: str
@@ -63,7 +63,7 @@ Key = Literal["module", "line", "operator", "phase", "kernel"]
 
 
 def line_of(task: Task) -> str:
-    """Return ``file:line`` of the innermost frame of the project; ``""`` where it is not known."""
+    """Return ``file:line`` of the project's innermost frame; ``""`` if it is unknown."""
     stack = task.context.stack
     return f"{stack[-1].file}:{stack[-1].line}" if stack else ""
 
@@ -80,14 +80,14 @@ KEYS: Mapping[Key, Callable[[Task], str]] = {
 def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], str]) -> tuple[BreakdownRow, ...]:
     """Return the cost of a simulated step by module, line, operator, phase or kernel.
 
-    It is the same for forecasts, replays of profiles and what-ifs, since each is a simulated graph.
+    It applies to forecasts, replays of profiles and what-ifs, since each is a simulated graph.
 
     Parameters
     ----------
     graph, timeline
-        The step, and when its tasks ran.
+        The step, and the simulated times of its tasks.
     key
-        One of :data:`KEYS`, or a function that names a task's row.
+        One of :data:`KEYS`, or a function that returns the name of a task's row.
 
     Returns
     -------
@@ -98,7 +98,7 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
     Raises
     ------
     RollerError
-        ``key`` is none of these.
+        ``key`` is neither of these.
     """
     name_of = KEYS.get(key) if isinstance(key, str) else key
     if name_of is None:
@@ -111,7 +111,7 @@ def breakdown(graph: StepGraph, timeline: Timeline, key: Key | Callable[[Task], 
         took = critical.get(task.id, 0.0)
         if not task.is_removed:
             rows.setdefault(name_of(task), _Sums()).add(task, took, task.id in graph.operators)
-        elif took:  # lags behind a task that was removed
+        elif took:  # lags after a task that was removed
             rows.setdefault(name_of(task), _Sums()).critical_us += took
     whole = math.fsum(row.compute_us for row in rows.values())
     found = [row.named(name, whole) for name, row in rows.items()]
@@ -150,7 +150,7 @@ class _Sums:
 
 
 class JoinedRow(NamedTuple):
-    """One row of two breakdowns, in microseconds a step; ``None`` where one of them lacks it."""
+    """One row of two breakdowns, in microseconds per step; ``None`` where one of them lacks it."""
 
     name: str
     measured: BreakdownRow | None
@@ -160,14 +160,14 @@ class JoinedRow(NamedTuple):
 def join(
     measured: tuple[StepGraph, Timeline], predicted: tuple[StepGraph, Timeline], key: Key | Callable[[Task], str]
 ) -> tuple[JoinedRow, ...]:
-    """Return the breakdowns of a profile and of a forecast side by side, a step each, by module path or line.
+    """Return the breakdowns of a profile and of a forecast side by side, per step, by module path or line.
 
     Parameters
     ----------
     measured, predicted
-        Graph and timeline of each. A profile of several steps counts with their mean.
+        Graph and timeline of each; of several steps the mean counts.
     key
-        As in :func:`breakdown`. Modules have the same paths in both where ``roller record`` made the profile.
+        As in :func:`breakdown`. Modules have the same paths in both if ``roller record`` made the profile.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def lanes(graph: StepGraph, timeline: Timeline) -> tuple[LanePart, ...]:
 
 
 def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float]]:
-    """Return tasks that the end waited for, last first, each with the time it took, lags behind it too."""
+    """Return the tasks that the end waited for, last first, each with its time, including the lags after it."""
     if not graph.tasks:
         return []
     before: dict[tuple[int, bool], list[tuple[int, bool, float]]] = {}
@@ -234,7 +234,7 @@ def critical_path(graph: StepGraph, timeline: Timeline) -> list[tuple[int, float
 def _latest(
     waits: Sequence[tuple[int, bool, float]], timeline: Timeline, later_than: float
 ) -> tuple[int, bool, float] | None:
-    """Return the event that happened last; ``None`` where none did later than that."""
+    """Return the latest of the awaited events; ``None`` if none is later than ``later_than``."""
 
     def when(wait: tuple[int, bool, float]) -> float:
         return (timeline.end_us if wait[1] else timeline.start_us)[wait[0]] + wait[2]
@@ -244,16 +244,14 @@ def _latest(
 
 
 def thread_work_us(graph: StepGraph) -> float:
-    """Return how long threads take to issue everything: their calls and the code between them, waits left out.
-
-    Operators that a thread computes itself, where there is no device, are left out, too.
-    """
+    """Return the time in which threads issue everything: their calls and the code between them, without waits."""
+    # Operators that a thread computes itself, without a device, are left out, too.
     calls = sum(t.duration_us for t in graph.tasks if t.lane.kind == "thread" and t.id not in graph.operators)
     return calls + sum(d.lag_us for d in graph.dependencies if d.kind == "thread")
 
 
 def exposed_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return how long device tasks wait for the network: past all else that they wait for."""
+    """Return how long device tasks wait for the network beyond all else that they wait for."""
     network = {t.id for t in graph.tasks if t.kind in NETWORK_KINDS}
     waits: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:

@@ -1,4 +1,4 @@
-"""Drops dependencies that a profile's times contradict, if tasks would otherwise wait for each other in a cycle."""
+"""Removal of dependencies that a profile's times contradict, if the dependencies form a cycle."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from roller.insight.step.graph import Dependency, Task
 
 
 def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]) -> list[Dependency]:
-    """Return the dependencies; if they form a cycle, only those that go forward in the profile's time.
-
-    A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
-    """
+    """Return the dependencies; if they form a cycle, only those that go forward in the profile's time."""
+    # A damaged correlation ties a kernel to a later call; correlation numbers are reused, and clocks differ.
     if _is_acyclic(len(tasks), dependencies):
         return list(dependencies)
 
@@ -24,7 +22,7 @@ def drop_contradictory(tasks: Sequence[Task], dependencies: Sequence[Dependency]
 
 def _is_acyclic(count: int, dependencies: Sequence[Dependency]) -> bool:
     """Return whether the starts and ends of ``count`` tasks have a topological order."""
-    waits = [0, 1] * count  # of task n: its start is event 2 n, its end 2 n + 1
+    waits = [0, 1] * count  # the start of task n is event 2 n, its end 2 n + 1
     held: list[list[int]] = [[] for _ in range(2 * count)]
     for d in dependencies:
         held[2 * d.source + d.of_end].append(2 * d.target + d.to_end)

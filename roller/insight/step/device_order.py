@@ -1,4 +1,4 @@
-"""Orders a device's tasks: each depends on the previous task of its stream, on its launch, and on other streams.
+"""Order of a device's tasks: each depends on the previous task of its stream, on its launch, and on other streams.
 
 A wait beyond these dependencies is unexplained: it is counted, never kept as a lag.
 """
@@ -16,29 +16,30 @@ from roller.insight.step.graph import Dependency, DependencyKind
 from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_drafts import TaskDraft
 
-#: Calls that wait for the device, whose duration is therefore not their own cost.
+#: Calls that wait for the device, so that their duration is not their own cost.
 WAITING = ("Synchronize", "Memcpy", "Free")
-#: Rounding to whole microseconds in older profiles; differences between the clocks of calls and of devices.
+#: Rounding to whole microseconds in older profiles, and differences between the clocks of calls and devices.
 ROUNDING_US = 0.5
 _TOLERANCE_US, _EARLY_US = 2.0, 5.0
-#: Longest time between the end of another stream's task and a task that waited for it; longer if an event marks a wait.
+#: Longest time from the end of another stream's task to a task that waited for it, without and with an event that marks
+#: the wait.
 _NEAR_US, _NEAR_EVENT_US = 8.0, 40.0
-#: A kernel was queued if its stream was busy for this long after its launch; a longer pause than a gap is a wait.
+#: A kernel was queued if its stream was busy this long after its launch; a pause longer than the largest gap is a wait.
 _QUEUED_US, _MOST_GAP_US = 30.0, 20.0
 #: Longest latency of a launch: a kernel that starts later waited.
 MOST_LATENCY_US = 100.0
 #: A launch is late if its kernel starts later than this many latencies.
 _LATE = 3.0
-#: Share of a queue's places that kernels must fill for it to count as full, since some launches are not kernels.
+#: Share of a queue's places that kernels fill in a full queue, since some launches are not kernels.
 _FULL = 0.88
-#: Share of a wait in which other streams must keep the device busy to explain it; and the share of a kernel's duration
-#: before its end in which another kernel may start.
+#: Share of a wait in which other streams must keep the device busy to explain it, and last share of a kernel's duration
+#: in which another kernel may start.
 _BUSY, _TAIL = 0.95, 0.1
 _MARKED_WAIT = "WaitEvent"
 
 
 class Lags(NamedTuple):
-    """The latency of launches and the gap between kernels, and whether the latency is measured."""
+    """The latency of launches, the gap between kernels, and whether the latency is measured."""
 
     latency_us: float
     gap_us: float
@@ -46,7 +47,7 @@ class Lags(NamedTuple):
 
 
 class _Launched(NamedTuple):
-    """The event of a launch that its task depends on, and the latest start without a wait."""
+    """The event of a launch on which its task depends, and the latest start without a wait."""
 
     of_end: bool
     lag_us: float
@@ -55,15 +56,7 @@ class _Launched(NamedTuple):
 
 
 class DeviceOrder:
-    """Device tasks of a profile by stream, and the dependencies of each.
-
-    Parameters
-    ----------
-    streams, threads
-        Device tasks by stream, and calls by thread, in order.
-    sync_events
-        Synchronization events of the profile.
-    """
+    """Device tasks of a profile by stream, in order, and the dependencies of each."""
 
     def __init__(
         self, streams: Mapping[str, list[TaskDraft]], threads: Mapping[str, list[TaskDraft]], sync_events: SyncEvents
@@ -91,7 +84,7 @@ class DeviceOrder:
         self.behind_us = max(0.0, self.lags.latency_us - (median(calls) if calls else 0.0))
 
     def _occupying_tasks(self) -> list[tuple[str, list[TaskDraft]]]:
-        """Return the tasks that occupy a device, by device: all but copies from and to the host."""
+        """Return the tasks that occupy each device: all but copies from and to the host."""
         found: dict[str, list[TaskDraft]] = defaultdict(list)
         for task in self.by_end:
             if task.kind != "copy" or "DtoD" in task.name:
@@ -99,7 +92,7 @@ class DeviceOrder:
         return list(found.items())
 
     def _measure_lags(self) -> Lags:
-        """Return the median latency and gap over tasks that had no other wait."""
+        """Return the median latency and gap over tasks without another wait."""
         # The first task of a stream may wait for work from before the profile, so it counts only if there is no other
         # task; and a time longer than any launch is a wait.
         first: list[float] = []
@@ -123,7 +116,7 @@ class DeviceOrder:
         return Lags(max(0.0, latency), median(gaps) if gaps else 1.0, bool(found))
 
     def order_tasks(self) -> list[Dependency]:
-        """Return the dependencies of all device tasks, and store the unexplained wait of each."""
+        """Return the dependencies of all device tasks, and store the unexplained wait of each task."""
         waits = self.sync_events.stream_waits()
         tied: list[tuple[TaskDraft, TaskDraft]] = []
         late: list[tuple[TaskDraft, float]] = []
@@ -163,7 +156,7 @@ class DeviceOrder:
         return ready, ready != float("-inf") and item.start > max(due, ready + _TOLERANCE_US)
 
     def _launch_dependency(self, item: TaskDraft, call: TaskDraft, free: float) -> _Launched:
-        """Return the dependency of a task on its call, for a stream that is free from ``free`` on."""
+        """Return the dependency of a task on its call, for a stream that is free from time ``free`` on."""
         # A long call does other work, such as loading the kernel's module, and launches at its end, or, for a graph of
         # many kernels, within. The duration of a call that may wait for the device is not its own.
         latency = self.lags.latency_us
@@ -189,7 +182,7 @@ class DeviceOrder:
         return waits[before] if before >= 0 and waits[before] >= since else None
 
     def _awaited_task(self, item: TaskDraft, launch: TaskDraft, ready: float) -> Sequence[TaskDraft]:
-        """Return the task of another stream that a late task waited for, if one is found."""
+        """Return the task of another stream that a late task waited for, if there is one."""
         marked = self._last_wait_event_us(item, launch)
         near = _NEAR_EVENT_US if marked is not None else _NEAR_US
         at = bisect_right(self.ends, item.start + _EARLY_US)
@@ -205,7 +198,8 @@ class DeviceOrder:
         return [min(both, key=lambda other: (abs(item.start - other.end), other.id))] if both else []
 
     def _last_task_before_wait_event(self, item: TaskDraft, marked: float, ready: float) -> TaskDraft | None:
-        """Return the latest-ending task issued before a ``WaitEvent`` call, of other streams that ended in the wait."""
+        """Return the latest-ending task issued to another stream before a ``WaitEvent`` call."""
+        # Only tasks that ended during the wait count.
         found = None
         for lane, own in self.issued.items():
             context = bisect_left(own, (marked,))
@@ -224,13 +218,13 @@ class DeviceOrder:
         if _covered_time(self.busy.get(device, ([], [])), ready, item.start) < _BUSY * (item.start - ready):
             return None
         at, found = bisect_right(self.ends, item.start), None
-        for context in range(at, min(at + 64, len(self.by_end))):  # what still runs
+        for context in range(at, min(at + 64, len(self.by_end))):  # tasks that still run
             other = self.by_end[context]
             tail = max(_EARLY_US, _TAIL * (other.end - other.start))
             if self._competes_for_device(other, item) and other.kind != "collective" and other.end <= item.start + tail:
                 found = other
                 break
-        for context in range(at - 1, max(at - 65, -1), -1):  # what has ended
+        for context in range(at - 1, max(at - 65, -1), -1):  # tasks that have ended
             other = self.by_end[context]
             if other.end <= ready:
                 break

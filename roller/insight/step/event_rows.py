@@ -1,4 +1,4 @@
-"""Reads the list of events of a Kineto file, decoding one at a time and skipping damaged ones."""
+"""Reader of a Kineto file's list of events, which decodes one event at a time and skips damaged ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,25 @@ from roller.core.files import open_file
 from roller.errors import ArtifactError
 from roller.insight.step.gzip_reader import Inflated
 
-#: Characters of one event at most: a damaged or hostile file must not fill the memory.
+#: Most characters of one event: a damaged or hostile file must not fill the memory.
 _MOST_EVENT = 1 << 26
 _CHUNK = 1 << 20
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[ \t\r\n,]*")
-#: Replaces bytes that are not UTF-8.
+#: Replacement of bytes that are not UTF-8.
 _REPLACED = "\ufffd"
-#: Most damaged events that are skipped, as a share of all events and as a number; a file with more is refused.
+#: Largest share and number of damaged events that are skipped; a file with more is refused.
 MOST_DAMAGED, _ALWAYS = 0.02, 1
 
 
 class Rows:
-    """The events of a file, streamed; defects of the file are known once all events are read.
-
-    Parameters
-    ----------
-    path
-        Kineto's JSON, plain or gzipped, an object with ``traceEvents`` or their list.
-    """
+    """The events of a file, streamed; the file's defects are known once all events are read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         #: The text before the list.
         self.head = ""
-        #: Why an event was skipped, one sentence each; the number of events read.
+        #: Reasons for skipped events, one sentence each, and the number of events read.
         self.damaged: list[str] = []
         self.count = 0
         self.is_replaced = self.is_altered = False
@@ -61,7 +55,7 @@ class Rows:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Defects of the file that do not prevent reading it, a sentence each."""
+        """Defects of the file that do not prevent reading it, one sentence each."""
         count = len(self.damaged)
         found = []
         if count:
@@ -74,7 +68,7 @@ class Rows:
         return tuple(found)
 
     def _read_to_end(self, file: TextIO) -> None:
-        """Read what follows the list, so that a gzip file's checksum is compared."""
+        """Read the text after the list, so that the checksum of a gzip file is compared."""
         while file.read(_CHUNK):
             pass
         source = getattr(file.buffer, "raw", None)
@@ -86,7 +80,7 @@ class Rows:
         return text
 
     def _decode_events(self, file: TextIO) -> Iterator[Any]:
-        """Yield the members of the list, one decoded at a time."""
+        """Yield the members of the list, decoded one at a time."""
         self.head, buffer = self._split_head(file)
         decode = json.JSONDecoder().raw_decode
         position, failed = 0, ""
@@ -145,9 +139,9 @@ class Rows:
         return buffer[: found.start()], buffer[found.end() :]
 
 
-#: Start of an event after a damaged one; events of Kineto, and no other objects, have a phase.
+#: Start of an event after a damaged one; only events of Kineto have a phase.
 _BEGIN = re.compile(r'\{\s*"')
-#: Brackets after a damaged event that are tried as the list's end.
+#: Most brackets after a damaged event that are tried as the end of the list.
 _MOST_BRACKETS = 256
 
 

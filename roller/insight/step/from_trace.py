@@ -1,4 +1,4 @@
-"""The graph of a traced step on a device: of the same type as a profile's graph, so every what-if applies."""
+"""The graph of a traced step on a device, of the same type as a profile's graph, so that every what-if applies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.step.simulate import simulate
 from roller.insight.trace.gradient_buckets import Gradient, gradients_of
 from roller.insight.trace.trace import Operator, Trace
 
-#: Host time of an operator that only makes a view. Assumed, as is the time of one that launches.
+#: Host time of an operator that only makes a view. Assumed, like that of one that launches.
 HOST_VIEW_S = 2e-6
 _THREAD, _STREAM = Lane(0, "thread", "host"), Lane(0, "stream", "device")
 
@@ -27,24 +27,24 @@ def from_trace(
 ) -> StepGraph:
     """Return the graph of the last, steady step of a trace: one thread that launches, one stream that computes.
 
-    Its simulation gives the time of :func:`roller.insight.forecast.forecast`, to the last digit. All its times are
+    Its simulated time equals that of :func:`roller.insight.forecast.forecast`, to the last digit. All its times are
     predicted or assumed.
 
     Parameters
     ----------
     trace
-        As :func:`roller.trace` gives it.
+        A trace from :func:`roller.trace`.
     device
-        The specification of a GPU or a processor, or its name.
+        The specification of a GPU or a CPU, or its name.
     policy
-        ``"library"``: kernels of PyTorch and the libraries below it. ``"roller"``: the fastest constructed programs.
+        ``"library"``: kernels of PyTorch and its libraries. ``"roller"``: the fastest constructed programs.
     host_op_s
-        Host time of one operator that launches.
+        Host seconds of one operator that launches.
 
     Raises
     ------
     RollerError
-        No such device or policy, or a device of another kind.
+        The device or policy is unknown, or the device is of another kind.
 
     Examples
     --------
@@ -68,11 +68,9 @@ def from_trace(
 
 @gc_paused()
 def graph_of_priced_step(step: PricedStep, host_op_s: float = HOST_OP_S) -> StepGraph:
-    """Return the graph of a priced step, without measured times.
-
-    The host takes ``host_op_s`` for each launch, and the device starts an operator when the host has issued it and the
-    previous one has ended. A CPU computes an operator before it issues the next.
-    """
+    """Return the graph of a priced step, without measured times."""
+    # The host takes ``host_op_s`` per launch; the device starts an operator when the host has issued it and the
+    # previous one has ended. A CPU computes an operator before it issues the next.
     steps = _Steps(host_op_s, step.spec.traits.discrete)
     is_captured = launches_with_others(step.trace)
     for operator, price in step.operators:
@@ -99,12 +97,12 @@ class _Steps:
     last: dict[Lane, int] = field(default_factory=dict)
 
     def add_operator(self, operator: Operator, price: Price, *, is_captured: bool = False) -> None:
-        """Add an operator; a view only takes host time between calls, and what a captured graph launches takes none."""
+        """Add an operator; a view takes only host time, and a launch by a captured graph takes none."""
         if not price.kernels:
             self.behind_s += 0.0 if is_captured else min(self.host_op_s, HOST_VIEW_S)
         else:
             context = _context_of_operator(operator)
-            if not self.has_device:  # the thread issues it, and computes it before the next
+            if not self.has_device:  # the thread issues an operator and computes it before the next one
                 self.behind_s += self.host_op_s
             if not self.tasks:
                 self.add_host_time()

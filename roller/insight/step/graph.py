@@ -1,8 +1,7 @@
-"""Tasks on lanes and their dependencies: a step that can be changed and simulated.
+"""Tasks on lanes and their dependencies: a step that can be changed and simulated."""
 
-Times are microseconds, as in profiles. Start and end of a task are separate events: a call that waits for a kernel it
-launched delays its own end, which would be a cycle if the task were one event.
-"""
+# Times are microseconds, as in profiles. Start and end of a task are separate events: a call that waits for a kernel it
+# launched delays its own end, which would be a cycle if the task were one event.
 
 from __future__ import annotations
 
@@ -33,48 +32,29 @@ NETWORK_KINDS = frozenset({"collective", "send", "receive"})
 
 
 class Lane(NamedTuple):
-    """A resource that runs its tasks one after another.
+    """A resource that runs its tasks one after another."""
 
-    Parameters
-    ----------
-    rank
-        Process of a job of several; 0 of one alone.
-    kind
-        ``"thread"``, ``"stream"``, ``"channel"`` of a network, or ``"loader"``, a process that loads batches.
-    name
-        Process and thread, or device and stream, as the profile names them.
-    """
-
+    #: Process in a job of several; 0 for a single process.
     rank: int
+    #: A ``"channel"`` of a network, or a ``"loader"`` process that loads batches.
     kind: Literal["thread", "stream", "channel", "loader"]
+    #: Process and thread, or device and stream, as in the profile.
     name: str
 
 
 class TaskContext(NamedTuple):
-    """The position of a task in a training step: the marks and operators around its call on the thread.
+    """The position of a task in a training step: the marks and operators around its call on the thread."""
 
-    Parameters
-    ----------
-    iteration
-        Step of the profile, from 0; -1 before the first. 0 where no steps are marked.
-    phase
-        Of the step.
-    module
-        Path of the innermost module, or name of a region, of a backward task that of its forward; ``""`` outside.
-    operator
-        Innermost operator, as the profile names it.
-    shapes, dtypes
-        Of the operator's inputs, where the profile has them.
-    stack
-        The project's frames around the operator, outermost first, where they are known.
-    """
-
+    #: Step of the profile, from 0; -1 before the first step; 0 if no steps are marked.
     iteration: int = 0
     phase: Phase = "other"
+    #: Path of the innermost module, or name of a region; for a backward task that of its forward; ``""`` outside.
     module: str = ""
+    #: Innermost operator, as in the profile, and shapes and dtypes of its inputs where known.
     operator: str = ""
     shapes: tuple[Any, ...] = ()
     dtypes: tuple[str, ...] = ()
+    #: The project's frames around the operator, outermost first, where known.
     stack: Stack = ()
 
 
@@ -84,50 +64,31 @@ NO_CONTEXT = TaskContext()
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The smallest unit with a start and a duration: a call, a kernel, a copy.
+    """The smallest unit with a start and a duration: a call, a kernel, a copy."""
 
-    Parameters
-    ----------
-    id
-        Its place in the graph.
-    name
-        Of the call or kernel.
-    kind, lane
-        Kind of the task, and the lane that runs it.
-    duration_us
-        Without waits: for a call that waits, the time it takes to return.
-    measured_start_us, measured_end_us
-        In the profile, from its first task on; the end of a call includes its wait.
-    unexplained_us
-        Delay of a device task after all its known dependencies, or of a call that only waits after all tasks that it is
-        known to wait for.
-    provenance
-        Origin of the duration: the profile, a price, or an assumption.
-    is_removed
-        Whether a change removed it: it stays as an event without duration, which keeps the order of other tasks.
-    context
-        Position in the step; that of its call for a device task.
-    size_bytes
-        Bytes that a copy, a set or a collective moves; 0 if the profile does not give them.
-    resource
-        Resource that bounds it by its price: ``"compute"``, ``"dram"``, ...; ``""`` without a price.
-    priority
-        Among tasks that could start on a lane at the same time, the one with the highest priority goes first.
-    """
-
+    #: Index in the graph.
     id: int
     name: str
     kind: Kind
     lane: Lane
+    #: Time without waits; for a call that waits, the time it takes to return.
     duration_us: float
+    #: Times in the profile since its first task; the end of a call includes its wait.
     measured_start_us: float
     measured_end_us: float
+    #: Delay of a device task after all its known dependencies, or of a call that only waits, after all tasks that it is
+    #: known to wait for.
     unexplained_us: float = 0.0
     provenance: Provenance = "measured"
+    #: A removed task stays as an event without duration, which keeps the order of other tasks.
     is_removed: bool = False
+    #: Position in the step; for a device task, that of its call.
     context: TaskContext = NO_CONTEXT
+    #: Bytes that a copy, a set or a collective moves; 0 if unknown.
     size_bytes: int = 0
+    #: Resource that bounds it, by its price: ``"compute"``, ``"dram"``, ...; ``""`` without a price.
     resource: str = ""
+    #: Among tasks that could start on a lane at the same time, the highest priority goes first.
     priority: int = 0
 
     @property
@@ -138,23 +99,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """An event of the target task happens at least ``lag_us`` after an event of the source task.
-
-    Parameters
-    ----------
-    source, of_end
-        The earlier task, and whether its end, or its start, is the event.
-    target, to_end
-        The later task, and whether its end, or its start, is the event.
-    lag_us
-        Between the two events.
-    kind
-        Origin of the dependency.
-    """
+    """An event of the target task happens at least ``lag_us`` after an event of the source task."""
 
     source: int
+    #: Whether the event of the source is its end; else its start.
     of_end: bool
     target: int
+    #: Whether the event of the target is its end; else its start.
     to_end: bool
     lag_us: float
     kind: DependencyKind
@@ -162,36 +113,35 @@ class Dependency:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A profile as tasks and dependencies.
+    """A step as tasks and dependencies.
 
     Parameters
     ----------
     tasks
-        By id.
+        Tasks by id.
     dependencies
-        In the order they were found.
+        Dependencies in any order.
     starts_us
-        Earliest start of each task that has no dependencies.
+        Earliest start of each task without dependencies.
     latency_us, gap_us
-        Between a launch and its kernel on an idle stream, and between queued kernels of a stream: one number each.
+        Time between a launch and its kernel on an idle stream, and between queued kernels of a stream.
     name
         Name of the profile or trace, and of the changes.
     gradients
-        Of every step, in the order in which they become ready; none if the profile does not give their sizes.
+        Gradients of every step, in the order in which they become ready; none if the profile does not give their sizes.
     operators
         Operators of tasks, by id, for a traced step.
     device
-        Device of the profile, if it was named: changed kernels are priced by its model.
+        Device of the profile, if it was named: its model prices changed kernels.
     measured_kernels_us
         Measured microseconds of kernels, by name: they take precedence over predictions.
     assumptions
-        Assumptions of the changes, a sentence each.
+        Assumptions of the changes, one sentence each.
     overhead_us
-        Overhead of recording, for tasks on threads: within the task, and in the host's code after it. Empty if it is
-        unknown, or was removed.
+        Overhead of recording for tasks on threads: within the task, and in the host's code after it. Empty if it is
+        unknown or was removed.
     policy
-        Key by which, among tasks that could start on a lane at the same time, the smallest goes first; ``None`` goes by
-        their priority.
+        Key of tasks that could start on a lane at the same time: the smallest goes first; ``None``: by their priority.
     is_latency_measured
         Whether ``latency_us`` is measured; else it is assumed.
     optimizers
@@ -201,15 +151,15 @@ class StepGraph:
     world_size
         Processes of the job, if the profile gives them; else 0.
     in_place
-        Requested changes that the profile had already, a sentence each.
+        Requested changes that the profile already had, one sentence each.
     notes
-        Parts of the profile that were left out, and defects of its file, a sentence each.
+        Omitted parts of the profile and defects of its file, one sentence each.
     incomplete
-        Why no change can be predicted, if device events are missing; else ``""``.
+        Reason why no change can be predicted, if device events are missing; else ``""``.
     origin_us
         Time in the profile from which measured starts and ends count.
     settings
-        Settings of PyTorch and its libraries, by which changed kernels are priced.
+        Settings of PyTorch and its libraries for which changed kernels are priced.
     """
 
     tasks: Sequence[Task] = field(repr=False)

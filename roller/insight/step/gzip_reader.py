@@ -1,4 +1,4 @@
-"""Reads gzip files, also those whose content does not match their checksum, so that one altered byte is not fatal."""
+"""Reader of gzip files that accepts content with a wrong checksum, so that one altered byte is not fatal."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ _TRAILER = 8
 
 
 class Inflated(io.RawIOBase):
-    """The decompressed content of a gzip file, as a stream of bytes.
-
-    Reading raises ``EOFError`` if the file is truncated, ``zlib.error`` if it cannot be decompressed further.
-    """
+    """The decompressed content of a gzip file, as a stream of bytes."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -28,7 +25,7 @@ class Inflated(io.RawIOBase):
         self.is_altered = False
 
     def readable(self) -> bool:
-        """Return that the stream can be read."""
+        """Return whether the stream can be read: always."""
         return True
 
     def close(self) -> None:
@@ -37,7 +34,8 @@ class Inflated(io.RawIOBase):
         super().close()
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; 0 at the end."""
+        """Fill a buffer and return the number of bytes; 0 at the end."""
+        # ``EOFError``: the file is truncated; ``zlib.error``: it cannot be decompressed further.
         while not self.ready:
             block = self.file.read(_BLOCK)
             if not block:
@@ -53,7 +51,7 @@ class Inflated(io.RawIOBase):
     def _decompress(self, block: bytes) -> None:
         while block:
             if self.decoder.eof:
-                self.decoder = zlib.decompressobj(31)  # files may be joined
+                self.decoder = zlib.decompressobj(31)  # a file may consist of several gzip members
             self.ready += self.decoder.decompress(block)
             block = self.decoder.unused_data
 

@@ -1,4 +1,4 @@
-"""Joins the graphs of the ranks of one job: clocks are aligned by the collectives that the ranks share."""
+"""Joint graph of a job's ranks, whose clocks are aligned by the collectives that they share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from roller.insight.trace.gradient_buckets import Gradient
 
 
 def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
-    """Return one graph of several ranks: a collective ends its transfer time after the last rank reaches it.
-
-    Clocks of ranks are aligned by the ends of the collectives they share. The duration of a collective without waiting
-    is the shortest of all ranks.
-    """
+    """Return one graph of several ranks: a collective ends its transfer time after the last rank reaches it."""
+    # Clocks are aligned by the ends of shared collectives. A collective takes, without waiting, its shortest duration
+    # among all ranks.
     tasks: list[Task] = []
     dependencies: list[Dependency] = []
     starts: dict[int, float] = {}
@@ -57,7 +55,7 @@ def join_ranks(graphs: Sequence[StepGraph]) -> StepGraph:
 
 
 def _clock_offsets(graphs: Sequence[StepGraph]) -> list[float]:
-    """Return the offset of each rank's clock, so that the collectives of all ranks end together."""
+    """Return the offset of each rank's clock with which the collectives of all ranks end together."""
 
     def collective_ends(graph: StepGraph) -> dict[tuple[str, int], float]:
         seen: dict[str, int] = defaultdict(int)

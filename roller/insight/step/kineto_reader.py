@@ -1,4 +1,4 @@
-"""Reads profiles of PyTorch (Kineto's Chrome JSON) of all its versions, an event at a time."""
+"""Reader of PyTorch's profiles (Kineto's Chrome JSON) of all versions, one event at a time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from roller.insight.step.event_rows import Rows, not_a_profile
 from roller.insight.step.graph import Kind
 from roller.insight.step.memory_records import MEMORY, MemoryRecords, thread_lane
 
-#: Categories, in lower case: old and new spellings, CUDA and ROCm.
+#: Categories in lower case: old and new spellings, CUDA and ROCm.
 _CALLS = frozenset({"cuda_runtime", "cuda_driver", "runtime", "hip_runtime", "hip_driver", "driver"})
 _DEVICE: Mapping[str, Kind] = {
     "kernel": "kernel", "gpu_memcpy": "copy", "memcpy": "copy", "gpu_memset": "set", "memset": "set"
 }  # fmt: skip
 _OPERATORS = frozenset({"cpu_op", "operator"})
 _MARKS = frozenset({"user_annotation", "python_function"})
-#: Marks that older profiles list among the operators.
+#: Marks that older profiles list among operators.
 _MARKED = re.compile(r"ProfilerStep|enumerate\(|Optimizer\.|## ")
 #: Key of a recorded profile: microseconds of overhead per recorded event.
 OVERHEAD = "roller_overhead_us"
@@ -34,11 +34,11 @@ _LONGEST_US = 86_400e6
 _KNOWN = _CALLS | _DEVICE.keys() | _OPERATORS | _MARKS | {_SYNC}
 _NOTHING: Mapping[str, Any] = {}
 _SAID = re.compile(rf'"{OVERHEAD}"\s*:\s*"?([0-9.eE+-]+)')
-#: Head of a profile: the machine's GPUs, the size of the job, and its communication library.
+#: In the head of a profile: the machine's GPUs, the size of the job, and its communication library.
 _PROPERTIES = re.compile(r'"deviceProperties"\s*:\s*\[\s*\{')
 _WORLD = re.compile(r'"world_size"\s*:\s*(\d{1,9})\b')
 _BACKEND = re.compile(r'"backend"\s*:\s*"[^"]*?(nccl|rccl)')
-#: Operators and marks that only run on GPUs, and PyTorch's names of GPUs.
+#: Operators and marks that run only on GPUs, and PyTorch's names of GPUs.
 _ON_DEVICE = re.compile(
     r"(nccl|rccl):|fbgemm_gpu|aten::(_?(cudnn|miopen|cuda|cublas)|_(flash|efficient)_attention|_pin_memory|record_stream)"
 )
@@ -46,30 +46,20 @@ _DEVICE_NAME = re.compile(r"(cuda|hip|xpu)(:\d+)?$")
 
 
 class Event(NamedTuple):
-    """An event of a profile: a call, a device's task, an operator, or a mark around others.
-
-    Parameters
-    ----------
-    name, kind
-        ``kind`` is ``"call"``, ``"operator"``, ``"mark"`` (a named region of code, or a module's run), ``"wait"``
-        (the record of a synchronization) or the kind of a device task.
-    start_us, duration_us
-        As in the profile.
-    lane
-        Process and thread, or device and stream.
-    correlation
-        Number that a call shares with the tasks it launched; ``None`` if it has none.
-    arguments
-        Of a wait, its event; of an operator, its shapes, dtypes and the sequence number that it shares with its
-        backward operator; of a device task, the bytes it moves. Empty otherwise.
-    """
+    """An event of a profile: a call, a device's task, an operator, or a mark around others."""
 
     name: str
+    #: ``"call"``, ``"operator"``, ``"mark"`` (a named region of code, or a module's run), ``"wait"`` (the record of a
+    #: synchronization), or the kind of a device task.
     kind: str
     start_us: float
     duration_us: float
+    #: Process and thread, or device and stream.
     lane: str
+    #: Number that a call shares with the tasks it launched; ``None`` if it has none.
     correlation: int | None
+    #: For a wait, its event; for an operator, its shapes, dtypes and the sequence number that it shares with its
+    #: backward operator; for a device task, the bytes it moves; else empty.
     arguments: Mapping[str, Any]
 
     @property
@@ -79,32 +69,20 @@ class Event(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """The content of a Kineto file.
-
-    Parameters
-    ----------
-    events
-        Events from which a graph is built.
-    overhead_us
-        Microseconds of recording per event; ``None`` if the profile does not give them.
-    device_signs
-        Evidence of GPU use other than device tasks; ``""`` if there is none.
-    has_properties
-        Whether it describes a GPU of the machine, which need not have been used.
-    world_size
-        Processes of the job, if the profile gives them; else 0.
-    notes
-        Defects of the file that do not prevent reading it, a sentence each.
-    memory
-        Allocations and frees, if they were asked for.
-    """
+    """The content of a Kineto file."""
 
     events: list[Event]
+    #: Microseconds of recording per event; ``None`` if the profile does not give them.
     overhead_us: float | None = None
+    #: Evidence of GPU use other than device tasks; ``""`` if there is none.
     device_signs: str = ""
+    #: Whether the file describes a GPU of the machine, which need not have been used.
     has_properties: bool = False
+    #: Processes of the job, if the profile gives them; else 0.
     world_size: int = 0
+    #: Defects of the file that do not prevent reading it, one sentence each.
     notes: tuple[str, ...] = ()
+    #: Allocations and frees, if requested.
     memory: MemoryRecords | None = None
 
 
@@ -122,10 +100,15 @@ def read_profile(path: str | Path, *, memory: bool = False) -> Profile:
     Parameters
     ----------
     path
-        Kineto's JSON, plain or gzipped, an object with ``traceEvents`` or their list. It is read an event at a time.
+        Kineto's JSON, plain or gzipped: an object with ``traceEvents``, or their list. It is read one event at a time.
     memory
         Whether to keep the records of allocations, for
         :func:`~roller.insight.step.memory_curve.memory_curves`.
+
+    Returns
+    -------
+    Profile
+        The events in the order of the file, and notes on defects.
 
     Raises
     ------
@@ -215,9 +198,7 @@ def _gpu_backend(head: str) -> str:
 
 
 def _guess_category(row: Mapping[str, Any]) -> str:
-    """Return the category of an event of an unknown category, by its arguments; ``""`` if it is irrelevant.
-
-    A device task has a stream and a correlation number; a call only has a correlation number.
+    """Return the category of an event of an unknown one, by its arguments; ``""`` if it is irrelevant.
 
     Examples
     --------
@@ -226,6 +207,7 @@ def _guess_category(row: Mapping[str, Any]) -> str:
     >>> _guess_category({"cat": "mtia_runtime", "name": "launch", "args": {"correlation": 7}})
     'runtime'
     """
+    # A device task has a stream and a correlation number; a call has only a correlation number.
     carried = row.get("args")
     if not isinstance(carried, Mapping) or "correlation" not in carried:
         return ""
@@ -253,13 +235,13 @@ def _parse_event(category: str, row: Mapping[str, Any], shared: dict[str, Any]) 
         if category in _MARKS or (kind == "operator" and _MARKED.match(str(row["name"]))):
             kind = "mark"
     number = None if correlation is None else int(correlation)
-    # names of kernels are long, and each is in the file many times
+    # names of kernels are long and occur many times
     name, lane = sys.intern(str(row["name"])), sys.intern(lane)
     return Event(name, kind, start, duration, lane, number, _used_arguments(kind, arguments, shared))
 
 
 def _used_arguments(kind: str, arguments: Mapping[str, Any], shared: dict[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of an event that are used, with equal shapes interned."""
+    """Return the used arguments of an event, with equal shapes interned."""
     if kind == "wait":
         return arguments
     if kind == "operator":

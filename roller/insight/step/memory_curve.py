@@ -1,8 +1,7 @@
-"""The memory of each device over a profile: allocated and reserved bytes, the peak, and the allocations that are live.
+"""The memory of each device over a profile: allocated and reserved bytes, the peak, and live allocations."""
 
-A profile says of an allocation when, where and on which thread it was made: the operator and the module are those that
-were open on the thread then. It does not say what it is for (parameter, activation, gradient): that is not guessed.
-"""
+# A profile gives the time, size and thread of an allocation: its operator and module are those that were open on the
+# thread. It does not give the purpose (parameter, activation, gradient), which is not guessed.
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from roller.insight.step.kineto_reader import Event, Profile
 from roller.insight.step.memory_records import MEMORY, UNSAID, MemoryRecords
 from roller.insight.step.task_context import contexts_of_calls
 
-#: PyTorch's numbers of kinds of devices, as ``c10/core/DeviceType.h`` has them; its builds for ROCm say 1, too.
+#: PyTorch's numbers of device types (``c10/core/DeviceType.h``); its builds for ROCm also write 1.
 _DEVICE_TYPES = {
     0: "cpu",
     1: "cuda",
@@ -33,7 +32,7 @@ _DEVICE_TYPES = {
     19: "mtia",
     20: "privateuseone",
 }
-#: Device of a curve that is the processor's memory.
+#: Device name of a curve of the CPU's memory.
 HOST = _DEVICE_TYPES[0]
 _NO_KINDS = "What the allocations are for (parameters, activations, gradients ...) is not in the profile."
 
@@ -45,12 +44,12 @@ class LiveAllocation:
     Parameters
     ----------
     address, size_bytes
-        As in the profile.
+        Address and bytes in the profile.
     since_us
-        When it was made.
+        Time of the allocation.
     context
-        Position in the step of what made it: ``context.operator`` is the innermost operator that was open on the thread
-        then, and ``context.module`` the innermost module or region, of a backward operator that of its forward.
+        Position in the step: ``context.operator`` is the innermost operator that was open on the thread then, and
+        ``context.module`` the innermost module or region; for a backward operator, that of its forward.
     """
 
     address: int
@@ -66,20 +65,19 @@ class MemoryCurve:
     Parameters
     ----------
     device
-        As PyTorch writes it, ``"cuda:0"`` or ``"cpu"``.
+        PyTorch's name of the device: ``"cuda:0"`` or ``"cpu"``.
     times_us
-        When it changed, as in the profile, in order, shape (n,).
+        Times of changes in the profile, in order, shape (n,).
     allocated_bytes
-        From each time on, shape (n,), int64. If ``is_absolute`` is false, without what was allocated before the
-        profile.
+        Allocated bytes from each time on, shape (n,), int64. If ``is_absolute`` is false, without the bytes that were
+        allocated before the profile.
     reserved_bytes
-        That the caching allocator holds from each time on, shape (n,), int64; empty where the profile does not give
+        Bytes that the caching allocator holds from each time on, shape (n,), int64; empty if the profile does not give
         them.
     is_absolute
-        Whether the profile gives the allocated bytes; those of old versions of PyTorch do not, and they are sums of
-        changes.
+        Whether the profile gives allocated bytes; old versions of PyTorch give only changes, which are summed.
     notes
-        What the profile does not say, a sentence each.
+        Facts that the profile does not give, one sentence each.
     """
 
     device: str
@@ -94,12 +92,12 @@ class MemoryCurve:
 
     @property
     def peak_us(self) -> float:
-        """The first of ``times_us`` from which the most was allocated."""
+        """The first of ``times_us`` with the most allocated bytes."""
         return float(self.times_us[self._peak])
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were allocated, of ``allocated_bytes``."""
+        """The most allocated bytes."""
         return int(self.allocated_bytes[self._peak])
 
     @property
@@ -107,9 +105,9 @@ class MemoryCurve:
         return int(np.argmax(self.allocated_bytes))
 
     def live(self, at_us: float | None = None) -> tuple[LiveAllocation, ...]:
-        """Return the allocations that the profile shows to be live at a time, after all changes then.
+        """Return the allocations that the profile shows to be live at a time, after all changes at that time.
 
-        Those made before the profile are not among them: :meth:`unknown_bytes` is their size.
+        Allocations from before the profile are not among them: :meth:`unknown_bytes` is their size.
 
         Parameters
         ----------
@@ -119,12 +117,12 @@ class MemoryCurve:
         Returns
         -------
         tuple[LiveAllocation, ...]
-            The largest first, of equal ones the oldest.
+            The largest first; of equal ones, the oldest.
 
         Raises
         ------
         RollerError
-            The profile does not give addresses, as those of old versions of PyTorch.
+            The profile does not give addresses, as in old versions of PyTorch.
         """
         if len(self._addresses) and not self._has_addresses:
             raise RollerError(
@@ -149,7 +147,7 @@ class MemoryCurve:
     def largest_holders(
         self, counts: Sequence[int], name: Callable[[TaskContext], str], most: int
     ) -> Iterator[dict[str, int]]:
-        """Yield the live bytes by name after each of some numbers of events, largest first.
+        """Yield the live bytes by name after each number of events, largest first.
 
         Parameters
         ----------
@@ -186,12 +184,12 @@ class MemoryCurve:
         return bool((self._addresses != UNSAID).all())
 
     def unknown_bytes(self, at_us: float | None = None) -> int:
-        """Return the allocated bytes that are not of :meth:`live` allocations: of those made before the profile.
+        """Return the allocated bytes without those of :meth:`live` allocations: those from before the profile.
 
         Raises
         ------
         RollerError
-            The profile does not give addresses or allocated bytes, as those of old versions of PyTorch.
+            The profile does not give addresses or allocated bytes, as in old versions of PyTorch.
         """
         live = sum(x.size_bytes for x in self.live(at_us))
         if not self.is_absolute:
@@ -210,12 +208,12 @@ def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
     Parameters
     ----------
     profile
-        As ``read_profile(path, memory=True)`` gives it.
+        A profile from ``read_profile(path, memory=True)``.
 
     Returns
     -------
     tuple[MemoryCurve, ...]
-        One of each device with records; none for a profile without ``profile_memory=True``.
+        One curve for each device with records; none for a profile without ``profile_memory=True``.
 
     Raises
     ------
@@ -234,7 +232,7 @@ def memory_curves(profile: Profile) -> tuple[MemoryCurve, ...]:
 
 
 def _contexts_of_allocations(records: MemoryRecords, events: list[Event]) -> dict[int, TaskContext]:
-    """Return the context of each record that allocates, by its place."""
+    """Return the context of each record that allocates, by its index."""
     lanes, made = list(records.lane_names), [n for n, size in enumerate(records.sizes_bytes) if size > 0]
     calls = [Event(MEMORY, "call", records.times_us[n], 0.0, lanes[records.lanes[n]], None, {}) for n in made]
     return dict(zip(made, contexts_of_calls(calls, events), strict=True))

@@ -1,4 +1,4 @@
-"""Records of allocations and frees in a profile, kept in few bytes each while the profile is read."""
+"""Records of allocations and frees in a profile, stored in few bytes each while the profile is read."""
 
 from __future__ import annotations
 
@@ -7,36 +7,26 @@ from array import array
 from collections.abc import Mapping
 from typing import Any
 
-#: Name of the records, which PyTorch's ``profile_memory=True`` writes.
+#: Name of the records that PyTorch writes with ``profile_memory=True``.
 MEMORY = "[memory]"
-#: In place of a number that the profile does not give.
+#: Placeholder for a number that the profile does not give.
 UNSAID = -1
 _MOST = 1 << 62
 _MOST_DEVICES = 1 << 10
 
 
 def thread_lane(row: Mapping[str, Any]) -> str:
-    """Return the lane of an event on a thread."""
+    """Return the lane name of an event on a thread."""
     return f"process {row['pid']}, thread {row['tid']}"
 
 
 class MemoryRecords:
-    """The records of all devices, in the order of the file, 54 bytes each.
-
-    Parameters
-    ----------
-    times_us, sizes_bytes, addresses, allocated_bytes, reserved_bytes
-        Of each record; sizes are negative for frees. :data:`UNSAID` where the profile does not give the last three, as
-        those of old versions of PyTorch.
-    order
-        Number of each among the profiler's events, which orders records of the same time.
-    devices, lanes
-        Place of each record's device and thread in ``device_names`` and ``lane_names``.
-    device_names, lane_names
-        Type and number of each device; threads.
-    """
+    """The records of all devices, in the order of the file, 54 bytes each."""
 
     def __init__(self) -> None:
+        # Sizes are negative for frees. Addresses and totals are :data:`UNSAID` where old versions of PyTorch do not
+        # give them. ``order`` numbers the profiler's events, and orders records of the same time. ``devices`` and
+        # ``lanes`` are values of ``device_names`` (type and number -> index) and ``lane_names`` (thread -> index).
         self.times_us = array("d")
         self.sizes_bytes, self.addresses, self.order = array("q"), array("q"), array("q")
         self.allocated_bytes, self.reserved_bytes = array("q"), array("q")
@@ -49,7 +39,7 @@ class MemoryRecords:
         return len(self.times_us)
 
     def add(self, row: Mapping[str, Any]) -> str:
-        """Keep a record; return what is wrong with a damaged one, which is not kept, else ``""``."""
+        """Add a record; return why a damaged one is skipped, else ``""``."""
         try:
             said = row["args"]
             time_us, size = float(row["ts"]), _whole(said["Bytes"])
@@ -74,7 +64,7 @@ class MemoryRecords:
 
 
 def _whole(value: Any) -> int:
-    """Return a number of a record."""
+    """Return an integer of a record; raise ``ValueError`` if it is out of range."""
     number = int(value)
     if not -_MOST < number < _MOST:
         raise ValueError(f"{number}")

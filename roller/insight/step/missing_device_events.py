@@ -1,4 +1,4 @@
-"""Detects profiles of GPUs without the device's events, which must not be taken for runs on a processor."""
+"""Detection of GPU profiles without device events, which must not be taken for runs on a CPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def missing_device_events(profile: Profile) -> str:
 
 
 def missing_events_notes(profile: Profile) -> tuple[str, ...]:
-    """Return notes on a profile that is used although some, or all, of its device events may be missing."""
+    """Return notes on a profile that is used although some or all of its device events may be missing."""
     if missing_device_events(profile):
         return ()
     if any(e.kind in DEVICE_KINDS for e in profile.events):
@@ -49,7 +49,7 @@ def missing_events_notes(profile: Profile) -> tuple[str, ...]:
 
 
 def _count_launches(profile: Profile) -> tuple[int, int]:
-    """Return the number of calls that launch kernels, without captured ones, and of those whose kernel is missing."""
+    """Return the numbers of kernel launches, without captured ones, and of launches whose kernel is missing."""
     launched = {e.correlation for e in profile.events if e.kind in DEVICE_KINDS}
     kernels = {e.correlation for e in profile.events if e.kind in ("kernel", "collective")}
     calls = [e for e in profile.events if e.kind == "call"]
@@ -59,7 +59,7 @@ def _count_launches(profile: Profile) -> tuple[int, int]:
 
 
 def _capture_times(calls: Sequence[Event]) -> dict[str, tuple[list[float], list[float]]]:
-    """Return the times at which each thread begins and ends capturing graphs; captured launches do not run."""
+    """Return the times at which each thread begins and ends graph capture; captured launches do not run."""
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for call in sorted(calls, key=lambda e: e.start_us):
         begins, ends = found[call.lane]

@@ -1,4 +1,4 @@
-"""Time of CPU only, device only and both in a simulated step."""
+"""Time of CPU only, device only, and both in a simulated step."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from roller.insight.step.simulate import Timeline
 
 @dataclass(frozen=True)
 class Overlap:
-    """Time of CPU only, device only and both; the three add up to the total.
+    """Time of CPU only, device only, and both; the three sum to the total."""
 
-    Parameters
-    ----------
-    cpu_only_us
-        No device runs a task.
-    device_only_us
-        A device runs a task, and every thread waits or has finished.
-    both_us
-        A device runs a task while a thread works.
-    """
-
+    #: No device runs a task.
     cpu_only_us: float
+    #: A device runs a task, and every thread waits or has finished.
     device_only_us: float
+    #: A device runs a task while a thread works.
     both_us: float
 
     @property
@@ -34,7 +27,7 @@ class Overlap:
 
 
 def overlap(graph: StepGraph, timeline: Timeline) -> Overlap:
-    """Return the overlap of CPU and device: a gap between calls is CPU work, a wait within a call is not."""
+    """Return the overlap of CPU and device; a gap between calls is CPU work, a wait within a call is not."""
     device = _union_of_spans((timeline.start_us[t.id], timeline.end_us[t.id]) for t in graph.tasks if t.on_device)
     waits = {
         t.id: (timeline.start_us[t.id], max(timeline.start_us[t.id], timeline.end_us[t.id] - t.duration_us))

@@ -1,4 +1,4 @@
-"""Dtypes by their names in profiles: C++ types for operators, a communication library's names for collectives."""
+"""Dtypes by their names in profiles: C++ types of operators, and a communication library's names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from roller.core.dtypes import DTYPE_BYTES
 
-#: Names in profiles; traces have the names of dtypes.
+#: Name in profiles -> name of the dtype.
 _WORDS: Mapping[str, str] = {
     "float": "float32", "double": "float64", "half": "float16", "c10::half": "float16", "c10::bfloat16": "bfloat16",
     "long": "int64", "long int": "int64", "int": "int32", "short": "int16", "short int": "int16", "char": "int8",
@@ -15,7 +15,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def dtype_from_profile_name(word: str) -> str:
-    """Return the dtype of a profile's name for it; an unknown name is returned unchanged.
+    """Return the dtype with this name in profiles; an unknown name is returned unchanged.
 
     Examples
     --------
@@ -27,5 +27,5 @@ def dtype_from_profile_name(word: str) -> str:
 
 
 def element_bytes(word: str, unknown: int = 0) -> int:
-    """Return the bytes of an element by a profile's name of its dtype; ``unknown`` for an unknown name."""
+    """Return the bytes per element of a dtype's name in profiles; ``unknown`` for an unknown name."""
     return DTYPE_BYTES.get(dtype_from_profile_name(word), unknown)

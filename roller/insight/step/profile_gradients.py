@@ -11,9 +11,9 @@ from roller.insight.step.profile_dtypes import element_bytes
 from roller.insight.step.task_drafts import TaskDraft
 from roller.insight.trace.gradient_buckets import Gradient
 
-#: Operator that ends the backward pass of every parameter that has a gradient.
+#: Operator that ends the backward pass of every parameter with a gradient.
 _SUMS = "torch::autograd::AccumulateGrad"
-#: Bytes of an element in older profiles, which have no dtypes: those of float32.
+#: Bytes per element in older profiles, which have no dtypes: those of float32.
 _UNSAID_BYTES = 4
 
 
@@ -37,7 +37,7 @@ def profile_gradients(events: Sequence[Event], threads: Mapping[str, Sequence[Ta
 
 
 def _last_launched(calls: Sequence[TaskDraft]) -> Iterator[TaskDraft | None]:
-    """Yield, for each call, the last device task that it, or else the latest one before it that launched any, did."""
+    """Yield for each call the last device task that it, or else an earlier call, launched."""
     task = None
     for call in calls:
         task = call.last or task

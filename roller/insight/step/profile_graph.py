@@ -1,4 +1,4 @@
-"""Builds the graph of a profile: one launch latency and one gap per device, and a dependency for every wait."""
+"""The graph of a profile: one launch latency and one gap per device, and a dependency for every wait."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from roller.insight.step.sync_events import SyncEvents
 from roller.insight.step.task_context import contexts_of_calls, is_batch_loading
 from roller.insight.step.task_drafts import TaskDraft
 
-#: A longer launch has waited if the launch queue is full; other launches are only slow.
+#: A longer launch has waited if the launch queue is full; other long launches are only slow.
 LONG_CALL_US = 20.0
-#: Calls that only wait, and the time for one to return: the median of 23 public profiles (1 to 68).
+#: Calls that only wait, and their time to return: the median of 23 public profiles (1 to 68).
 _SYNCHRONISES, _RETURN_US = "Synchronize", 6.0
 #: PyTorch's mark of an optimizer's step.
 _OPTIMIZER = re.compile(r"Optimizer\.step#(\w+)\.step$")
-#: A pause of a thread that another thread may have ended.
+#: Pause of a thread that another thread may have ended.
 PAUSE_US = 200.0
 
 
@@ -47,7 +47,7 @@ def build_graph(
 def _recording_overheads(
     events: Sequence[Event], threads: Mapping[str, Sequence[TaskDraft]], each_us: float
 ) -> dict[int, tuple[float, float]]:
-    """Return the overhead of recording within and after every call: ``each_us`` per event that begins there."""
+    """Return the recording overhead within and after every call: ``each_us`` per event that begins there."""
     begins: dict[str, list[float]] = defaultdict(list)
     for event in events:
         if event.kind in ("operator", "mark", "call"):
@@ -96,7 +96,7 @@ class _Builder:
         self.sync_events = SyncEvents([e for e in events if e.kind == "wait"], self.streams, self.call_of)
 
     def _calls_by_thread(self, calls: Sequence[Event], where: Sequence[TaskContext]) -> Mapping[str, list[TaskDraft]]:
-        """Return the calls by thread; a nested call, with its launches, is part of the outer one."""
+        """Return the calls by thread; a nested call, with its launches, is part of the outer call."""
         threads: dict[str, list[TaskDraft]] = defaultdict(list)
         ordered = sorted(range(len(calls)), key=lambda n: (calls[n].start_us, -calls[n].duration_us, calls[n].name))
         for event, context in ((calls[n], where[n]) for n in ordered):
@@ -123,9 +123,9 @@ class _Builder:
             if item.call is not None:
                 item.context = item.call.context
                 item.call.last = item
-            elif own:  # a lost launch followed that of the previous task
+            elif own:  # a lost launch came after the launch of the previous task
                 item.context = own[-1].context._replace(operator="", shapes=(), dtypes=())
-            else:  # it was running when the profile began
+            else:  # the task was running when the profile began
                 item.context = _BEFORE
             if own:
                 item.follow_task(own[-1])
@@ -133,7 +133,7 @@ class _Builder:
         return streams
 
     def forget_ties(self) -> None:
-        """Untie calls from what they launched, so that all drafts are freed at once, without the collector."""
+        """Clear references between drafts, so that all are freed at once without the garbage collector."""
         for item in self.items:
             item.call = item.last = item.previous = None
 
@@ -168,7 +168,7 @@ class _Builder:
         self.dependencies.append(Dependency(source.id, of_end, target.id, to_end, lag, because))
 
     def _add_synchronisations(self, order: DeviceOrder) -> None:
-        """Make the end of every waiting call depend on its tasks; its duration is the time to return from the wait."""
+        """Make the end of every waiting call depend on its tasks; its duration is the time to return."""
         copies: dict[int, list[TaskDraft]] = defaultdict(list)
         for item in order.by_end:
             if item.call is not None and item.kind in ("copy", "set"):
@@ -191,10 +191,8 @@ class _Builder:
                 call.unexplained, call.own = call.own - _RETURN_US, _RETURN_US
 
     def _add_queue_dependencies(self) -> None:
-        """Make a launch depend on the earlier task of its stream whose end frees a place in the launch queue.
-
-        If the profile shows that the launch did not wait, the queue is longer.
-        """
+        """Make a launch depend on the earlier task whose end frees a place in the launch queue."""
+        # If the profile shows that the launch did not wait, the queue is longer.
         for own in self.streams.values():
             for task, later in zip(own, own[load_host_costs().launch_queue_places :], strict=False):
                 if later.call is not None and task.end <= later.call.end:
@@ -225,7 +223,7 @@ class _Builder:
 
 
 def _captured_share(device: Sequence[TaskDraft]) -> float:
-    """Return the share of device tasks whose call launched several."""
+    """Return the share of device tasks whose call launched several tasks."""
     launched = Counter(t.call.id for t in device if t.call is not None)
     return sum(n for n in launched.values() if n > 1) / len(device) if device else 0.0
 
@@ -235,10 +233,8 @@ _KINDS: Mapping[str, Kind] = {"call": "launch", "mark": "data"}
 
 
 def _loading_events(events: Sequence[Event], calls: Sequence[Event]) -> list[Event]:
-    """Return the marks of batch loading on the threads of the calls, which become tasks.
-
-    A mark that contains calls to the device is left out: it is only the context of these calls.
-    """
+    """Return the marks of batch loading on the threads of the calls, which become tasks."""
+    # A mark that contains calls to the device is left out: it is only the context of these calls.
     starts: dict[str, list[float]] = {}
     for call in sorted(calls, key=lambda e: e.start_us):
         starts.setdefault(call.lane, [])

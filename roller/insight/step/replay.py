@@ -1,4 +1,4 @@
-"""Replays a profile: simulates its graph, and compares the time with that of the profile."""
+"""Replay of a profile: its graph is simulated, and the simulated time compared with that of the profile."""
 
 from __future__ import annotations
 
@@ -24,37 +24,24 @@ from roller.insight.step.simulate import Timeline, simulate
 from roller.insight.step.steady_step import step_times_us
 from roller.insight.step.unexplained_waits import MOST_UNEXPLAINED, explained_part, is_replay_off, unexplained_waits
 
-#: Number of the longest unexplained waits in the JSON data.
+#: Most unexplained waits, the longest ones, in the JSON data.
 _MOST_WAITS = 20
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The simulation of a profile's graph.
-
-    Parameters
-    ----------
-    name
-        Of the profile.
-    graph, timeline
-        The graph, and its simulated timeline.
-    measured_us, replayed_us
-        First start to last end, in the profile and in the simulation.
-    unexplained_share
-        Share of the profile's time in unexplained waits, which the replay leaves out.
-    overlap
-        Of CPU and device in the replay.
-    lanes
-        Every lane, those with most of the critical path first.
-    """
+    """The simulation of a profile's graph."""
 
     name: str
     graph: StepGraph = field(repr=False)
     timeline: Timeline = field(repr=False)
+    #: Time from the first start to the last end, in the profile and in the simulation.
     measured_us: float
     replayed_us: float
+    #: Share of the profile's time in unexplained waits, which the replay leaves out.
     unexplained_share: float
     overlap: Overlap
+    #: Every lane, those with most of the critical path first.
     lanes: tuple[LanePart, ...]
 
     @property
@@ -83,12 +70,12 @@ class Replay:
 
     @cached_property
     def phases(self) -> tuple[BreakdownRow, ...]:
-        """Cost of every phase of the step, in order of the critical path."""
+        """Cost of every phase of the step, by its share of the critical path."""
         return breakdown(self.graph, self.timeline, "phase")
 
     @cached_property
     def layers(self) -> tuple[BreakdownRow, ...]:
-        """Cost of every layer, in order of the critical path."""
+        """Cost of every layer, by its share of the critical path."""
         return breakdown(self.graph, self.timeline, "module")
 
     def to_dict(self) -> dict[str, Any]:
@@ -128,11 +115,11 @@ def from_kineto(
     Parameters
     ----------
     paths
-        Kineto's JSON, plain or gzipped; of a job of several processes one file each, in the order of ranks.
+        Kineto's JSON, plain or gzipped; for a job of several processes one file per rank, in order.
     device
-        Device of the profile: new and changed kernels are priced by its model.
+        Device of the profile: its model prices new and changed kernels.
     measured_us
-        Microseconds of kernels that were measured elsewhere, by the name that what-ifs give them: they take precedence
+        Microseconds of kernels that were measured elsewhere, by the names that what-ifs give them: they take precedence
         over predictions.
     prices
         Former name of ``measured_us``.
@@ -142,7 +129,7 @@ def from_kineto(
     ArtifactError
         A file is not a profile.
     RollerError
-        No file is named, ranks share no collective, there is no such device, or its kind is not the profile's.
+        No file is named, ranks share no collective, the device is unknown, or its kind is not the profile's.
     """
     from roller.arguments import target_of
 
@@ -180,7 +167,7 @@ def graph_of_profile(profile: Profile, name: str, rank: int = 0) -> StepGraph:
 
 
 def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
-    """Raise an error for a GPU if the profile has no GPU tasks, and for a processor if it has some."""
+    """Raise an error for a GPU if the profile has no GPU tasks, and for a CPU if it has some."""
     if (graph.has_device or bool(graph.incomplete)) != spec.traits.blocks:
         gpu = "a GPU, whose kernels it has" if graph.has_device else "a GPU, whose events are missing"
         own = "a processor: no task of it ran on a GPU" if spec.traits.blocks else gpu
@@ -191,7 +178,7 @@ def _check_device_kind(graph: StepGraph, spec: DeviceSpec) -> None:
 
 
 def replay(graph: StepGraph) -> Replay:
-    """Simulate a graph, and compare it with its profile.
+    """Simulate a graph, and compare its time with that of the profile.
 
     Examples
     --------

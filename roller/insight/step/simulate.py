@@ -1,4 +1,4 @@
-"""Simulates a graph: every task starts when its lane is free and its dependencies are met."""
+"""Simulation of a graph: every task starts when its lane is free and its dependencies are met."""
 
 from __future__ import annotations
 
@@ -14,13 +14,7 @@ from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
 @dataclass(frozen=True)
 class Timeline:
-    """The simulated times of a graph.
-
-    Parameters
-    ----------
-    start_us, end_us
-        Of every task, by id.
-    """
+    """The simulated start and end of every task of a graph, by id."""
 
     start_us: Sequence[float] = field(repr=False)
     end_us: Sequence[float] = field(repr=False)
@@ -33,23 +27,18 @@ class Timeline:
 
 @gc_paused()
 def simulate(graph: StepGraph, policy: Callable[[Task], Any] | None = None) -> Timeline:
-    """Simulate a graph, deterministically.
-
-    Among tasks that could start on a lane at the same time, the one with the smallest ``policy``, then with the
-    smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
-    for another occupies its lane until then.
-
-    Notes
-    -----
-    start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events of
-    dependencies to the end + lags) + duration.
-    """
+    """Simulate a graph, deterministically."""
+    # Among tasks that could start on a lane at the same time, the one with the smallest ``policy``, then with the
+    # smallest id, goes first; without a policy the graph's own applies, or the tasks' priority. A task whose end waits
+    # for another occupies its lane until then.
+    # start = max(end of the lane's previous task, events of dependencies to the start + lags); end = max(start, events
+    # of dependencies to the end + lags) + duration.
     chosen = policy or graph.policy
     return (None if chosen else _simulate_in_id_order(graph)) or _Run(graph, chosen or _priority_policy).run()
 
 
 def _simulate_in_id_order(graph: StepGraph) -> Timeline | None:
-    """Simulate a graph whose ids are a topological order and the order of every lane; ``None`` for other graphs."""
+    """Simulate a graph if ids are a topological order and the order of every lane; else return ``None``."""
     follows: set[tuple[int, int]] = set()
     of: dict[int, list[Dependency]] = {}
     for d in graph.dependencies:
@@ -112,7 +101,7 @@ class _Run:
             lane = self.graph.tasks[number].lane
             if lane in self.held:
                 self.queued.setdefault(lane, []).append(number)
-            elif at < self.free.get(lane, at):  # the lane was occupied since: others may be ready by then, too
+            elif at < self.free.get(lane, at):  # the lane is still occupied; other tasks may be ready later, too
                 self._push_ready(number)
             else:
                 self._start_task(number, at)

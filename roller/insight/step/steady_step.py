@@ -1,4 +1,4 @@
-"""The time of a steady step, without the start and end of a profile, in which the pipeline fills and drains."""
+"""The time of a steady step, without the start and end of a profile, where the pipeline fills and drains."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from statistics import median
 from roller.insight.step.graph import StepGraph
 from roller.insight.step.simulate import Timeline
 
-#: Relative excess of device time over call time from which on devices fall behind.
+#: Relative excess of device time over call time above which devices fall behind.
 _BEHIND = 0.05
 
 
 def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float]) -> tuple[float, ...]:
-    """Return the distances between the first calls of consecutive steps; of a single step, its whole time.
+    """Return the times between the first calls of consecutive steps; for a single step, its whole time.
 
     Examples
     --------
@@ -24,6 +24,7 @@ def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[
     >>> step_times_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 10.0, 21.0], [5.0, 15.0, 26.0])
     (10.0, 11.0)
     """
+    # Of several ranks, the last one to begin a step counts, since the others wait for it.
     begins: dict[int, dict[int, float]] = {}
     on_device = {t.on_device for t in graph.tasks if t.context.iteration >= 0}
     for t in graph.tasks:
@@ -39,11 +40,9 @@ def step_times_us(graph: StepGraph, start_us: Sequence[float], end_us: Sequence[
 
 
 def steady_step_us(graph: StepGraph, timeline: Timeline) -> float:
-    """Return the time of a steady step: the median distance between steps, of calls or of devices.
-
-    Calls run ahead of a device that is the bottleneck until the launch queue is full, and a profile of few steps may
-    end before: if devices fall behind from step to step, the distance between their steps is that of a long run.
-    """
+    """Return the time of a steady step: the median time between steps, of calls or of devices."""
+    # Calls run ahead of a device that is the bottleneck until the launch queue is full, and a profile of few steps may
+    # end before. If devices fall behind from step to step, the time between their steps is that of a long run.
     ends: dict[int, float] = {}
     for t in graph.tasks:
         if t.on_device and t.context.iteration >= 0 and not t.is_removed:

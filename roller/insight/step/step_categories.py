@@ -1,13 +1,11 @@
-"""The time of each step by eight categories, as PyTorch's TensorBoard plugin had it in its overview.
+"""The time of each step in eight categories, as in the overview of PyTorch's TensorBoard plugin."""
 
-Every instant of a step belongs to one category: of those that are active then, the first of :data:`CATEGORIES`; the
-last one is where none is. The order is that of ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of
-pytorch/kineto (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other.
-
-What is active: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of
-the driver (the plugin left out the driver's), marks of batch loading, marks that libraries set around communication,
-and, as operators, all other operators and marks. Modules' frames are no operators, as in the plugin.
-"""
+# Every instant of a step belongs to the first active category of :data:`CATEGORIES`, or to the last one if none is
+# active. The order is that of ``ProfileRole`` in ``torch_tb_profiler/profiler/event_parser.py`` of pytorch/kineto
+# (``tb_plugin``, removed since): Kernel, Memcpy, Memset, Communication, Runtime, DataLoader, CpuOp, Other.
+# Active are: tasks of devices (a kernel of a communication library is communication), calls of the runtime and of the
+# driver (the plugin left out the driver's), marks of batch loading, marks that libraries set around communication, and,
+# as operators, all other operators and marks. Frames of modules are not operators, as in the plugin.
 
 from __future__ import annotations
 
@@ -29,12 +27,12 @@ from roller.insight.step.task_context import is_batch_loading, is_communication_
 
 #: Category of an instant.
 Category = Literal["kernel", "memcpy", "memset", "communication", "runtime", "loader", "CPU", "other"]
-#: All categories; of several that are active at once, the first counts.
+#: All categories; of several active ones, the first counts.
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 _OF_KIND: Mapping[str, Category] = {
     "kernel": "kernel", "copy": "memcpy", "set": "memset", "collective": "communication", "call": "runtime"
 }  # fmt: skip
-#: A last step with fewer device tasks than this share of those of the step before is left out, as in the plugin.
+#: A last step with fewer device tasks than this share of the previous step's is omitted, as in the plugin.
 _FULL = 0.8
 
 
@@ -45,9 +43,9 @@ class CategorizedStep:
     Parameters
     ----------
     name
-        Its mark; ``""`` of a profile without marks, which is one step.
+        Name of its mark; ``""`` for a profile without marks, which is one step.
     start_us, end_us
-        As in the profile.
+        Times in the profile.
     category_us
         Microseconds of each of :data:`CATEGORIES`; they sum to ``duration_us``.
     """
@@ -70,9 +68,9 @@ class StepCategories:
     Parameters
     ----------
     steps
-        At least one.
+        The steps, at least one.
     notes
-        Steps that are left out, a sentence each.
+        Omitted steps, one sentence each.
     """
 
     steps: tuple[CategorizedStep, ...]
@@ -103,14 +101,14 @@ def step_categories(profile: Profile | Iterable[Event]) -> StepCategories:
     """Return the time of each step of a profile by category.
 
     A step begins at its ``ProfilerStep`` mark, or when the previous step ends, and ends with its mark, or with the last
-    device task that a call within the mark launched, as in the plugin. Last steps that launched nothing, or one that
-    launched much less than the step before, are left out, as in the plugin, and noted: their device tasks may be
+    device task that a call within the mark launched, as in the plugin. Final steps that launched nothing, and one that
+    launched much less than the step before, are omitted, as in the plugin, and noted: their device tasks may be
     missing. A profile without marks is one step, from its first event to its last.
 
     Parameters
     ----------
     profile
-        As :func:`~roller.insight.step.kineto_reader.read_profile` gives it, or its events in any order.
+        A profile from :func:`~roller.insight.step.kineto_reader.read_profile`, or its events in any order.
 
     Returns
     -------
@@ -166,7 +164,7 @@ class _Step(NamedTuple):
 
 
 def _category(event: Event) -> Category | None:
-    """Return the category of an event; ``None`` for steps and modules, which only contain others."""
+    """Return the category of an event; ``None`` for steps and modules, which only contain other events."""
     if event.kind in _OF_KIND:
         return _OF_KIND[event.kind]
     if event.kind == "operator":
@@ -179,7 +177,7 @@ def _category(event: Event) -> Category | None:
 
 
 def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the union of spans as starts and ends in order, of which no two touch."""
+    """Return the union of spans as sorted starts and ends, of which no two touch."""
     starts, ends = np.asarray(spans.starts), np.asarray(spans.ends)
     order = np.argsort(starts, kind="stable")
     starts, ends = starts[order], np.maximum.accumulate(ends[order])
@@ -190,7 +188,7 @@ def _union(spans: _Spans) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 def _sweep(
     unions: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], bounds: Sequence[float]
 ) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """Return all times at which something begins or ends, and the category between each and the next."""
+    """Return all times at which a span begins or ends, and the category between each and the next."""
     times = np.unique(np.concatenate([*(part for union in unions for part in union), np.asarray(bounds)]))
     first = np.full(max(0, len(times) - 1), len(CATEGORIES) - 1, dtype=np.int8)
     for number in reversed(range(len(unions))):
@@ -203,7 +201,7 @@ def _sweep(
 
 
 def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
-    """Return the steps of a profile, each with what it launched, and notes on those that are left out."""
+    """Return the steps of a profile, each with the tasks that it launched, and notes on omitted steps."""
     marks = {(e.start_us, e.end_us, e.name) for e in events if e.kind == "mark" and is_step_mark(e)}
     steps = [_Step(name, start, end) for start, end, name in sorted(marks)]
     if not steps:
@@ -231,7 +229,7 @@ def _steps(events: Sequence[Event]) -> tuple[list[_Step], tuple[str, ...]]:
 
 
 def _steps_of_launches(events: Sequence[Event], steps: Sequence[_Step]) -> dict[int, int]:
-    """Return, for the correlation of each call, the step in whose mark the call is as a whole."""
+    """Map the correlation of each call to the step whose mark contains the whole call."""
     starts, found = [step.start_us for step in steps], dict[int, int]()
     for call in events:
         if call.kind == "call" and call.correlation is not None:
@@ -242,7 +240,7 @@ def _steps_of_launches(events: Sequence[Event], steps: Sequence[_Step]) -> dict[
 
 
 def _extended(steps: Sequence[_Step], lasts: Sequence[float], until: float) -> Iterator[_Step]:
-    """Yield the steps, each from the end of the previous one up to the end of what it launched."""
+    """Yield the steps, each from the end of the previous step to the end of the tasks that it launched."""
     for step, last in zip(steps, lasts, strict=True):
         start = max(until, step.start_us)
         until = max(start, step.end_us, last)

@@ -1,6 +1,6 @@
 """Synchronization events of a profile: the event each stream waits for, and the tasks each call waits for.
 
-An event is a dependency even if no task had to wait: after a change one may have to.
+An event is a dependency even if no task had to wait: after a change, one may have to.
 """
 
 from __future__ import annotations
@@ -14,22 +14,12 @@ from roller.insight.step.task_drafts import TaskDraft
 
 _WHOLE_DEVICE = ("DeviceSynchronize", "CtxSynchronize", "ContextSynchronize")
 _ONE_STREAM, _ONE_EVENT = "StreamSynchronize", "EventSynchronize"
-#: Longest time by which a task may start before the end of the task it waits for: clocks of streams differ.
+#: Longest time by which a task may start before the end of the task it waits for, since clocks of streams differ.
 _EARLY_US = 5.0
 
 
 class SyncEvents:
-    """The synchronizations of a profile, by its calls and its records of waits.
-
-    Parameters
-    ----------
-    waits
-        Records of waits; profiles of CUDA have them since 2024.
-    streams
-        Device tasks by stream, in order.
-    call_of
-        Correlation -> call.
-    """
+    """The synchronizations of a profile, by its calls and its records of waits (CUDA's since 2024)."""
 
     def __init__(
         self, waits: Iterable[Event], streams: Mapping[str, Sequence[TaskDraft]], call_of: Mapping[int, TaskDraft]
@@ -92,7 +82,6 @@ class SyncEvents:
 
 
 def _stream_lane_name(said: Mapping[str, Any], stream: str) -> str:
-    """Return the name of a stream's lane."""
     return f"device {said.get('device')}, stream {said.get(stream)}"
 
 

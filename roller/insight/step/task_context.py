@@ -1,8 +1,7 @@
-"""The position of each call in the step: the marks and operators around it on its thread.
+"""The position of each call in the step: the marks and operators around it on its thread."""
 
-A backward operator shares a sequence number, and so the layer, with its forward operator; the accumulation of gradients
-has the layer of the previous operator; a device task has the context of its call.
-"""
+# A backward operator shares a sequence number, and so the layer, with its forward operator; the accumulation of
+# gradients has the layer of the previous operator; a device task has the context of its call.
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def is_step_mark(event: Event) -> bool:
 
 
 def is_communication_mark(event: Event) -> bool:
-    """Return whether an event is what a library records around its communication."""
+    """Return whether an event is a library's mark around its communication."""
     return event.kind in ("mark", "operator") and _LIBRARY.match(event.name) is not None
 
 
@@ -74,7 +73,7 @@ class _Places:
             threads[e.lane].append((e.start_us, -e.duration_us, kind, e.name, n))
         for n, e in enumerate(calls):
             threads[e.lane].append((e.start_us, -e.duration_us, _CALL, e.name, n))
-        # the thread that begins first runs the forward, whose sequence numbers the backward of others looks up
+        # the thread that begins first runs the forward; backward threads look up its sequence numbers
         for lane in sorted(threads, key=lambda x: (min(threads[x]), x)):
             self._sweep_thread(sorted(threads[lane]))
 
@@ -95,7 +94,7 @@ class _Places:
                 self.found[n] = self._context_within(self.calls[n], outer) if own else outer
 
     def _context_outside_marks(self, start: float) -> TaskContext:
-        """Return the context of a call outside of all marks: on the training thread, the forward."""
+        """Return the context of a call outside all marks: on the training thread, the forward."""
         if not self.starts:
             return TaskContext(0, "forward")
         step = bisect_right(self.starts, start) - 1

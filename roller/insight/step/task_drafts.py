@@ -8,7 +8,7 @@ from roller.insight.step.graph import NO_CONTEXT, Kind, Lane
 from roller.insight.step.kineto_reader import Event
 from roller.insight.step.profile_dtypes import element_bytes
 
-#: Bytes of an element of a collective with no or an unknown dtype: most are of float32.
+#: Bytes per element of a collective with no or an unknown dtype: most are float32.
 _UNSAID_BYTES = 4
 #: More bytes or elements than any event moves.
 _MOST_COUNT = 1 << 60
@@ -44,7 +44,7 @@ class TaskDraft:
         self.last: TaskDraft | None = None  # of a call, the last device task it launched
 
     def follow_task(self, previous: TaskDraft) -> None:
-        """Clip the start to the end of the previous task: older profiles have whole microseconds."""
+        """Clip the start to the end of the previous task, since older profiles have whole microseconds."""
         self.previous = previous
         if self.start < previous.end:
             self.start, self.end = previous.end, max(self.end, previous.end)

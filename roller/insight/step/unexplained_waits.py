@@ -1,8 +1,7 @@
-"""Waits of a profile without a known cause, and the part of a profile that is explained.
+"""Waits of a profile without a known cause, and the part of a profile that is explained."""
 
-A profile is cut only at its beginning, where the device still ran work that was queued before the first record or the
-first marked step: such work is not in the profile, so waits for it cannot be explained.
-"""
+# A profile is cut only at its beginning, where the device still ran work that was queued before the first record or the
+# first marked step. Such work is not in the profile, so waits for it cannot be explained.
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from itertools import accumulate
 
 from roller.insight.step.graph import Dependency, Lane, StepGraph, Task
 
-#: Largest share of unexplained waiting of a profile whose changes are predicted.
+#: Largest share of unexplained waits in a profile whose changes are predicted.
 MOST_UNEXPLAINED = 0.05
 
 
@@ -22,7 +21,7 @@ MOST_ERROR = 0.05
 
 
 def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
-    """Return whether the time of a replay differs from that of the profile, less unexplained waits."""
+    """Return whether the time of a replay differs from the profile's, beyond unexplained waits."""
     measured, unexplained = graph.measured_us, graph.unexplained_share
     error = replayed_us / measured - 1.0 if measured else 0.0
     return replayed_us > 0.0 and (error > MOST_ERROR or error < -unexplained - MOST_ERROR)
@@ -30,21 +29,13 @@ def is_replay_off(graph: StepGraph, replayed_us: float) -> bool:
 
 @dataclass(frozen=True)
 class Wait:
-    """A time span in which a stream, or a thread, waited without a known cause.
-
-    Parameters
-    ----------
-    lane
-        The stream or thread.
-    start_us, end_us
-        From the profile's first task on.
-    task
-        The task after the wait, or the call that waited.
-    """
+    """A time span in which a stream or a thread waited without a known cause."""
 
     lane: Lane
+    #: Times since the profile's first task.
     start_us: float
     end_us: float
+    #: The task after the wait, or the call that waited.
     task: str
 
     def __str__(self) -> str:
@@ -55,7 +46,7 @@ class Wait:
         return f"{rank}{self.lane.name} from {self.start_us / 1e3:.3f} to {self.end_us / 1e3:.3f} ms ({before} {name})"
 
 
-#: Largest share of a profile's device time before the end of a wait for work from before the profile.
+#: Largest share of a profile's device time before the end of a wait for earlier work.
 _DONE = 0.05
 #: Most characters of a kernel's name in a message.
 _LONGEST = 48
@@ -80,10 +71,7 @@ def describe_longest_waits(graph: StepGraph, most: int = 3) -> str:
 
 
 def explained_part(graph: StepGraph) -> StepGraph:
-    """Return a profile without its beginning, and with a note, if only that makes it explained.
-
-    A profile that is explained as a whole, or not even without its beginning, is returned unchanged.
-    """
+    """Return a profile without its beginning, and with a note, if that explains it; else unchanged."""
     if graph.unexplained_share <= MOST_UNEXPLAINED:
         return graph
     for since, first_step, why in sorted(_possible_cuts(graph), key=lambda cut: cut[0]):
@@ -94,7 +82,7 @@ def explained_part(graph: StepGraph) -> StepGraph:
 
 
 def _possible_cuts(graph: StepGraph) -> Iterator[tuple[float, int, str]]:
-    """Yield possible cuts: the time, the first step from then on, and why the beginning is left out."""
+    """Yield possible cuts: the time, the first step from then on, and the reason for the cut."""
     steps: dict[int, float] = {}
     for t in graph.tasks:
         if t.context.iteration >= 0 and not (graph.has_device and t.on_device):
@@ -117,7 +105,7 @@ def _end_of_profile(graph: StepGraph) -> float:
 
 
 def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float, int, str]:
-    """Return a cut at the next step's beginning, or within the last step if no other follows."""
+    """Return a cut at the beginning of the next step, or within the last step if no other follows."""
     later = [(at, step) for step, at in steps.items() if at >= since]
     at, step = min(later) if later else (since, max(steps, default=0))
     until = f", up to the profile's step {step}," if later and len(steps) > 1 else ""
@@ -125,7 +113,7 @@ def _cut_at_step(steps: dict[int, float], since: float, why: str) -> tuple[float
 
 
 def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
-    """Return the last wait for work from before the profile: of a stream's first task, or of a call before it."""
+    """Return the last wait for work from before the profile, by a stream's first task or a call before it."""
     # The device had done almost none of the profile's work when the wait ended.
     found: Wait | None = None
     device = [t for t in graph.tasks if t.on_device]
@@ -144,7 +132,8 @@ def _wait_for_earlier_work(graph: StepGraph) -> Wait | None:
 
 
 def drop_start(graph: StepGraph, since_us: float, first_step: int = 0) -> StepGraph:
-    """Return a profile from a time on: earlier tasks are dropped, running ones are clipped."""
+    """Return a profile from a time on; earlier tasks are dropped, running ones are clipped."""
+    # Tasks of steps before ``first_step`` then belong to no step.
     kept = [t for t in graph.tasks if t.measured_end_us > since_us or t.measured_start_us >= since_us]
     new = {t.id: n for n, t in enumerate(kept)}
     clipped = {t.id for t in kept if t.measured_start_us < since_us}

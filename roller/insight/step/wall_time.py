@@ -1,4 +1,4 @@
-"""Divides the wall time of a step among its tasks: each instant belongs to one task, so all parts sum to the step."""
+"""Division of a step's wall time among its tasks: each instant belongs to one task, so all parts sum to the step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ def wall_time_us(
     graph: StepGraph, start_us: Sequence[float], end_us: Sequence[float], tasks: Sequence[Task] | None = None,
     within: Sequence[_Span] | None = None,
 ) -> tuple[dict[int, float], float]:  # fmt: skip
-    """Return the wall time that belongs to each task, and the rest, in which none runs.
-
-    While a device computes, the time is that of its kernel; else that of a collective or transfer over a network; else
-    that of a call on a thread. Of several tasks of one such class the first to start has it.
+    """Return the wall time of each task, and the rest, in which no task runs.
 
     Examples
     --------
@@ -27,6 +24,9 @@ def wall_time_us(
     >>> wall_time_us(StepGraph(tasks, [], {}, 0.0, 0.0), [0.0, 4.0], [5.0, 10.0])
     ({1: 6.0, 0: 4.0}, 0.0)
     """
+    # While a device computes, the time belongs to its kernel; else to a collective or transfer over a network; else to
+    # a call on a thread. Of several tasks of one such class, the first to start has it. ``within`` has the spans that
+    # count, sorted and disjoint; by default the one from the first start to the last end.
     chosen = graph.tasks if tasks is None else tasks
     found: dict[int, float] = {}
     covered = [] if within is None else _gaps(within)
@@ -43,7 +43,7 @@ def wall_time_us(
 
 
 def _gaps(spans: Sequence[_Span]) -> list[_Span]:
-    """Return the times outside of spans."""
+    """Return the times outside spans."""
     ends, starts = [-math.inf, *(b for _, b in spans)], [*(a for a, _ in spans), math.inf]
     return [(end, start) for end, start in zip(ends, starts, strict=True) if end < start]
 
@@ -58,7 +58,7 @@ def _classes(tasks: Sequence[Task]) -> tuple[list[Task], ...]:
 
 
 def _parts_not_covered(spans: Sequence[tuple[float, float, int]], covered: Sequence[_Span]) -> dict[int, float]:
-    """Return the length of each span past those before it and outside of those that are covered."""
+    """Return the length of each span beyond earlier spans and outside the covered ones."""
     found: dict[int, float] = {}
     at, own_end = 0, -math.inf
     for start, end, number in spans:

@@ -1,10 +1,9 @@
-"""Attention that is written out as products and a softmax, in the fused kernels that the compiler puts in its place.
+"""Replacement of attention that is written out as products and a softmax by the compiler's fused kernels."""
 
-Inductor matches a graph before it lowers it (``torch/_inductor/fx_passes/fuse_attention.py``, PyTorch 2.13): a product
-of queries and keys, divided or multiplied by a number, a mask that is added, a softmax, dropout that does nothing, and
-the product with the values, each read by the next alone. Inference is described: in training the backward reads what
-lies between. A mask that selects (``where``) is in the patterns of few models, which are left out.
-"""
+# Inductor matches a graph before it lowers it (``torch/_inductor/fx_passes/fuse_attention.py``, PyTorch 2.13): a
+# product of queries and keys, scaling by a number, an added mask, a softmax, dropout that does nothing, and the product
+# with the values, each read by the next one only. Only inference is described, since in training the backward reads the
+# intermediate results. A mask that selects (``where``) is in the patterns of few models, which are left out.
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ from roller.insight.cost.library_settings import DEFAULT_TF32
 from roller.insight.trace.torch_release import TorchRelease
 from roller.insight.trace.trace import Operator, TensorRecord, Trace
 
-#: Release from which on attention of float32 is fused only where products may be computed in TF32 (pull request 151924
-#: of PyTorch, April 2025).
+#: First release that fuses float32 attention only where products may be computed in TF32 (pull request 151924 of
+#: PyTorch, April 2025).
 _CAREFUL_RELEASE = TorchRelease(2, 8)
 _SCALES, _CASTS = frozenset({"aten.div", "aten.mul"}), frozenset({"aten._to_copy", "aten.clone"})
 
@@ -34,7 +33,7 @@ def fusible_dtypes(trace: Trace) -> frozenset[str]:
 def with_fused_attention(
     operators: Sequence[Operator], dtypes: Collection[str], graph_of: Callable[[Operator], str | None]
 ) -> list[Operator]:
-    """Return operators with one of fused attention in place of each that is written out."""
+    """Return operators with each written-out attention replaced by a fused operator."""
     graph = _Graph(operators, graph_of)
     found: dict[int, Operator] = {}
     gone: set[int] = set()
@@ -47,7 +46,7 @@ def with_fused_attention(
 
 
 class _Graph:
-    """Who writes and who reads each storage; views read nothing."""
+    """Writers and readers of each storage; views read nothing."""
 
     def __init__(self, operators: Sequence[Operator], graph_of: Callable[[Operator], str | None]) -> None:
         self.operators, self.graph_of = operators, graph_of
@@ -64,16 +63,16 @@ class _Graph:
                     self.writers[storage].append(place)
 
     def is_one(self, places: Collection[int]) -> bool:
-        """Return whether operators are of one graph."""
+        """Return whether operators belong to one graph."""
         return len({self.graph_of(self.operators[n]) for n in places}) == 1
 
     def writer(self, record: TensorRecord) -> int | None:
-        """Return the operator that alone writes a tensor; ``None`` of one that several write, or none here."""
+        """Return the only operator that writes a tensor; ``None`` if none or several do."""
         found = self.writers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
 
     def only_reader(self, record: TensorRecord) -> int | None:
-        """Return the operator that alone reads a tensor."""
+        """Return the only operator that reads a tensor; ``None`` if none or several do."""
         found = self.readers.get(record.storage, ())
         return found[0] if len(found) == 1 else None
 
@@ -94,7 +93,7 @@ class _Match:
     mask: TensorRecord | None
 
     def operator(self, product: Operator) -> Operator:
-        """Return the fused operator in place of the last product; it writes the heads of a token side by side."""
+        """Return the fused operator, which writes the heads of a token contiguously."""
         batch, heads, rows, _ = self.query.shape
         depth = self.value.shape[-1]
         out = replace(
@@ -112,7 +111,7 @@ class _Match:
 
 
 def _match(graph: _Graph, place: int, softmax: Operator) -> _Match | None:
-    """Return the attention around a softmax over its last dimension."""
+    """Return the attention around a softmax over its last dimension; ``None`` if there is none."""
     x = softmax.inputs[0]
     if len(x.shape) != 4 or int(softmax.arguments.get("dim", -1)) % 4 != 3:
         return None
@@ -133,7 +132,7 @@ def _match(graph: _Graph, place: int, softmax: Operator) -> _Match | None:
 
 
 def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[int]] | None:
-    """Return the product of queries and keys before a softmax, the mask, and what lies between."""
+    """Return the product of queries and keys before a softmax, the mask, and the operators between them."""
     mask: TensorRecord | None = None
     between: set[int] = set()
     record = graph.operators[place].inputs[0]
@@ -146,7 +145,7 @@ def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[in
             return at, mask, between
         large = [t for t in operator.inputs if element_count(t) == element_count(record)]
         if packet == "aten.add" and mask is None and len(operator.inputs) == 2:
-            # the scores are the operand that is computed for this sum alone
+            # the scores are the operand that is computed only for this sum
             scores = [t for t in large if graph.only_reader(t) is not None and graph.writer(t) is not None]
             if not scores:
                 return None
@@ -159,7 +158,7 @@ def _before(graph: _Graph, place: int) -> tuple[int, TensorRecord | None, set[in
 
 
 def _after(graph: _Graph, place: int) -> tuple[int, set[int]] | None:
-    """Return the product with the values after a softmax, and what lies between."""
+    """Return the product with the values after a softmax, and the operators between them."""
     between: set[int] = set()
     record = graph.operators[place].outputs[0]
     while True:
@@ -176,7 +175,7 @@ def _after(graph: _Graph, place: int) -> tuple[int, set[int]] | None:
 
 
 def _operand(graph: _Graph, record: TensorRecord, outer: Sequence[int], places: set[int]) -> TensorRecord | None:
-    """Return an operand of a batched product in four dimensions, without the copy that only the product needs."""
+    """Return an operand of a batched product in four dimensions, without a copy that only the product needs."""
     if record.shape[0] != outer[0] * outer[1]:
         return None
     at = graph.writer(record)
@@ -190,5 +189,4 @@ def _operand(graph: _Graph, record: TensorRecord, outer: Sequence[int], places: 
 
 
 def _is_turned(record: TensorRecord) -> bool:
-    """Return whether the rows of a matrix are its innermost dimension."""
     return record.stride[-1] != 1

@@ -1,4 +1,4 @@
-"""A traced step as PyTorch's compiler runs it: fused kernels in place of operators, and the memory that these need."""
+"""A traced step as PyTorch's compiler runs it: fused kernels in place of operators, and their memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,6 @@ from roller.insight.trace.trace import AllocEvent, FreeEvent, Operator, Storage,
 def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
     """Return a trace as PyTorch's compiler runs it.
 
-    Operators of forward and backward that the selection covers become calls of libraries and generated kernels
-    (``inductor.triton_...``); storages between nodes of one kernel are gone, all others are allocated where they are
-    written and freed after their last use. The update of the parameters stays as it is.
-
     Examples
     --------
     >>> from roller.insight.trace.trace import TensorRecord
@@ -32,6 +28,9 @@ def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
     >>> [operator.name for operator in compiled_trace(Trace((exp, neg), (), {}, (0, 2))).operators]
     ['inductor.triton_poi_fused_exp_neg.default']
     """
+    # Forward and backward operators that the selection covers become library calls and generated kernels
+    # (``inductor.triton_...``). Storages between nodes of one kernel vanish; all others are allocated where they are
+    # written and freed after their last use. The update of the parameters does not change.
     writer = _TraceWriter(trace, selection or selection_of(trace) or Selection())
     for start, end in zip(trace.iterations, trace.iterations[1:], strict=False):
         writer.add_step(start, end)
@@ -39,7 +38,7 @@ def compiled_trace(trace: Trace, selection: Selection | None = None) -> Trace:
 
 
 def _segments(operators: Sequence[Operator]) -> Iterator[list[Operator]]:
-    """Yield runs of operators: a forward with its backward, and what is neither."""
+    """Yield runs of operators: a forward with its backward, or operators of other phases."""
     found: list[Operator] = []
     for phase, run in groupby(operators, key=lambda o: o.phase if o.phase in COMPILED_PHASES else "other"):
         if phase == "backward" and found and found[-1].phase == "forward":
@@ -58,7 +57,7 @@ class _TraceWriter:
     def __init__(self, trace: Trace, selection: Selection) -> None:
         self.old, self.selection = trace, selection
         self.operators: list[Operator] = []
-        self.events: list[tuple[int, int, AllocEvent | FreeEvent]] = []  # place, rank there, event
+        self.events: list[tuple[int, int, AllocEvent | FreeEvent]] = []  # position, rank at that position, event
         self.iterations = [0]
         self.storages = dict(trace.storages)
         self.free_at = {e.storage: e.operator for e in trace.events if isinstance(e, FreeEvent)}
@@ -66,8 +65,8 @@ class _TraceWriter:
         self.builder = Builder(
             1 + max((*trace.storages, *trace.allocations, *_storages_of(trace.operators)), default=0)
         )
-        self.rewritten: set[int] = set()  # storages whose allocations are written anew
-        self.outliving: set[int] = set()  # those of them that are freed when they were
+        self.rewritten: set[int] = set()  # storages whose allocations are rewritten
+        self.outliving: set[int] = set()  # rewritten storages that are freed where they were before
 
     def add_step(self, start: int, end: int) -> None:
         """Add one step."""
@@ -106,10 +105,8 @@ class _TraceWriter:
                     {v.storage for v in outlives})  # fmt: skip
 
     def _outliving(self, nodes: Sequence[LoopNode], last: int) -> set[Value]:
-        """Return the values that something reads after the segment.
-
-        Their memory is freed after it; a result that no operator reads may also be freed right after the last one.
-        """
+        """Return the values that are read after the segment."""
+        # Their memory is freed after the segment; an unread result may also be freed right after the last operator.
         unread = unread_values(nodes)
         if not self.old.events:
             return unread
@@ -119,7 +116,7 @@ class _TraceWriter:
         return {v for s, v in latest.items() if s in freed and (freed[s] > last or (freed[s] == last and v in unread))}
 
     def _write(self, segment: Sequence[Operator], emitted: Sequence[Emitted], outlives: set[int]) -> None:
-        """Add the operators of a segment, with allocations where they are written and frees after their last use."""
+        """Add a segment's operators, with allocations where storages are written and frees after their last use."""
         old, within, here = self.old.allocations, {o.index for o in segment}, len(self.operators) - 1
         own = {s for s in _storages_of(segment) if s in old and old[s].operator in within}
         allocated: dict[int, tuple[int, int]] = {}
@@ -142,11 +139,11 @@ class _TraceWriter:
                 self.events.append((last_use[storage], 2, FreeEvent(storage, last_use[storage])))
         self.rewritten |= own
         self.outliving |= outlives & allocated.keys()
-        for o in segment:  # in place of an operator that is gone: what runs where it was
+        for o in segment:  # map a removed operator to the one that runs in its place
             here = self.new_index.setdefault(o.index, here)
 
     def trace(self) -> Trace:
-        """Return the new trace."""
+        """Return the compiled trace."""
         for event in self.old.events:
             kept = isinstance(event, FreeEvent) and event.storage in self.outliving
             if kept or event.storage not in self.rewritten:

@@ -1,4 +1,4 @@
-"""Nodes of every operator: a compiler takes norms, softmax and biases apart into reductions and element-wise nodes."""
+"""Loop nodes of every operator: norms, softmax and biases become reductions and element-wise nodes."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from roller.insight.cost.gpu.operator_table import COPYING, FILLING, NOTHING, PO
 from roller.insight.cost.gpu.operator_view import View, element_count
 from roller.insight.trace.trace import Operator, TensorRecord
 
-#: Reduced elements from which on a reduction is a loop; fewer are written out (``unroll_reductions_threshold``).
+#: Reduced elements from which on a reduction is a loop; fewer are unrolled (``unroll_reductions_threshold``).
 UNROLLED = 8
 #: Adds the nodes of the operator at an index.
 Rule = Callable[[Builder, int, View], None]
 
 
 class _Undescribed(Exception):
-    """A rule does not describe an operator with these arguments."""
+    """No rule describes an operator with these arguments."""
 
 
 def add_nodes(builder: Builder, index: int, operator: Operator) -> None:
-    """Add the nodes of an operator; a view has none, and what no rule describes is a call of a library."""
+    """Add the nodes of an operator: none for a view, a library call if no rule describes it."""
     view = View(operator)
     name = view.packet.removeprefix("aten.")
     if is_view(view) or name in NOTHING or not any(map(element_count, (*view.inputs, *view.outputs))):
         return
     rule = _RULES.get(name, extern)
     if not view.outputs or not all(len(t.stride) == len(t.shape) for t in (*view.inputs, *view.outputs)):
-        rule = extern  # of lists, or of a sparse tensor
+        rule = extern  # tensor lists, or a sparse tensor
     if rule is not extern and _writes_part(view):
         rule = extern  # a part of a tensor, written in place
     before = len(builder.nodes)
     try:
         rule(builder, index, view)
-    except (_Undescribed, KeyError):  # KeyError: of a missing tensor
+    except (_Undescribed, KeyError):  # KeyError: a missing tensor
         builder.undo(before)
         extern(builder, index, view)
 
 
 def _first_inputs(view: View, count: int = 1) -> tuple[TensorRecord, ...]:
-    """Return the first inputs, of which an operator on the host's tensors has fewer."""
+    """Return the first inputs; an operator on host tensors may have too few."""
     if len(view.inputs) < count:
         raise _Undescribed(f"{view.operator.name}: {len(view.inputs)} inputs")
     return view.inputs[:count]
 
 
 def _writes_part(view: View) -> bool:
-    """Return whether an operator in place writes a view that is not the whole of its storage's tensor."""
+    """Return whether an in-place operator writes only a part of its storage's tensor."""
     return view.in_place and bool(view.outputs) and (view.out.offset != 0 or not _is_dense(view.out))
 
 
@@ -83,7 +83,7 @@ def fill(builder: Builder, index: int, view: View) -> None:
 
 
 def draw(builder: Builder, index: int, view: View) -> None:
-    """Add random numbers, of which only ``bernoulli`` reads a tensor: its probabilities."""
+    """Add random numbers; only ``bernoulli`` reads a tensor, its probabilities."""
     own = view.tensor("self") if view.packet == "aten.bernoulli" and view.overload in ("default", "out") else None
     given = [t for t in (view.tensor("p"), own) if t is not None and not (view.in_place and t is own)]
     builder.add(
@@ -102,7 +102,7 @@ def copy(builder: Builder, index: int, view: View) -> None:
 
 
 def max_pool(builder: Builder, index: int, view: View) -> None:
-    """Add a maximum over windows, whose places are kept as offsets of one byte."""
+    """Add a maximum over windows, whose positions are stored as one-byte offsets."""
     out, *places = view.outputs
     short = [replace(t, dtype="int8") for t in places]
     builder.add(
@@ -121,7 +121,7 @@ def max_pool_backward(builder: Builder, index: int, view: View) -> None:
 
 
 def dropout(builder: Builder, index: int, view: View) -> None:
-    """Add a random mask, and its product with the input."""
+    """Add a random mask and its product with the input."""
     if len(view.outputs) < 2:
         raise _Undescribed(f"{view.operator.name}: no mask")
     out, mask = view.outputs[:2]
@@ -138,7 +138,7 @@ def concatenate(builder: Builder, index: int, view: View) -> None:
 
 
 def gather(builder: Builder, index: int, view: View) -> None:
-    """Add a gather: it reads the indices, and as many elements of the table as it writes."""
+    """Add a gather, which reads the indices and as many table elements as it writes."""
     (table,), rest = _first_inputs(view), view.inputs[1:]
     taken = replace(with_shape_of(table, view.out), offset=-1 - index)
     builder.add(
@@ -148,7 +148,7 @@ def gather(builder: Builder, index: int, view: View) -> None:
 
 
 def reduction(builder: Builder, index: int, view: View) -> None:
-    """Add a reduction over some dimensions; of two tensors, an element-wise maximum or minimum."""
+    """Add a reduction over some dimensions; with two tensors, an element-wise maximum or minimum."""
     (x,) = _first_inputs(view)
     if view.overload == "other":
         pointwise()(builder, index, view)
@@ -177,7 +177,7 @@ def _reduce_then_map(
     builder: Builder, index: int, view: View, large: Sequence[TensorRecord], small: Sequence[TensorRecord],
     out: TensorRecord, statistics: Sequence[TensorRecord], length: int, trailing: bool,
 ) -> None:  # fmt: skip
-    """Add sums over each row of large tensors, and an element-wise function of these, the sums and small tensors."""
+    """Add row sums of large tensors, then an element-wise function of these, the sums and small tensors."""
     rows = element_count(large[0]) // max(1, length)
     sums = tuple(statistics) or (builder.temporary((rows,), "float32"),)
     _reduce(builder, index, view, large, sums, length, trailing)
@@ -187,7 +187,7 @@ def _reduce_then_map(
 
 
 def softmax(builder: Builder, index: int, view: View) -> None:
-    """Add a softmax: maximum and sum of each row, then the quotient."""
+    """Add a softmax: maximum and sum per row, then the quotient."""
     (x,), dim = _first_inputs(view), int(view.argument("dim", -1))
     length = x.shape[dim] if x.shape else 1
     _reduce_then_map(builder, index, view, (x,), (), view.out, (), length, is_trailing(x, (dim,)))
@@ -213,7 +213,7 @@ def layer_norm(builder: Builder, index: int, view: View) -> None:
 
 
 def layer_norm_backward(builder: Builder, index: int, view: View) -> None:
-    """Add the gradients of a norm over the last dimensions: of its input by rows, of its parameters over all rows."""
+    """Add the gradients of a norm over the last dimensions: input by rows, parameters over all rows."""
     gradient, x = _first_inputs(view, 2)
     shape = view.argument("normalized_shape", x.shape[-1:])
     dims, length = range(len(x.shape) - len(shape), len(x.shape)), math.prod(shape)
@@ -251,12 +251,12 @@ def group_norm_backward(builder: Builder, index: int, view: View) -> None:
 
 
 def loop_is_channels_first(x: TensorRecord) -> bool:
-    """Return whether channels are outside of the other dimensions but the first."""
+    """Return whether all dimensions after the first two are innermost in memory."""
     return is_trailing(x, range(2, len(x.shape)))
 
 
 def batch_norm(builder: Builder, index: int, view: View) -> None:
-    """Add a norm over each channel: with the batch's statistics a reduction of its own, then an element-wise node."""
+    """Add a norm over each channel: batch statistics are a reduction of their own before the element-wise node."""
     x = view.required_tensor("input", 0)
     own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
     if view.packet in ("aten._native_batch_norm_legit_no_training", "aten._batch_norm_no_update"):
@@ -282,7 +282,7 @@ def batch_norm_backward(builder: Builder, index: int, view: View) -> None:
 
 
 def convolution(builder: Builder, index: int, view: View) -> None:
-    """Add a convolution, and an element-wise node that adds its bias."""
+    """Add a convolution, and an element-wise node for its bias."""
     bias = view.tensor("bias")
     if bias is None:
         extern(builder, index, view)
@@ -297,7 +297,7 @@ def convolution(builder: Builder, index: int, view: View) -> None:
 
 
 def convolution_backward(builder: Builder, index: int, view: View) -> None:
-    """Add the gradients of a convolution's image and weights as one call, that of its bias as a reduction."""
+    """Add a convolution's image and weight gradients as one call, its bias gradient as a reduction."""
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, False))
     outputs = list(view.outputs)
     if wanted[2]:
@@ -312,7 +312,7 @@ def convolution_backward(builder: Builder, index: int, view: View) -> None:
 
 
 def elementwise_loss(builder: Builder, index: int, view: View) -> None:
-    """Add an element-wise loss, with its mean or sum if one is asked for."""
+    """Add an element-wise loss, with its mean or sum if requested."""
     if view.argument("reduction", 1) == 0:
         pointwise(4)(builder, index, view)
     else:
@@ -335,7 +335,7 @@ _MOVES = ("constant_pad_nd", "roll", "flip", "repeat", "tril", "triu", "pixel_sh
           "binary_cross_entropy_backward")  # fmt: skip
 _REDUCTIONS = ("sum", "mean", "prod", "amax", "amin", "argmax", "argmin", "max", "min", "all", "any", "norm",
                "linalg_vector_norm", "logsumexp", "var", "var_mean", "std", "count_nonzero")  # fmt: skip
-#: Operators that draw numbers; functorch forbids to compute them again.
+#: Operators that draw random numbers, which functorch forbids to recompute.
 _RANDOM = ("rand", "randn", "rand_like", "randn_like", "randint", "randint_like", "randperm", "uniform", "normal",
            "exponential", "bernoulli")  # fmt: skip
 _RULES: dict[str, Rule] = {

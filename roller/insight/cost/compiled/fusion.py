@@ -11,39 +11,31 @@ from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, is_
 from roller.insight.cost.gpu.operator_view import distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Most nodes of a kernel, rounds of fusion, and readers of a buffer that are compared pairwise (``max_fusion_size``,
-#: ten rounds in ``Scheduler.fuse_nodes``, ``max_fusion_buffer_group_pairwise_attempts``; PyTorch 2.13).
+#: Most nodes of a kernel, rounds of fusion, and most readers of a buffer that are compared pairwise
+#: (``max_fusion_size``, ten rounds in ``Scheduler.fuse_nodes``, ``max_fusion_buffer_group_pairwise_attempts``; PyTorch
+#: 2.13).
 MOST_NODES, ROUNDS, MOST_COMPARED = 64, 10, 64
-#: Bytes that a fusion saves at least (``score_fusion_memory_threshold``).
+#: Fewest bytes that a fusion has to save (``score_fusion_memory_threshold``).
 LEAST_SAVED_BYTES = 10
 
 
 @dataclass(eq=False)
 class Group:
-    """Nodes of one kernel.
-
-    Parameters
-    ----------
-    nodes
-        In order.
-    first, last
-        Places of the first and the last node.
-    before, after
-        Groups that write what this one reads, and that read what it writes.
-    latest
-        No group that has to run before this one has a later last node; at least ``last``.
-    """
+    """Nodes of one kernel."""
 
     nodes: list[LoopNode]
+    #: Positions of the first and the last node.
     first: int
     last: int
+    #: Groups that write values this group reads, and groups that read values it writes.
     before: set[Group] = field(default_factory=set, repr=False)
     after: set[Group] = field(default_factory=set, repr=False)
+    #: Latest last node of all groups that have to run before this one, and of the group itself.
     latest: int = 0
 
     @property
     def loops(self) -> LoopNode:
-        """The node whose loops the kernel has: its reduction, or any element-wise node."""
+        """Node whose loops the kernel has: its reduction, or any element-wise node."""
         return next((n for n in self.nodes if n.kind == "reduction"), self.nodes[0])
 
     @property
@@ -52,7 +44,7 @@ class Group:
         return self.loops.kind == "reduction"
 
     def reads(self) -> dict[Access, TensorRecord]:
-        """Return the reads of values from outside."""
+        """Return the reads of values that other groups compute."""
         own = {value for node in self.nodes for value in node.writes}
         return {a: t for node in self.nodes for a, t in node.reads.items() if a.value not in own}
 
@@ -62,14 +54,10 @@ class Group:
 
 
 def fuse(nodes: Sequence[LoopNode]) -> list[Group]:
-    """Return kernels, in an order in which each runs after what it reads.
-
-    Notes
-    -----
-    Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
-    bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
-    the innermost ones is fused with no element-wise node over all its points.
-    """
+    """Return fused kernels in an order in which each runs after the kernels whose results it reads."""
+    # Pairs of kernels that share a buffer are fused, those of one kind (reductions, or none) and with the most shared
+    # bytes first, if their loops agree and no third kernel has to run between them. A reduction over axes that are not
+    # innermost is fused with no element-wise node over all its points.
     groups = [Group([node], n, n, latest=n) for n, node in enumerate(nodes)]
     writer = {value: group for group in groups for node in group.nodes for value in node.writes}
     for group in groups:
@@ -100,7 +88,7 @@ def _find(merged: dict[Group, Group], group: Group) -> Group:
 
 
 def _merge(a: Group, b: Group) -> None:
-    """Put the nodes of ``b`` into ``a``."""
+    """Merge the nodes of ``b`` into ``a``."""
     a.nodes = sorted(a.nodes + b.nodes, key=lambda n: (n.operator, n.kind == "pointwise"))
     a.first, a.last = min(a.first, b.first), max(a.last, b.last)
     for x in b.before:
@@ -156,7 +144,7 @@ def _add(shared: dict[tuple[int, int], tuple[Group, Group, float]], one: Group, 
 
 
 def _can_fuse(a: Group, b: Group) -> bool:
-    """Return whether the loops of two kernels agree, of which ``a`` begins earlier."""
+    """Return whether the loops of two kernels agree; ``a`` begins earlier."""
     if len(a.nodes) + len(b.nodes) > MOST_NODES or a.nodes[0].graph != b.nodes[0].graph:
         return False
     x, y = a.loops, b.loops
@@ -169,12 +157,12 @@ def _can_fuse(a: Group, b: Group) -> bool:
 
 
 def _has_path_between(a: Group, b: Group) -> bool:
-    """Return whether some other kernel has to run between two of them."""
+    """Return whether a third kernel has to run between two of them."""
     low = min(a.first, b.first)
     todo, seen = [g for g in (a.before | b.before) if g is not a and g is not b], set[Group]()
     while todo:
         group = todo.pop()
-        if group in seen or group.latest < low:  # all on its side is before both
+        if group in seen or group.latest < low:  # everything upstream of it runs before both
             continue
         seen.add(group)
         if a in group.before or b in group.before:
@@ -184,7 +172,7 @@ def _has_path_between(a: Group, b: Group) -> bool:
 
 
 def _in_order(groups: Sequence[Group]) -> list[Group]:
-    """Return groups in an order in which each follows what it reads, else by their first nodes."""
+    """Return groups in an order in which each follows those it reads from, else by their last nodes."""
     waiting = {g: len(g.before) for g in groups}
     ready = [(g.last, n, g) for n, g in enumerate(groups) if not g.before]
     heapq.heapify(ready)

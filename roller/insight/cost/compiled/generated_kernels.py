@@ -1,4 +1,4 @@
-"""The operators of a compiled graph: calls of libraries, and generated kernels in place of all others."""
+"""Operators of a compiled graph: library calls, and generated kernels in place of all other operators."""
 
 from __future__ import annotations
 
@@ -13,34 +13,24 @@ from roller.insight.cost.compiled.partition import partition
 from roller.insight.cost.gpu.operator_view import View
 from roller.insight.trace.trace import GENERATED, Operator, TensorRecord
 
-#: Operators named in a kernel's name, and reduced elements up to which a block holds a whole row.
+#: Most operators in a kernel's name, and most reduced elements of a row that one block holds whole.
 _MOST_NAMED, _PERSISTENT = 6, 1024
 
 
 @dataclass(frozen=True)
 class Emitted:
-    """An operator of the compiled graph.
-
-    Parameters
-    ----------
-    operator
-        What runs.
-    of
-        Places, in the list that was compiled, of the operators that it computes.
-    writes
-        Storages that it writes.
-    is_generated
-        Whether it is a kernel that the compiler generates.
-    """
+    """An operator of the compiled graph."""
 
     operator: Operator
+    #: Positions, in the compiled list, of the operators that it computes.
     of: tuple[int, ...]
+    #: Storages that it writes.
     writes: frozenset[int]
     is_generated: bool
 
 
 def unread_values(nodes: Sequence[LoopNode]) -> set[Value]:
-    """Return the values that no node reads, of those that their storages hold in the end."""
+    """Return the final values of storages that no node reads."""
     read = {value for node in nodes for value in node.values()}
     return {v for v in {value.storage: value for node in nodes for value in node.writes}.values() if v not in read}
 
@@ -49,7 +39,8 @@ def compile_graph(
     operators: Sequence[Operator], builder: Builder, graph_of: Callable[[Operator], str | None],
     outliving: Callable[[Sequence[LoopNode]], set[Value]] = unread_values,
 ) -> list[Emitted]:  # fmt: skip
-    """Return what runs in place of the operators of a forward and its backward, in order."""
+    """Return the operators that replace those of a forward and its backward, in order."""
+    # Nodes of different graphs are not fused: each graph stores its results.
     start = len(builder.nodes)
     for place, operator in enumerate(operators):
         graph, first = graph_of(operator), len(builder.nodes)
@@ -70,7 +61,7 @@ def compile_graph(
 
 
 def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[Emitted]:
-    """Return the kernels and calls of nodes, without those whose results nothing reads."""
+    """Return the kernels and calls of nodes, without those whose results are never read."""
     groups = fuse(inline(nodes, needed))
     readers: dict[Value, set[int]] = {}
     for n, group in enumerate(groups):
@@ -90,7 +81,7 @@ def _emit(operators: Sequence[Operator], nodes: Sequence[LoopNode], needed: Coll
 
 
 def _generated(operators: Sequence[Operator], group: Group, written: tuple[TensorRecord, ...]) -> Emitted:
-    """Return the operator of a generated kernel; it belongs to the line and module of its last node."""
+    """Return the operator of a generated kernel, with the line and module of its last node."""
     members = dict.fromkeys(member for node in group.nodes for member in node.members)
     names = list(dict.fromkeys(name for _, name in sorted(members)))
     loops, last = group.loops, group.nodes[-1]
@@ -103,7 +94,7 @@ def _generated(operators: Sequence[Operator], group: Group, written: tuple[Tenso
 
 
 class _NewStorages(dict[Value, int]):
-    """Numbers of storages for values that are computed again."""
+    """Storage numbers of recomputed values."""
 
     def __init__(self, builder: Builder) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Element-wise nodes that are never stored: their readers compute them again."""
+"""Inlining of element-wise nodes: their results are never stored, and their readers recompute them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from roller.insight.cost.compiled.loop_nodes import Access, LoopNode, Value, acc
 from roller.insight.cost.gpu.operator_view import element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Reads up to which an element-wise node with several readers is computed in each of them, reads and operations from
-#: which on it is stored, and inputs up to which a concatenation is element-wise (``realize_reads_threshold``,
+#: Most reads of an element-wise node that is recomputed in each of several readers, most reads and operations of a node
+#: that is not stored, and most inputs of an element-wise concatenation (``realize_reads_threshold``,
 #: ``_realize_acc_reads_threshold_default``, ``_realize_opcount_threshold_default``, ``max_pointwise_cat_inputs`` of
 #: ``torch/_inductor/config.py``, PyTorch 2.13).
 SHARED_READS, MOST_READS, MOST_OPERATIONS, MOST_JOINED = 4, 8, 30, 8
 
 
 def inline(nodes: Sequence[LoopNode], needed: Collection[Value]) -> list[LoopNode]:
-    """Return the nodes whose results are stored; these read what the others would have read."""
+    """Return the nodes whose results are stored; they read the inputs of the inlined nodes."""
     readers: dict[Value, list[LoopNode]] = defaultdict(list)
     for node in nodes:
         for value in node.values():
@@ -42,7 +42,7 @@ def _is_stored(node: LoopNode, readers: Sequence[LoopNode], needed: Collection[V
     if any(r.kind == "extern" or r.graph != node.graph for r in readers):
         return True
     if node.is_random and len(readers) > 1:
-        return True  # each of them reads the same numbers
+        return True  # all readers need the same numbers
     reads = len(node.reads)
     if not reads:
         return False  # a constant
@@ -76,11 +76,9 @@ def _with_inputs_inlined(node: LoopNode, gone: dict[Value, LoopNode]) -> LoopNod
 def _through_view(
     access: Access, read: TensorRecord, written: TensorRecord, record: TensorRecord
 ) -> tuple[Access, TensorRecord]:
-    """Return a read of an inlined node, by a reader that takes ``record``, a view of what the node would have written.
-
-    A read in the layout of the result is the same view of its own tensor. One in another layout is no longer in the
-    order of memory, and a smaller one, of a row or of a channel, stays.
-    """
+    """Return an inlined node's read as seen through ``record``, the view of its result that a reader takes."""
+    # A read in the layout of the result becomes the same view of its own tensor. A read in another layout is no longer
+    # in memory order; a smaller one, such as a row or a channel, stays.
     if (read.shape, read.stride) == (written.shape, written.stride):
         seen = replace(
             record, storage=read.storage, dtype=read.dtype, offset=record.offset - written.offset + read.offset

@@ -1,4 +1,4 @@
-"""Operators of a step as a compiler's nodes of loops: element-wise nodes, reductions, and calls of libraries."""
+"""Operators of a step as a compiler's loop nodes: element-wise nodes, reductions, and library calls."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from roller.insight.trace.trace import Operator, Phase, TensorRecord
 
 
 class Value(NamedTuple):
-    """Contents of a storage: an operator in place makes a further version."""
+    """One version of a storage's contents; an in-place operator makes the next version."""
 
     storage: int
     version: int = 0
 
 
 class Access(NamedTuple):
-    """A read of a value: two reads of equal places are one in a fused kernel."""
+    """A read of a value; equal reads are one read in a fused kernel."""
 
     value: Value
     offset: int
@@ -28,59 +28,41 @@ class Access(NamedTuple):
 
 @dataclass
 class LoopNode:
-    """A node of the step's graph.
+    """A node of the step's graph."""
 
-    Parameters
-    ----------
-    operator
-        Index of its operator in the list that is compiled.
-    kind
-        ``"extern"``: a call of a library, or of a kernel of PyTorch's own, which is fused with nothing.
-    rows, length
-        Results of its loops, and elements that each of them reduces (1 of an element-wise node).
-    trailing
-        Whether the reduced axes are the innermost ones in memory, so that what follows fits the same loops.
-    reads, writes
-        Tensors by access, and results by value.
-    operations
-        Scalar functions for each element, of the node and of those inlined into it.
-    windowed
-        Whether it reads elements several times, so that its inputs are stored before.
-    joins
-        Inputs of a concatenation; 0 of all other nodes.
-    call
-        The operator that a call of a library runs, where it is not the traced one.
-    inlined
-        Operators of the nodes inlined into it, each with its name.
-    is_random
-        Whether it draws numbers, which cannot be drawn again.
-    recomputed
-        Whether the backward runs it once more.
-    graph
-        Of its operator; ``None`` of one that is not compiled.
-    """
-
+    #: Index of its operator in the compiled list.
     operator: int
+    #: ``"extern"``: a call of a library or of PyTorch's own kernel, which is never fused.
     kind: Literal["pointwise", "reduction", "extern"]
     name: str
     phase: Phase
+    #: Results of its loops, and elements that each result reduces (1 for an element-wise node).
     rows: int = 0
     length: int = 1
+    #: Whether the reduced axes are innermost in memory, so that later nodes fit the same loops.
     trailing: bool = True
     reads: dict[Access, TensorRecord] = field(default_factory=dict)
     writes: dict[Value, TensorRecord] = field(default_factory=dict)
+    #: Scalar functions per element, of the node and of those inlined into it.
     operations: int = 1
+    #: Whether it reads elements several times, so that its inputs are stored.
     windowed: bool = False
+    #: Inputs of a concatenation; 0 for all other nodes.
     joins: int = 0
+    #: Operator that a library call runs, where it is not the traced one.
     call: Operator | None = None
+    #: Index and name of each operator whose nodes are inlined.
     inlined: tuple[tuple[int, str], ...] = ()
+    #: Whether it draws random numbers, which cannot be recomputed.
     is_random: bool = False
+    #: Whether the backward runs it once more.
     recomputed: bool = False
+    #: Graph of its operator; ``None`` if the operator is not compiled.
     graph: str | None = ""
 
     @property
     def points(self) -> int:
-        """Points of the whole loop nest."""
+        """Points of the loop nest."""
         return self.rows * self.length
 
     @property
@@ -94,7 +76,7 @@ class LoopNode:
 
 
 def access_of(value: Value, record: TensorRecord) -> Access:
-    """Return the access of a tensor; dimensions that are contiguous in one another are one."""
+    """Return the access of a tensor, with contiguous dimensions merged."""
     merged: list[tuple[int, int]] = []
     own = [(n, s) for n, s in zip(record.shape, record.stride, strict=False) if n != 1]
     for extent, stride in sorted(own, key=lambda d: -d[1]):
@@ -106,7 +88,7 @@ def access_of(value: Value, record: TensorRecord) -> Access:
 
 
 def is_flat(access: Access, points: int) -> bool:
-    """Return whether an access reads ``points`` neighbours in memory."""
+    """Return whether an access reads ``points`` consecutive elements."""
     return access.layout == ((points, 1),) or (points == 1 and not access.layout)
 
 
@@ -117,20 +99,14 @@ def loop_order(record: TensorRecord) -> tuple[int, ...]:
 
 
 def is_trailing(record: TensorRecord, dims: Iterable[int]) -> bool:
-    """Return whether some dimensions of a tensor are its innermost ones in memory."""
+    """Return whether some dimensions of a tensor are the innermost ones in memory."""
     order, wanted = loop_order(record), {d % max(1, len(record.shape)) for d in dims}
     inner = [d for d in order if d in wanted]
     return list(order[len(order) - len(inner) :]) == inner
 
 
 class Builder:
-    """Nodes of operators in order; keeps the version of each storage and the numbers of new ones.
-
-    Parameters
-    ----------
-    first_storage
-        Number from which on storages are free.
-    """
+    """Builds the nodes of operators in order; tracks the version of each storage, and numbers new storages."""
 
     def __init__(self, first_storage: int) -> None:
         self.nodes: list[LoopNode] = []
@@ -138,11 +114,11 @@ class Builder:
         self._next = first_storage
 
     def current(self, record: TensorRecord) -> Value:
-        """Return the value that a tensor holds now."""
+        """Return the current value of a tensor."""
         return Value(record.storage, self._versions.get(record.storage, 0))
 
     def new_storage(self) -> int:
-        """Return the number of a storage that the trace does not have."""
+        """Return a storage number that the trace does not use."""
         self._next += 1
         return self._next - 1
 
@@ -158,7 +134,7 @@ class Builder:
     ) -> LoopNode:  # fmt: skip
         """Add a node that reads the current values of tensors, and writes new ones."""
         read = {access_of(self.current(t), t): t for t in reads if element_count(t)}
-        for access in read:  # what is written there later is another value
+        for access in read:  # a later write makes another version
             self._versions.setdefault(access.value.storage, 0)
         written = {}
         for t in writes:
@@ -172,7 +148,7 @@ class Builder:
         return node
 
     def undo(self, count: int) -> None:
-        """Remove all nodes but the first ``count``; tensors hold the values from before them."""
+        """Remove all nodes but the first ``count``, and restore the storages' versions."""
         for node in reversed(self.nodes[count:]):
             for value in node.writes:
                 self._versions[value.storage] = max(0, value.version - 1)
@@ -180,6 +156,6 @@ class Builder:
 
 
 def with_shape_of(record: TensorRecord, like: TensorRecord) -> TensorRecord:
-    """Return a read of as many elements of a table as a result has: those that a gather takes."""
+    """Return the read of the table elements that a gather takes, as many as its result has."""
     stride = tuple(math.prod(like.shape[n + 1 :]) for n in range(len(like.shape)))
     return replace(record, shape=like.shape, stride=stride)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Any
 
-#: Capacity of an edge that no cut has.
+#: Capacity of an edge that is never cut.
 INFINITE = float("inf")
 _LEAST = 1e-6
 
@@ -35,7 +35,7 @@ class Network:
             self._residual.append(residual)
 
     def minimum_cut(self, source: Hashable, sink: Hashable) -> set[Any]:
-        """Return the nodes at the beginnings of the cut's edges."""
+        """Return the start nodes of the cut's edges."""
         a, b = self._node(source), self._node(sink)
         while (level := self._levels(a))[b] >= 0:
             tried = [0] * len(self._edges)
@@ -60,7 +60,7 @@ class Network:
         return level
 
     def _push(self, start: int, end: int, level: list[int], tried: list[int]) -> bool:
-        """Send flow along one shortest path; return whether there was one."""
+        """Send flow along one shortest path; return whether there is one."""
         path: list[int] = []
         n = start
         while n != end:

@@ -1,4 +1,4 @@
-"""In which memory format a compiled step runs its convolutions, and what is between them."""
+"""Memory format in which a compiled step runs its convolutions and the operators between them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,20 @@ from roller.insight.trace.trace import Operator, TensorRecord
 MemoryFormat = Literal["contiguous", "channels_last"]
 _CONVOLUTIONS = frozenset({"aten.convolution", "aten._convolution", "aten.cudnn_convolution"})
 _GRADIENTS = frozenset({"aten.convolution_backward"})
-#: Operators of a graph for each convolution from which on layouts stay as they are.
+#: Operators per convolution of a graph from which on layouts do not change.
 MOST_OPERATORS = 300
 #: Ratios of the time in channels-last to that in NCHW, by which ``decide_layout_opt`` (``torch/_inductor/graph.py``,
 #: PyTorch 2.13) weighs the operations of inference.
 GROUPED, DEFAULT, NARROWING, SMALL = 1.358, 0.823, 0.725, 0.783
-#: Channels up to which a convolution is small.
+#: Most channels of a small convolution.
 SMALL_CHANNELS = 64
 
 
 def convolution_format(operators: Sequence[Operator]) -> MemoryFormat:
-    """Return the memory format in which the convolutions of a compiled graph run.
-
-    Notes
-    -----
-    Inductor decides once for each graph. In training one grouped convolution (depthwise ones aside) or one that
-    narrows its channels to a half keeps all of them in NCHW, and so do convolutions that are all small. In inference
-    multiplications of each kind are weighed by their mean gain.
-    """
+    """Return the memory format in which the convolutions of a compiled graph run."""
+    # Inductor decides once per graph. In training, one grouped convolution (depthwise ones aside) or one that halves
+    # its channels keeps all of them in NCHW, and so do convolutions that are all small. In inference, the
+    # multiplications of each kind are weighed by their mean gain.
     found = [v for v in map(View, operators) if v.packet in _CONVOLUTIONS]
     count = sum(not is_view(View(o)) for o in operators)
     if not found or count >= MOST_OPERATORS * len(found) or any(len(v.out.shape) != 4 for v in found):
@@ -70,7 +66,7 @@ def _multiplications(view: View) -> float:
 
 
 class _Layout(NamedTuple):
-    """The tensor of a storage, and the strides that it has in place of those of the eager step."""
+    """Shape of a storage's tensor, its strides in the eager step, and those in the compiled step."""
 
     shape: tuple[int, ...]
     old: tuple[int, ...]
@@ -80,13 +76,11 @@ class _Layout(NamedTuple):
 def laid_out(
     operators: Sequence[Operator], format_of: Callable[[Operator], MemoryFormat | None], new_storage: Callable[[], int]
 ) -> list[Operator]:
-    """Return the operators in the layouts that the compiler gives their results, with the copies that this takes.
-
-    In channels-last, results of four dimensions keep the format from one operator to the next. Images and filters from
-    outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
-    formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), where eager takes
-    the order of the first.
-    """
+    """Return operators in the layouts that the compiler gives their results, with the copies that this takes."""
+    # In channels-last, four-dimensional results keep the format from one operator to the next. Images and filters from
+    # outside that a convolution reads are copied first; filters of one point, or of one channel, are the same in both
+    # formats. An element-wise result of operands in several orders is contiguous (``pick_loop_order``), whereas eager
+    # mode follows the first operand.
     layouts: dict[int, _Layout] = {}
     copies: dict[int, TensorRecord] = {}
     found: list[Operator] = []
@@ -115,7 +109,7 @@ def laid_out(
 
 
 def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
-    """Return whether a tensor is in a storage that channels-last has reached."""
+    """Return whether the storage of a tensor is in channels-last."""
     layout = layouts.get(t.storage)
     return layout is not None and len(layout.shape) == 4 and layout.new == _channels_last(layout.shape)
 
@@ -123,7 +117,7 @@ def _is_relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> bool:
 def _new_stride(
     t: TensorRecord, operator: Operator, inputs: Sequence[TensorRecord], keeps: bool
 ) -> tuple[int, ...] | None:
-    """Return the strides of a result, if they are others than those of the eager step."""
+    """Return the compiled strides of a result; ``None`` if they are those of the eager step."""
     if t.offset:
         return None
     if keeps and len(t.shape) == 4 and _is_contiguous(t):
@@ -150,7 +144,7 @@ def _is_contiguous(t: TensorRecord) -> bool:
 
 
 def _differs(t: TensorRecord) -> bool:
-    """Return whether channels-last is another order in memory."""
+    """Return whether channels-last differs in memory from the contiguous format."""
     return t.shape[1] > 1 and math.prod(t.shape[2:]) > 1
 
 
@@ -160,7 +154,7 @@ def _channels_last(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _relaid(t: TensorRecord, layouts: Mapping[int, _Layout]) -> TensorRecord:
-    """Return a view of a storage in the new layout; one that no strides describe there stays as it is."""
+    """Return a view of a storage in its new layout; unchanged if no strides describe it there."""
     layout = layouts.get(t.storage)
     if layout is None:
         return t

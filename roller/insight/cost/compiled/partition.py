@@ -1,4 +1,4 @@
-"""What a compiled forward saves for its backward, and what the backward computes again: a minimum cut of bytes."""
+"""Values that a compiled forward saves and those that its backward recomputes: a minimum cut of bytes."""
 
 from __future__ import annotations
 
@@ -11,32 +11,26 @@ from roller.insight.cost.compiled.maximum_flow import INFINITE, Network
 from roller.insight.cost.gpu.operator_view import distinct_bytes
 from roller.insight.trace.trace import TensorRecord
 
-#: Bias towards values near the backward, and the factor of a value that is otherwise not stored (``get_node_weight``
-#: in ``torch/_functorch/partitioners.py``, PyTorch 2.13).
+#: Bias towards values near the backward, largest distance, and the factor of a value that is otherwise not stored
+#: (``get_node_weight`` in ``torch/_functorch/partitioners.py``, PyTorch 2.13).
 DISTANCE_BIAS, FARTHEST, UNSTORED_FACTOR = 1.1, 100, 2.0
-#: Ratio of a node's inputs to its result from which on the result is saved: a reduction.
+#: Ratio of a node's inputs to its result above which the result is saved, as for a reduction.
 REDUCTION_RATIO = 4
 
 
 @dataclass(frozen=True)
 class Partition:
-    """Nodes of the forward and of the backward.
-
-    Parameters
-    ----------
-    forward, backward
-        In order; the backward has copies of the nodes that it computes again.
-    saved
-        Values that the forward hands to the backward.
-    """
+    """Nodes of forward and backward in order; the backward has copies of the nodes that it recomputes."""
 
     forward: list[LoopNode]
     backward: list[LoopNode]
+    #: Values that the forward passes to the backward.
     saved: frozenset[Value]
 
 
 def partition(forward: Sequence[LoopNode], backward: Sequence[LoopNode], new_storage: Mapping[Value, int]) -> Partition:
-    """Return the nodes of both directions, and what passes between them."""
+    """Partition the nodes into forward and backward, with the values saved between them."""
+    # ``new_storage`` gives a recomputed value a storage of its own.
     writer = {value: node for node in forward for value in node.writes}
     wanted = {value for node in backward for value in node.values() if value in writer}
     saved = _cut(forward, backward, writer, wanted)
@@ -47,13 +41,13 @@ def _cut(
     forward: Sequence[LoopNode], backward: Sequence[LoopNode], writer: Mapping[Value, LoopNode],
     wanted: Collection[Value],
 ) -> set[Value]:  # fmt: skip
-    """Return the values of least weight from which the backward can compute the ones that it wants."""
+    """Return the values of least weight from which the backward can compute all values that it reads."""
     readers: dict[Value, list[LoopNode]] = defaultdict(list)
     for node in forward:
         for value in node.values():
             readers[value].append(node)
     kept = {value for node in backward if node.kind == "extern" for value in node.values()}
-    # one graph cannot compute again what another does
+    # a graph cannot recompute values of another graph
     compiled = [node for node in forward if node.kind != "extern"]
     kept |= {v for n in (*compiled, *backward) for v in n.values() if v in writer and writer[v].graph != n.graph}
     far = _used_far_apart(forward, readers)
@@ -70,7 +64,7 @@ def _cut(
         if _is_kept(node, value, kept) or id(node) in far:
             network.connect("forward", (value, "in"), INFINITE)
             continue
-        for read in node.values():  # inputs of the step are at hand
+        for read in node.values():  # inputs of the step need no saving
             if read in writer:
                 network.connect((read, "out"), (value, "in"), INFINITE)
                 if read not in seen:
@@ -80,7 +74,7 @@ def _cut(
 
 
 def _is_kept(node: LoopNode, value: Value, kept: Collection[Value]) -> bool:
-    """Return whether a value is never computed again."""
+    """Return whether a value is never recomputed."""
     if node.kind == "extern" or node.is_random or value in kept:
         return True
     return REDUCTION_RATIO * distinct_bytes(node.writes[value]) < sum(map(distinct_bytes, node.reads.values()))
@@ -89,7 +83,7 @@ def _is_kept(node: LoopNode, value: Value, kept: Collection[Value]) -> bool:
 def _distances(
     forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]], wanted: Collection[Value]
 ) -> dict[Value, int]:
-    """Return for each value over how many nodes it is from one that the backward reads."""
+    """Return for each value the number of nodes between it and a value that the backward reads."""
     found: dict[Value, int] = {}
     for node in reversed(forward):
         for value in node.writes:
@@ -99,10 +93,8 @@ def _distances(
 
 
 def _used_far_apart(forward: Sequence[LoopNode], readers: Mapping[Value, Sequence[LoopNode]]) -> set[int]:
-    """Return the nodes, by identity, that read a value again after a call that depends on it.
-
-    To compute them again in the backward would hold the value from there to there.
-    """
+    """Return the nodes, by identity, that read a value again after a call that depends on it."""
+    # Recomputing them in the backward would keep the value alive until then.
     place = {id(node): n for n, node in enumerate(forward)}
     found: set[int] = set()
     for node in forward:
@@ -118,7 +110,7 @@ def _used_far_apart(forward: Sequence[LoopNode], readers: Mapping[Value, Sequenc
 def _first_stored(
     users: Sequence[LoopNode], limit: int, place: Mapping[int, int], readers: Mapping[Value, Sequence[LoopNode]]
 ) -> int:
-    """Return the place of the first node up to ``limit``, along chains from ``users``, that a call reads."""
+    """Return the position of the first library call, up to ``limit``, that chains from ``users`` reach."""
     todo, seen, first = list(users), set[int](), limit
     while todo:
         node = todo.pop()
@@ -138,7 +130,7 @@ def _with_recomputation(
     backward: Sequence[LoopNode], writer: Mapping[Value, LoopNode], saved: Collection[Value],
     new_storage: Mapping[Value, int],
 ) -> list[LoopNode]:  # fmt: skip
-    """Return the backward's nodes with copies of those of the forward that it needs once more."""
+    """Return the backward's nodes with copies of the forward nodes that it recomputes."""
     found: list[LoopNode] = []
     recomputed: dict[Value, Value] = {}
 

@@ -1,4 +1,4 @@
-"""Which part of a step is compiled, and in which mode."""
+"""Selection of the compiled part of a step, and its mode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from roller.insight.trace.trace import Operator, Trace
 
-#: Phases in which compiled code runs; the update of parameters does not.
+#: Phases that run compiled code; the update of parameters does not.
 COMPILED_PHASES = ("forward", "backward")
 #: Modes of ``torch.compile`` that capture the kernels of a graph, and launch them with one call.
 _CAPTURING = frozenset({"reduce-overhead", "max-autotune"})
@@ -17,30 +17,20 @@ _CAPTURING = frozenset({"reduce-overhead", "max-autotune"})
 
 @dataclass(frozen=True)
 class Selection:
-    """What is compiled.
+    """The compiled part of a step."""
 
-    Parameters
-    ----------
-    modules
-        Paths of compiled modules; ``""`` is the root.
-    mode
-        Mode of ``torch.compile``.
-    modes
-        Mode of each module; empty if all have ``mode``.
-    with_loss
-        Whether the root's graph has what runs outside of the root's forward, such as the loss of a step's function.
-    """
-
+    #: Paths of compiled modules; ``""`` is the root.
     modules: tuple[str, ...] = ("",)
+    #: Mode of ``torch.compile``.
     mode: str = "default"
+    #: Mode of each module; empty if all have ``mode``.
     modes: tuple[str, ...] = ()
+    #: Whether the root's graph has operators from outside of the root's forward, such as a step's loss.
     with_loss: bool = True
 
     def graph_of(self, operator: Operator) -> str | None:
-        """Return the path of the compiled module whose graph has an operator; ``None`` of one that is not compiled.
-
-        A module within a compiled one is part of that one's graph.
-        """
+        """Return the path of the compiled module whose graph has an operator; ``None`` if it is not compiled."""
+        # A module within a compiled one is part of that one's graph.
         graph = self._graph_of_module(operator.module) if operator.phase in COMPILED_PHASES else None
         return None if graph == "" and operator.outside and not self.with_loss else graph
 
@@ -61,12 +51,12 @@ class Selection:
 
     @cached_property
     def _graphs(self) -> dict[str, str | None]:
-        """Of the modules that were asked for."""
+        """Cache of :meth:`_graph_of_module`."""
         return {}
 
 
 def selection_of(trace: Trace) -> Selection | None:
-    """Return what the traced step compiles itself; ``None`` if it compiles nothing."""
+    """Return the part of a traced step that the step compiles itself; ``None`` if it compiles nothing."""
     found = trace.options.get("compiled")
     if not isinstance(found, dict):
         return None
@@ -75,7 +65,7 @@ def selection_of(trace: Trace) -> Selection | None:
 
 
 def launches_with_others(trace: Trace) -> Callable[[Operator], bool]:
-    """Return whether an operator is launched by the call that launches a captured graph."""
+    """Return a predicate: whether an operator is launched together with others, in a captured graph."""
     selection = selection_of(trace) if trace.options.get("is_compiled") else None
     if selection is None or not any(map(selection.is_captured, selection.modules)):
         return lambda _: False

@@ -1,29 +1,24 @@
-"""The reuse distance of a step's tensors: the bytes touched since each of them was last touched."""
+"""Reuse distances of a step's tensors: the bytes touched since the last access to each tensor."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Storages kept in the order.
+#: Most storages whose order is recorded.
 _MOST_STORAGES = 4096
 
 
 class Touched:
-    """Storages in the order they were last touched.
-
-    Parameters
-    ----------
-    horizon_bytes
-        Reuse distance beyond which a storage is in no cache.
-    """
+    """Storages in the order of their last access."""
 
     def __init__(self, horizon_bytes: float) -> None:
+        # A storage with a reuse distance beyond the horizon is in no cache.
         self._horizon = horizon_bytes
         self._last: OrderedDict[int, float] = OrderedDict()
         self._before: dict[int, int] = {}
 
     def reuse_distance_bytes(self, storage: int, size_bytes: float) -> float:
-        """Return the reuse distance of a storage, its own bytes included; infinity if it is in no cache.
+        """Return the reuse distance of a storage, its own bytes included; infinity if no cache holds it.
 
         Examples
         --------
@@ -52,5 +47,5 @@ class Touched:
             self._last.popitem(last=False)
 
     def reuse_address(self, storage: int, before: int) -> None:
-        """Record that a storage lies at the address of an earlier one, whose cache lines it finds."""
+        """Record that a storage takes the address, and so the cache lines, of an earlier one."""
         self._before[storage] = self._before.get(before, before)

@@ -1,4 +1,4 @@
-"""Rates of a processor for the kernels of libraries: seconds of arithmetic, memory, fresh pages and forks."""
+"""Rates of a CPU for library kernels: seconds of arithmetic, memory traffic, page faults and forks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from functools import cached_property
 from roller.hardware import DeviceSpec, MemoryLayer
 from roller.insight.cost.cpu.operator_work import GRAIN_ELEMENTS, Work
 
-#: Part of a first touch during which no other thread can have one. Measured: two threads take two thirds of the time.
+#: Part of a first touch during which no other thread can fault. Measured: two threads take two thirds of the time.
 _LOCKED = 1 / 3
-#: Multiply-adds for which a blocked product is handed to a further thread.
+#: Multiply-adds of a blocked product per additional thread.
 _PRODUCT_GRAIN = 1 << 20
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds of an operator by resource."""
+    """Seconds of an operator by resource; ``hides``: arithmetic overlaps with memory traffic."""
 
     arithmetic_s: float
     memory_s: float
@@ -27,13 +27,13 @@ class Parts:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the operator."""
+        """Total seconds."""
         body = max(self.arithmetic_s, self.memory_s) if self.hides else self.arithmetic_s + self.memory_s
         return body + self.fresh_s + self.fork_s
 
     @property
     def resource(self) -> str:
-        """The resource that takes the most seconds."""
+        """The resource that takes most of the time."""
         named = {
             "compute": self.arithmetic_s, "dram": self.memory_s, "pages": self.fresh_s, "launch": self.fork_s
         }  # fmt: skip
@@ -41,20 +41,14 @@ class Parts:
 
 
 class Machine:
-    """A processor.
-
-    Parameters
-    ----------
-    spec
-        Its specification.
-    """
+    """Rates of one CPU."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.spec = spec
         self.caches = tuple(x for x in spec.memory_layers if x.name != "register")
 
     def thread_count(self, work: Work) -> int:
-        """Return the number of threads that an operator runs on."""
+        """Return the number of threads that run an operator."""
         shared = work.parallel_elements / GRAIN_ELEMENTS
         if work.multiplies:
             shared = work.multiplies / _PRODUCT_GRAIN if work.parallel_elements else 0.0
@@ -67,7 +61,7 @@ class Machine:
 
     @cached_property
     def usable_cache_bytes(self) -> tuple[tuple[MemoryLayer, float], ...]:
-        """Caches after the first, each with its usable bytes, summed over all cores."""
+        """Caches beyond the first, each with its usable bytes summed over all cores."""
         found = []
         for layer in self.caches[1:-1]:
             size = float(layer.usable_bytes or layer.capacity_bytes)
@@ -105,7 +99,7 @@ class Machine:
         return math.ceil(size_bytes / page) * one * (_LOCKED + (1 - _LOCKED) / threads)
 
     def scattered_access_s(self, size_bytes: float, threads: int) -> float:
-        """Return the seconds that scattered cache lines, which are not prefetched, wait for memory."""
+        """Return the seconds for which scattered cache lines, which are not prefetched, wait for memory."""
         memory = self.caches[-1]
         lines = size_bytes / (memory.transaction_bytes or 64)
         return lines * (memory.latency_s or 0.0) / (threads * (self.spec.execution.prefetched_lines or 1.0))
@@ -114,6 +108,8 @@ class Machine:
         self, work: Work, moved: tuple[tuple[MemoryLayer, float], ...], fresh_bytes: float, strewn_bytes: float = 0.0
     ) -> Parts:
         """Return the seconds of an operator by resource."""
+        # ``moved`` has the bytes per memory layer; ``strewn_bytes`` move in short runs, in addition to those of the
+        # work.
         threads = self.thread_count(work)
         memory_s = sum(n / self.bandwidth_bytes_per_s(layer, threads) for layer, n in moved)
         for size, times in work.buffers:

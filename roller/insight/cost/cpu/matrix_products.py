@@ -1,4 +1,4 @@
-"""Products, convolutions, attention and recurrent layers as MKL and oneDNN compute them: in packed blocks."""
+"""Products, convolutions, attention and LSTM layers as MKL and oneDNN compute them: in packed blocks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from roller.insight.cost.cpu.operator_work import Traffic, Work
 from roller.insight.cost.gpu.operator_view import View, element_count, itemsize
 from roller.insight.trace.trace import TensorRecord
 
-#: Share of the rate of multiply-adds, as probed in undisturbed windows, that products of MKL and convolutions of oneDNN
+#: Share of the probed rate of multiply-adds, in undisturbed windows, that MKL's products and oneDNN's convolutions
 #: reach on all cores. Measured on a Zen 4 under a hypervisor, PyTorch 2.13: products of 192 to 1024 rows 0.61 to 0.74
 #: (medians of ten seconds each; 0.80 at best), convolutions of 3 x 3 with many channels 0.75 to 0.90.
 PRODUCT_SHARE, CONVOLUTION_SHARE = 0.67, 0.83
-#: Loads of the image for each vector of results, in multiply-adds. Measured: 102, 150 and 170 GFLOP/s of 16, 32, 64
-#: channels.
+#: Image loads per vector of results, in multiply-adds. Measured: 102, 150 and 170 GFLOP/s with 16, 32 and 64 channels.
 _LOADS = 0.6
-#: Rows of the second operand in a block: the result is read and written once for each block.
+#: Rows of the second operand in a block; the result is read and written once per block.
 _DEPTH = 384
-#: Result columns and channels are padded to vectors of so many.
+#: Vector length to which result columns and channels are padded.
 _LANES = 16
-#: Queries and keys of a block of attention (``sdp_utils_cpp``, ``FlashAttentionKernel.cpp``), by the longest sequence.
+#: Queries of a block of attention, by the least number of all queries, and keys of a block (``sdp_utils_cpp``,
+#: ``FlashAttentionKernel.cpp``).
 _QUERIES, _KEYS = ((768, 256), (192, 64), (0, 32)), 512
-#: Times that the multiply-adds of a convolution of every channel alone take those of a product: most of it is loads.
+#: Time of a depthwise convolution's multiply-adds relative to a product's; most of it is loads.
 _DEPTHWISE = 4.0
-#: Exponentials of a gate: three sigmoids and two hyperbolic tangents of a long short-term memory's four.
+#: Gates of an LSTM cell, and their exponentials: three sigmoids and two hyperbolic tangents.
 _GATES, _GATE_EXPONENTIALS = 4, 8.0
 
 
@@ -38,11 +38,11 @@ def matrix_product_work(
 ) -> Work:  # fmt: skip
     """Return the work of products of ``m`` by ``k`` and ``k`` by ``n`` matrices."""
     turns = math.ceil(k / _DEPTH)
-    # The second operand is rearranged; of a vector nothing is.
+    # The second operand is packed, except in products with a vector.
     packed = 0.0 if min(m, n) == 1 else float(batch * n * k)
     results = tuple(Traffic(t, turns) for t in writes)
     multiplies = batch * (1 if n == 1 else m) * (m if n == 1 else _pad_channels(n)) * k
-    # The second operand is put in order column by column, in runs of a vector or two.
+    # Packing reads the second operand column by column, in runs of one or two vectors.
     given = tuple(Traffic(t, is_strewn=packed > 0 and at > 0) for at, t in enumerate(dict.fromkeys(reads)))
     return Work(
         given, results, multiplies=float(multiplies),
@@ -52,7 +52,7 @@ def matrix_product_work(
 
 
 def matrix_product(first: str, second: str) -> Callable[[View], Work]:
-    """Return the mapping of a matrix product of the two named operands."""
+    """Return the mapping of a matrix product of two named operands."""
 
     def map_operator(view: View) -> Work:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
@@ -62,7 +62,7 @@ def matrix_product(first: str, second: str) -> Callable[[View], Work]:
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], Work]:
-    """Return the mapping of ``self + first @ second``: the result is a copy of the addend first."""
+    """Return the mapping of ``self + first @ second``, which first copies the addend to the result."""
 
     def map_operator(view: View) -> Work:
         addend, left, right = (
@@ -107,7 +107,7 @@ def convolution(view: View) -> Work:
 
 
 def convolution_backward(view: View) -> Work:
-    """Return the work of a convolution's gradients: of the image and of the filters."""
+    """Return the work of a convolution's image and filter gradients."""
     gradient, x, weight = (
         view.required_tensor("grad_output", 0),
         view.required_tensor("input", 1),
@@ -126,13 +126,13 @@ def _convolution_work(
     view: View, points: TensorRecord, weight: TensorRecord, ways: Sequence[bool], reads: Iterable[TensorRecord],
     writes: Iterable[TensorRecord],
 ) -> Work:  # fmt: skip
-    """Return the work of one or two products over windows; ``ways`` say of each whether its results are channels in."""
+    """Return the work of one or two products over windows; a true entry of ``ways`` yields input channels."""
     groups, window = int(view.argument("groups", 1)), weight.shape[2:]
     read, written = tuple(Traffic(t) for t in reads), tuple(Traffic(t) for t in writes)
     each = math.prod((points.shape[0], *points.shape[2:])) * element_count(weight)
     channels = weight.shape[0] // groups, weight.shape[1]
     multiplies = each * sum(_convolution_overhead(*(reversed(channels) if way else channels)) for way in ways)
-    # Windows that do not overlap are the rows of a product.
+    # Windows that do not overlap form the rows of a matrix product.
     apart = all(n <= s for n, s in zip(window, view.argument("stride", (1,) * len(window)), strict=False))
     return Work(
         read, written, multiplies=multiplies, dtype=points.dtype,
@@ -143,10 +143,7 @@ def _convolution_work(
 
 
 def _convolution_overhead(results: int, sums: int) -> float:
-    """Return the executed multiply-adds per useful one of a convolution, by its channels.
-
-    Channels are padded to vectors, except those of an input image; loads of the image are shared among the vectors of
-    results.
+    """Return the executed multiply-adds of a convolution per useful one, by its channels.
 
     Examples
     --------
@@ -155,6 +152,7 @@ def _convolution_overhead(results: int, sums: int) -> float:
     >>> round(_convolution_overhead(20, 20) / _convolution_overhead(32, 32), 2)
     2.56
     """
+    # Channels are padded to vectors, except those of an input image; the vectors of results share loads of the image.
     if results == sums == 1:
         return _DEPTHWISE
     padded = _pad_channels(results) / results * (_pad_channels(sums) / sums if sums > _LANES else 1.0)
@@ -162,13 +160,13 @@ def _convolution_overhead(results: int, sums: int) -> float:
 
 
 def attention(view: View) -> Work:
-    """Return the work of attention in blocks: two products for each block of queries, exponentials between them."""
+    """Return the work of blocked attention: two products per block of queries, with exponentials between them."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
     return _attention_work(view, query, key, value, products=2)
 
 
 def attention_backward(view: View) -> Work:
-    """Return the work of attention's gradient: the weights again, and the products of four gradients."""
+    """Return the work of attention's gradient: recomputed weights, and the products of four gradients."""
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(("query", "key", "value")))
     return _attention_work(view, query, key, value, products=5)
 
@@ -182,7 +180,7 @@ def _attention_work(view: View, query: TensorRecord, key: TensorRecord, value: T
     pairs = share * heads * rows * columns
     return Work(
         reads, writes, multiplies=products * pairs * depth, share=PRODUCT_SHARE, dtype=query.dtype,
-        # Each block of queries rearranges the keys and values it meets, on the core that has it.
+        # Each block of queries packs the keys and values that it needs, on its own core.
         packed_elements=products * blocks * columns * depth, packers=blocks,
         exponentials=1.2 * pairs, vector_cycles=24 * pairs,
         parallel_elements=products * pairs * depth, hides=False,
@@ -203,12 +201,12 @@ def _causal_share(rows: int, columns: int, block: int) -> float:
 
 
 def lstm(view: View) -> Work:
-    """Return the work of one LSTM layer of oneDNN: one product of all inputs, then one product per step."""
+    """Return the work of one oneDNN LSTM layer: one product of all inputs, then one product per step."""
     return _lstm_work(view, 1)
 
 
 def lstm_backward(view: View) -> Work:
-    """Return the work of an LSTM layer's gradient: of inputs, states and weights."""
+    """Return the work of an LSTM layer's gradients, of inputs, states and weights."""
     return _lstm_work(view, 2)
 
 
@@ -228,7 +226,7 @@ def _lstm_work(view: View, times: int) -> Work:
         buffers=(
             # The recurrent weights are read again at every step.
             (float(gates * hidden * itemsize(x.dtype)), float(times * steps)),
-            # Weights are copied to oneDNN's order, their gradients from it: copies are fetched, written and read.
+            # Weights are copied to oneDNN's layout, their gradients from it; copies are fetched, written and read.
             (float(kept * itemsize(x.dtype)), 3.0 * times),
         ),
     )  # fmt: skip

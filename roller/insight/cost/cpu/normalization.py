@@ -1,8 +1,8 @@
-"""Norms, softmax, windows, losses and draws as ATen's kernels compute them on a processor.
+"""Norms, softmax, windows, losses and random numbers as ATen's kernels compute them on a CPU."""
 
-Cycles are of one core, in vectors of 16 numbers (they take the same for narrower ones), measured on a Zen 4 with
-PyTorch 2.13 on tensors that lie in the second cache, bytes taken off; exponentials are those the probe times.
-"""
+# Cycles are those of one core per element in vectors of 16 numbers (narrower vectors take the same), measured on a Zen
+# 4 with PyTorch 2.13 on tensors in the second-level cache, without the time of their bytes; exponentials are in probed
+# ones.
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def cost_per_element(
     exponentials: float = 0.0, reads: float = 1.0, writes: float = 1.0,
 ) -> Mapping:  # fmt: skip
     """Return the mapping of an operator with constant costs per element."""
+    # ``per`` counts elements of the largest input, or of the first output; ``reads`` and ``writes`` are passes over
+    # tensors.
 
     def map_operator(view: View) -> Work:
         count = float(max(map(element_count, view.inputs), default=0) if per == "input" else element_count(view.out))
@@ -32,7 +34,7 @@ def cost_per_element(
 
 
 def batch_norm(view: View) -> Work:
-    """Return the work of a batch norm: sums of a batch's own statistics are taken in double, one after the other."""
+    """Return the work of a batch norm, which sums batch statistics sequentially in double precision."""
     own = not view.has_tensor("running_mean") or bool(view.argument("training", True))
     x = view.required_tensor("input", 0)
     count = float(element_count(x))
@@ -43,16 +45,14 @@ def batch_norm(view: View) -> Work:
     )  # fmt: skip
 
 
-#: Of an element's moments: conversion to double, mean and squares, each a chain of additions.
+#: Cycles per element of batch statistics: conversion to double, mean and squares, each a chain of additions.
 _OWN_STATISTICS_CYCLES = 6.5
 
 
 def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
-    """Return the mapping of a reduction, with cycles for each element.
-
-    Rows are read in order of memory. Columns are read in strips of a few vectors, and every row of a strip is fetched
-    from memory anew.
-    """
+    """Return the mapping of a reduction, with cycles per element."""
+    # Rows are read in memory order. Columns are read in strips of a few vectors, so every row of a strip is fetched
+    # from memory anew.
 
     def map_operator(view: View) -> Work:
         x = view.inputs[0]
@@ -69,12 +69,12 @@ def reduction(cycles: float = 0.0, vector: float = 2.0) -> Mapping:
     return map_operator
 
 
-#: Bytes of the columns summed at once, four vectors, and of a cache line.
+#: Bytes of the columns that are summed at once, four vectors, and of a cache line.
 _STRIP_BYTES, _LINE_BYTES = 256, 64
 
 
 def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
-    """Return the mapping of a softmax: vectorized over the last axis, column by column over another."""
+    """Return the mapping of a softmax: vectorized over the last axis, column by column over any other."""
 
     def map_operator(view: View) -> Work:
         x = view.inputs[0]
@@ -90,8 +90,8 @@ def softmax(gradient: bool = False, logarithm: bool = False) -> Mapping:
     return map_operator
 
 
-#: Cycles per result of a pooling operator, and per element of its window: of max pooling, whose branches are
-#: mispredicted; of average pooling.
+#: Cycles per result of a pooling operator and per element of its window: for max pooling, whose branches are
+#: mispredicted, and for average pooling.
 GREATEST, MEAN = (75.0, 5.0), (15.0, 3.0)
 
 
@@ -100,7 +100,7 @@ def pooling(taken: tuple[float, float]) -> Mapping:
 
     def map_operator(view: View) -> Work:
         count = float(element_count(view.out))
-        # An adaptive pool names no window: its windows share the input out.
+        # An adaptive pool names no window; its windows partition the input.
         given = view.argument("kernel_size", ())
         size = math.prod(given) if given else element_count(view.inputs[0]) / max(1.0, count)
         return stream_inputs_to_outputs(view, cycles=(taken[0] + taken[1] * size) * count, parallel_elements=count)
@@ -109,7 +109,7 @@ def pooling(taken: tuple[float, float]) -> Mapping:
 
 
 def pooling_backward(cycles: float) -> Mapping:
-    """Return the mapping of a gradient that is scattered into zeros, with cycles per element of the gradient."""
+    """Return the mapping of a pooling gradient scattered into zeros, with cycles per element of the gradient."""
 
     def map_operator(view: View) -> Work:
         gradient, out = view.inputs[0], view.out
@@ -123,20 +123,20 @@ def pooling_backward(cycles: float) -> Mapping:
 
 
 def nll_loss(view: View) -> Work:
-    """Return the work of a negative log-likelihood: one thread reads one element, so one cache line, of each row."""
+    """Return the work of a negative log-likelihood: one thread reads one element, so one cache line, per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     return Work((Traffic(target),), strewn_bytes=64.0 * element_count(target), cycles=8.0 * element_count(target))
 
 
 def nll_loss_backward(view: View) -> Work:
-    """Return the work of a negative log-likelihood's gradient: zeros, and one element of each row."""
+    """Return the work of a negative log-likelihood's gradient: zeros, and one element per row."""
     target = view.tensor("target", 2) or view.inputs[-1]
     count = float(element_count(view.out))
     return Work((Traffic(target),), (Traffic(view.out),), cycles=12.0 * element_count(target), parallel_elements=count)
 
 
 def random_draws(cycles: float) -> Callable[[View], Work]:
-    """Return the mapping of an operator that draws its elements one by one from one random generator."""
+    """Return the mapping of an operator that draws its elements sequentially from one random generator."""
 
     def map_operator(view: View) -> Work:
         return Work((), (Traffic(view.out),), cycles=cycles * element_count(view.out))
@@ -145,7 +145,7 @@ def random_draws(cycles: float) -> Callable[[View], Work]:
 
 
 def gather(cycles: float = 0.0) -> Mapping:
-    """Return the mapping of a gather: it reads the indices, and the elements of its result."""
+    """Return the mapping of a gather, which reads the indices and the gathered elements."""
 
     def map_operator(view: View) -> Work:
         table, places = view.inputs[0], view.inputs[1:]
@@ -159,7 +159,7 @@ def gather(cycles: float = 0.0) -> Mapping:
 
 
 def embedding_backward(view: View) -> Work:
-    """Return the work of an embedding's gradient: zeros, and rows added one after the other."""
+    """Return the work of an embedding's gradient: zeros, and rows that are added sequentially."""
     gradient = view.inputs[0]
     return Work(
         tuple(Traffic(t) for t in view.inputs), (Traffic(view.out),), cycles=0.5 * element_count(gradient),

@@ -1,4 +1,4 @@
-"""The CPU work of every operator of PyTorch: one row per operator, for all its overloads."""
+"""CPU work of PyTorch's operators: one row per operator, for all its overloads."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from roller.insight.trace.trace import Operator, TensorRecord
 Kind = Literal[
     "products", "convolutions", "attention", "recurrent", "element-wise", "rows", "windows", "reductions", "moving"
 ]
-#: Time of vector functions, in exponentials as the probe times them; others overlap with memory traffic. Measured on a
-#: Zen 4 with PyTorch 2.13, whose functions are those of SLEEF: the same polynomials for any vector width.
+#: Time of vector functions in probed exponentials; all other functions overlap with memory traffic. Measured on a Zen 4
+#: with PyTorch 2.13, whose functions are those of SLEEF: the same polynomials for any vector width.
 EXPONENTIALS = {
     "exp": 1.6, "erf": 1.4, "sigmoid": 1.2, "tanh": 6.0, "log": 3.0, "pow": 6.0, "sqrt": 0.8, "rsqrt": 0.6, "div": 0.2,
     "fmod": 4.0,
 }  # fmt: skip
-#: Cycles per element where dtypes are mixed, which is not vectorized, and where the stride is not 1.
+#: Cycles per element for mixed dtypes, which are not vectorized, and for a stride other than 1.
 _MIXED_CYCLES, _STREWN_CYCLES = 2.5, 3.0
 
 _ROWS: dict[str, Mapping] = {
@@ -123,7 +123,7 @@ _DRAWS: dict[str, Mapping] = {
 
 
 def _pointwise(view: View) -> Work:
-    """Return the work of an element-wise operator: vectorized where all tensors are contiguous and of one dtype."""
+    """Return the work of an element-wise operator, vectorized if all tensors are contiguous and of one dtype."""
     functions = POINTWISE[view.packet.removeprefix("aten.")]
     if functions == ("pow",) and view.argument("exponent") in (2, 3, 0.5, 1, -1, -2, 2.0, 3.0):
         functions = ("mul",)
@@ -140,7 +140,7 @@ def _pointwise_work(view: View, exponentials: float) -> Work:
     cycles = _MIXED_CYCLES * mixed + _STREWN_CYCLES * strewn
     writes = tuple(Traffic(t) for t in view.outputs if element_count(t))
     reads = tuple(Traffic(t) for t in dict.fromkeys(view.inputs) if element_count(t))
-    serial = strewn and len(given) == 1 and len(view.out.shape) == 2  # a transposed copy has a loop of its own
+    serial = strewn and len(given) == 1 and len(view.out.shape) == 2  # a transposed copy runs in a serial loop
     return Work(
         reads, writes, exponentials=exponentials * count, vector_cycles=3 * count, cycles=cycles * count,
         parallel_elements=0.0 if serial else count,
@@ -148,22 +148,20 @@ def _pointwise_work(view: View, exponentials: float) -> Work:
 
 
 def _strides_of_long_axes(tensor: TensorRecord) -> tuple[int, ...]:
-    """Return the strides of the axes longer than 1."""
     return tuple(s for n, s in zip(tensor.shape, tensor.stride, strict=True) if n > 1)
 
 
 def _copy(view: View) -> Work:
-    """Return the work of a copy into another layout or dtype."""
+    """Return the work of a copy to another layout or dtype."""
     return _pointwise_work(view, 0.0)
 
 
 def _fill(view: View) -> Work:
-    """Return the work that writes a tensor and reads none."""
     return Work((), (Traffic(view.out),), parallel_elements=float(element_count(view.out)))
 
 
 def _foreach(view: View) -> Work:
-    """Return the work of an operator over lists of tensors, which writes its inputs if it returns nothing."""
+    """Return the work of an operator over tensor lists, which writes its inputs if it returns nothing."""
     work = stream_inputs_to_outputs(view)
     return work if work.writes else Work(**{**vars(work), "writes": work.reads})
 
@@ -199,12 +197,12 @@ def operator_work(operator: Operator) -> tuple[Work | None, bool]:
         try:
             return mapping(view), True
         except (KeyError, IndexError, ValueError, TypeError):
-            return _foreach(view), False  # arguments that the row does not foresee
+            return _foreach(view), False  # arguments that the row does not handle
     return _foreach(view), view.packet in TABLE
 
 
 def operator_class(packet: str) -> Kind:
-    """Return the class of an operator by its name, as traces and profiles have it: ``"aten.mm"``."""
+    """Return the class of an operator, named as in traces and profiles: ``"aten.mm"``."""
     name = packet if packet in _KINDS else packet.rstrip("_")
     return _KINDS.get(name, "element-wise")
 

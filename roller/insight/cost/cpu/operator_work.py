@@ -1,4 +1,4 @@
-"""The work of an operator on a processor: arithmetic, bytes of tensors, and its division among cores."""
+"""The work of an operator on a CPU: arithmetic, bytes of tensors, and its division among cores."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from roller.insight.cost.gpu.operator_view import View, distinct_bytes, element_count
 from roller.insight.trace.trace import TensorRecord
 
-#: Elements from which on PyTorch hands a loop to a further thread (``at::internal::GRAIN_SIZE``).
+#: Elements of a loop per thread of PyTorch, at least (``at::internal::GRAIN_SIZE``).
 GRAIN_ELEMENTS = 32768
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """A tensor, how many times it is read or written, and whether in runs too short to be prefetched."""
+    """A tensor, the number of its passes, and whether its runs are too short to be prefetched."""
 
     tensor: TensorRecord
     passes: float = 1.0
@@ -22,62 +22,43 @@ class Traffic:
 
     @property
     def size_bytes(self) -> float:
-        """Bytes that are moved."""
+        """Moved bytes."""
         return self.passes * distinct_bytes(self.tensor)
 
 
 @dataclass(frozen=True)
 class Work:
-    """One operator.
-
-    Parameters
-    ----------
-    reads, writes
-        Tensors, in order of access.
-    multiplies
-        Multiply-adds of blocked products.
-    share
-        Share of the rate of multiply-adds that they reach.
-    packed_elements, packers
-        Elements that are rearranged before products, and how many cores can do so at a time.
-    exponentials
-        Exponentials of all elements, or other functions in equivalent exponentials.
-    vector_cycles
-        Cycles of a core, times the elements of a vector, in addition to bytes and exponentials.
-    cycles
-        Cycles of a core in code that takes elements one by one.
-    parallel_elements
-        Elements shared among threads, each of which takes :data:`GRAIN_ELEMENTS` at least; 0 for a serial operator.
-    forks
-        Number of forks and joins of threads.
-    buffers
-        Bytes of buffers of its own, and how many times each is written or read.
-    strewn_bytes
-        Bytes that are read or written in runs too short to be prefetched.
-    dtype
-        Of the multiply-adds.
-    hides
-        Whether arithmetic overlaps with memory traffic.
-    """
+    """Work of one operator on a CPU."""
 
     reads: tuple[Traffic, ...] = ()
     writes: tuple[Traffic, ...] = ()
+    #: Multiply-adds of blocked products, and the share of the peak rate that they reach.
     multiplies: float = 0.0
     share: float = 1.0
+    #: Elements that are packed before products, and the number of cores that can pack at a time.
     packed_elements: float = 0.0
     packers: float = 1.0
+    #: Exponentials over all elements, or other functions in equivalent exponentials.
     exponentials: float = 0.0
+    #: Cycles of a core, times the elements of a vector, in addition to bytes and exponentials.
     vector_cycles: float = 0.0
+    #: Cycles of a core in code that processes elements one by one.
     cycles: float = 0.0
+    #: Elements shared among threads, at least :data:`GRAIN_ELEMENTS` per thread; 0 for a serial operator.
     parallel_elements: float = 0.0
+    #: Forks and joins of threads.
     forks: int = 1
+    #: Bytes of each internal buffer, and how many times it is written or read.
     buffers: tuple[tuple[float, float], ...] = ()
+    #: Bytes that are read or written in runs too short to be prefetched.
     strewn_bytes: float = 0.0
+    #: Dtype of the multiply-adds.
     dtype: str = "float32"
+    #: Whether arithmetic overlaps with memory traffic.
     hides: bool = True
 
 
-#: How an operator becomes work.
+#: Maps an operator to its work.
 Mapping = Callable[[View], Work]
 
 

@@ -1,4 +1,4 @@
-"""Prices of a step's operators on a processor, in order: the state of caches and fresh pages depends on the step."""
+"""Prices of a step's operators on a CPU, in order, since caches and fresh pages depend on the step."""
 
 from __future__ import annotations
 
@@ -22,13 +22,7 @@ _UNKNOWN_ERROR = 0.5
 
 
 class ProcessorPricer:
-    """Prices of the kernels of PyTorch and the libraries below it on a processor.
-
-    Parameters
-    ----------
-    spec
-        The processor.
-    """
+    """Prices of the kernels of PyTorch and its libraries on a CPU."""
 
     def __init__(self, spec: DeviceSpec) -> None:
         self.machine = Machine(spec)
@@ -49,7 +43,7 @@ class ProcessorPricer:
     def _price_operator(
         self, operator: Operator, work: Work | None, mapped: bool, storages: dict[int, Placed]
     ) -> Price:
-        """Return the price of the next operator."""
+        """Return the price of the next operator, and record its accesses."""
         if work is None:
             return _NOTHING
         moved = [self._record_access(x, storages) for x in work.reads]
@@ -75,7 +69,7 @@ class ProcessorPricer:
         return PipeWork("special", work.exponentials, work.exponentials / rate) if work.exponentials else None
 
     def _record_access(self, traffic: Traffic, storages: dict[int, Placed]) -> tuple[MemoryLayer, float]:
-        """Return the memory layer of a tensor and the bytes moved from it, and record the access."""
+        """Record an access; return the tensor's memory layer and the bytes moved from it."""
         tensor, size = traffic.tensor, traffic.size_bytes
         number, once = tensor.storage, size / (traffic.passes or 1.0)
         place = storages.get(number)
@@ -87,7 +81,7 @@ class ProcessorPricer:
         return layer, size
 
     def _touch_fresh_pages(self, storage: int, storages: dict[int, Placed]) -> float:
-        """Return the bytes of a result on pages that were never touched, and mark them as touched."""
+        """Return the bytes of a result on untouched pages, and mark them as touched."""
         place = storages.get(storage)
         if place is None or not place.fresh_bytes:
             return 0.0

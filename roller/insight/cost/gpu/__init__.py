@@ -1,4 +1,4 @@
-"""The launches that an operator of PyTorch makes on a GPU."""
+"""Launches of a PyTorch operator on a GPU."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ from roller.insight.trace.trace import GENERATED, Operator
 
 __all__ = ["is_view", "launches_of"]
 
-#: Namespaces of PyTorch's own operators.
+#: Namespaces of PyTorch's own operators, whose results may alias inputs.
 _MAY_RETURN_VIEWS = ("aten.", "prims.")
 
 
 def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     """Return an operator's launches, and whether the table has a row for it.
-
-    Views and operators on empty tensors launch nothing. An operator without a row, or with arguments that its row does
-    not handle, is one kernel that reads all inputs and writes all outputs. An expression needs elements: if an operand
-    has none, a kernel fills the result, which costs its launch even if the result is empty.
 
     Examples
     --------
@@ -32,6 +28,9 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
     >>> str(kernel.expr), mapped
     ('matmul[i=8 j=4 k=16] float32', True)
     """
+    # Views and operators on empty tensors launch nothing. An operator without a row, or with arguments that its row
+    # does not handle, is one kernel that reads all inputs and writes all outputs. An expression needs elements: if an
+    # operand has none, a kernel fills the result, which costs a launch even if the result is empty.
     view = View(operator)
     if is_view(view) or not any(map(element_count, (*view.inputs, *view.outputs))):
         return (), True
@@ -42,7 +41,7 @@ def operator_launches(operator: Operator) -> tuple[tuple[Launch, ...], bool]:
         except (RollerError, KeyError, IndexError, ValueError, TypeError):
             if not all(map(element_count, view.inputs)):
                 return (Stream(0.0, total_bytes(view.outputs)),), True
-            # Otherwise the row does not handle these arguments: by the bytes, and counted as unmapped.
+            # The row does not handle these arguments: price by bytes, count as unmapped.
     return (Stream(total_bytes(view.inputs), total_bytes(view.outputs)),), False
 
 

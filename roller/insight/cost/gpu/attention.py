@@ -1,4 +1,4 @@
-"""Fused attention, forward and backward, and recurrent layers of cuDNN."""
+"""Fused attention and cuDNN's recurrent layers, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.insight.cost.gpu.operator_view import View, itemsize, total_bytes
 from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
 from roller.insight.trace.trace import TensorRecord
 
-#: Kernels of a fused attention's gradient: sums of gradient times result, the gradient, its conversion.
+#: Kernels of fused attention's gradient: sums of gradient times result, the gradient, its conversion.
 _BACKWARD_KERNELS = 3
 
 
 def attention(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of fused attention, which never stores its weights."""
+    """Return the kernel of fused attention, which never stores the attention weights."""
     query, key, value = (view.required_tensor(n, i) for i, n in enumerate(("query", "key", "value")))
     heads, rows, columns = _heads_queries_keys(view, query, key)
     products = (
@@ -29,11 +29,9 @@ def attention(view: View) -> tuple[Launch, ...]:
 
 
 def _causal_share(view: View, rows: int, columns: int) -> float:
-    """Return the computed share of the pairs of query and key: under a causal mask, those of earlier keys.
-
-    The mask starts at the first query and the first key (``is_causal``, or 1 as ``custom_mask_type``), or ends at the
-    last of both (2).
-    """
+    """Return the share of query-key pairs computed under a causal mask: those of earlier keys."""
+    # The mask starts at the first query and key (``is_causal``, or ``custom_mask_type`` 1), or ends at the last of both
+    # (2).
     kind = int(view.argument("custom_mask_type", 0)) or int(bool(view.argument("is_causal", False)))
     if not kind:
         return 1.0
@@ -41,13 +39,13 @@ def _causal_share(view: View, rows: int, columns: int) -> float:
     triangle = least * (least + 1) / 2
     if kind == 1:  # queries after the last key see every key
         seen = triangle + max(0, rows - columns) * columns
-    else:  # every query sees the keys that are before the first query too
+    else:  # every query also sees the keys before the first query
         seen = triangle + (max(0, columns - rows) * rows if rows < columns else 0)
     return seen / (least * most)
 
 
 def attention_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of fused attention's gradient: the weights again, and four products of gradients."""
+    """Return the kernels of fused attention's gradient: recomputed weights, and four products of gradients."""
     names = ("query", "key", "value")
     query, key, value = (view.required_tensor(n, i + 1) for i, n in enumerate(names))
     heads, rows, columns = _heads_queries_keys(view, query, key)
@@ -70,10 +68,9 @@ def attention_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _heads_queries_keys(view: View, query: TensorRecord, key: TensorRecord) -> tuple[int, int, int]:
-    """Return the heads of the whole batch, and the numbers of queries and keys: of ``(batch, heads, length, depth)``.
-
-    The overloads of the efficient kernel that take ``(batch, length, heads, depth)`` have names of their own.
-    """
+    """Return the heads of the whole batch, and the numbers of queries and keys."""
+    # Tensors are ``(batch, heads, length, depth)``; overloads with ``(batch, length, heads, depth)`` have names of
+    # their own.
     if not view.packet.startswith(("aten._efficient_attention", "aten._flash_attention")):
         return math.prod(query.shape[:-2]), query.shape[-2], key.shape[-2]
     starts = view.tensor("cum_seq_q") or view.tensor("cu_seqlens_q")
@@ -92,17 +89,17 @@ def _value_product(heads: int, rows: int, depth: int, columns: int, query: Tenso
     return ops.matmul(rows, depth, columns, heads, dtype=query.dtype)
 
 
-#: Gates of a recurrent cell by cuDNN's number of the mode: two plain ones, LSTM, GRU.
+#: Gates of a recurrent cell by cuDNN's number of the mode: two plain cells, LSTM, GRU.
 _GATES = (1, 1, 4, 3)
 
 
 def recurrent(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of recurrent layers: for each layer one product of all inputs, then one product per step."""
+    """Return the kernels of recurrent layers: per layer one product of all inputs, then one product per step."""
     return _recurrent_layers(view, view.required_tensor("input", 0), 1)
 
 
 def recurrent_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of the recurrent layers' gradient: twice the products, for inputs and for weights."""
+    """Return the kernels of recurrent layers' gradients: twice the products, for inputs and for weights."""
     return _recurrent_layers(view, view.required_tensor("input", 0), 2)
 
 
@@ -131,7 +128,7 @@ def _recurrent_layers(view: View, x: TensorRecord, times: int) -> tuple[Launch, 
 
 
 def _steps_and_batch(view: View, x: TensorRecord) -> tuple[int, int]:
-    """Return the steps and the samples per step: for packed sequences, which differ in length, the mean."""
+    """Return the steps and the samples per step; for packed sequences of different lengths, the mean."""
     packed = view.argument("batch_sizes", ())
     if packed:
         return len(packed), max(1, math.ceil(x.shape[0] / len(packed)))

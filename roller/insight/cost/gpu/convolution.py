@@ -1,10 +1,9 @@
-"""Convolutions and their gradients, of one to three dimensions, in the ways in which a library runs them.
+"""Convolutions of one to three dimensions and their gradients, in the variants that a library may run."""
 
-A matrix unit's kernels take images with channels innermost. Where tensors have planes of channels, or channels that
-are no whole vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's
-deep learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors as they are; for
-windows of three by three at stride one they may use Winograd's algorithm. The library runs the fastest.
-"""
+# A matrix unit's kernels take images with channels innermost. For planes of channels, or channels that are no whole
+# vectors, cuDNN converts operands before such a kernel and results after it (convolution guide of NVIDIA's deep
+# learning performance documentation, "Tensor Layouts In Memory"). Kernels on threads take tensors as they are, and may
+# use Winograd's algorithm for windows of three by three at stride one. The library runs the fastest.
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ from roller.insight.trace.trace import TensorRecord
 
 @dataclass(frozen=True)
 class _Geometry:
-    """Of a convolution: windows, groups, and whether channels are innermost in its tensors."""
+    """Windows and groups of a convolution, and whether its tensors have channels innermost."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]
@@ -43,7 +42,7 @@ class _Geometry:
 
 
 def convolution(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a convolution, and the one that adds the bias after it."""
+    """Return the kernel of a convolution, and the one that adds its bias."""
     x, weight = view.tensor("self") or view.required_tensor("input", 0), view.required_tensor("weight", 1)
     copies = _copies_before_depthwise(_geometry(view, x, weight), weight, (x,))
     kernels, bias = (*copies, _convolution_kernel(view, x, weight, view.out)), view.tensor("bias")
@@ -51,7 +50,7 @@ def convolution(view: View) -> tuple[Launch, ...]:
 
 
 def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequence[TensorRecord]) -> tuple[Stream, ...]:
-    """Return PyTorch's copies of planes whose filters suggest channels innermost; of others, a way has them."""
+    """Return PyTorch's conversions of images before a depthwise convolution with channels innermost."""
     return (
         conversions_to_innermost(images, (), g.groups)
         if g.innermost and is_depthwise(weight, g.groups, g.transposed)
@@ -62,7 +61,8 @@ def _copies_before_depthwise(g: _Geometry, weight: TensorRecord, images: Sequenc
 def conversions_to_innermost(
     read: Sequence[TensorRecord], written: Sequence[TensorRecord], groups: int
 ) -> tuple[Stream, ...]:
-    """Return the kernels that convert images and filters to channels innermost, in whole vectors, and results back."""
+    """Return the kernels that convert tensors to channels innermost in whole vectors, and results back."""
+    # Channels of groups are not padded to whole vectors.
     found = []
     for tensor, is_read in (*((t, True) for t in read), *((t, False) for t in written)):
         if not is_converted(tensor, groups):
@@ -99,11 +99,9 @@ def convolution_backward(view: View) -> tuple[Launch, ...]:
 def _implicit_product(
     product: TensorExpr, read: Sequence[TensorRecord], written: TensorRecord, units: Units, ways: tuple[Way, ...] = ()
 ) -> Kernel | Fused:
-    """Return the kernel of an implicit product: its operand is gathered from windows of an image as it runs.
-
-    The product names an element once for each window it lies in; memory gives the tensors themselves. Where every
-    window is a point, the product's operands are these tensors.
-    """
+    """Return the kernel of an implicit GEMM, which gathers one operand from windows of an image."""
+    # The product names an element once per window, but memory delivers each tensor once. Where every window is a point,
+    # the product's operands are the tensors themselves.
     moved = total_bytes(read), total_bytes((written,))
     named = (sum(t.nbytes for t in product.inputs), sum(t.nbytes for t in product.output_tensors))
     if moved == named:
@@ -112,7 +110,7 @@ def _implicit_product(
 
 
 def _per_dimension(values: Sequence[int], rank: int) -> tuple[int, ...]:
-    """Return one value for each of ``rank`` dimensions; a single value applies to all."""
+    """Return one value per dimension; a single value applies to all."""
     listed = tuple(values)
     return listed * rank if len(listed) == 1 and rank > 1 else listed
 
@@ -132,7 +130,7 @@ def _geometry(view: View, x: TensorRecord, weight: TensorRecord) -> _Geometry:
 
 
 def _merge_to_two_dimensions(sizes: Sequence[int]) -> tuple[int, int]:
-    """Return two dimensions for any number: a row, or all outer ones merged."""
+    """Return two dimensions: a row, or all outer dimensions merged."""
     return (1, sizes[0]) if len(sizes) == 1 else (math.prod(sizes[:-1]), sizes[-1])
 
 
@@ -157,18 +155,16 @@ def _convolution_kernel(view: View, x: TensorRecord, weight: TensorRecord, out: 
     return replace(found, before_cudnn_9=_before_cudnn_9(g, weight, out, (x, weight), out))
 
 
-#: Channels of a group for which cuDNN 8 had kernels of a matrix unit on channels innermost: assumed to be ResNeXt's.
-#: Of 64, profiles show direct kernels instead (pytorch/pytorch#34977); other numbers are assumed to have those, too.
+#: Channels of a group for which cuDNN 8 had matrix-unit kernels on channels innermost: assumed to be ResNeXt's. For 64,
+#: profiles show direct kernels instead (pytorch/pytorch#34977); other numbers are assumed to have those, too.
 _GROUPS_OF_CUDNN_8 = (4, 8, 16, 32)
 
 
 def _before_cudnn_9(
     g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Instructions | None:
-    """Return the direct kernel that ran groups on channels innermost; ``None`` where it was one of a matrix unit.
-
-    ``points`` is the tensor at whose points all windows are multiplied.
-    """
+    """Return the direct kernel of groups with channels innermost; ``None`` where a matrix unit ran them."""
+    # ``points`` is the tensor at whose points all windows are multiplied.
     alike = weight.shape[0] // g.groups == weight.shape[1] and weight.shape[1] in _GROUPS_OF_CUDNN_8
     if g.groups == 1 or not g.innermost or alike or weight.dtype not in ("float16", "bfloat16"):
         return None
@@ -178,7 +174,7 @@ def _before_cudnn_9(
 def _innermost_depthwise(
     g: _Geometry, weight: TensorRecord, points: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Fused | Instructions | None:
-    """Return cuDNN's kernel of a depthwise convolution on channels innermost; ``None`` where it has one for them."""
+    """Return the kernel in place of a depthwise one on channels innermost; ``None`` where cuDNN has one."""
     if not g.innermost or {*weight.shape[2:]} <= {*depthwise.INNERMOST_WINDOWS}:
         return None
     if weight.dtype in ("float16", "bfloat16"):
@@ -188,7 +184,7 @@ def _innermost_depthwise(
 
 @dataclass(frozen=True)
 class _Windows:
-    """A two-dimensional convolution but for its channels."""
+    """A two-dimensional convolution without its numbers of channels."""
 
     batch: int
     size: tuple[int, int]
@@ -208,7 +204,7 @@ class _Windows:
 
     @property
     def may_use_winograd(self) -> bool:
-        """Whether cuDNN has kernels of Winograd's algorithm for it: float32, windows of 3x3 at stride one."""
+        """Whether cuDNN has Winograd kernels for it: float32, windows of 3x3 at stride one."""
         steps = {*self.stride, *self.dilation, self.groups}
         return self.dtype == "float32" and self.window == (3, 3) and steps == {1}
 
@@ -216,11 +212,9 @@ class _Windows:
 def _windows_in_all_ways(
     windows: _Windows, channels: int, filters: int, around: tuple[Stream, ...], planes: bool = False
 ) -> Kernel:
-    """Return a convolution's kernel on the tensors as they are, with the ways of another layout and algorithm.
-
-    Layouts of groups cost the same: a group's channels are no axis of the product that the units see. With ``planes``
-    the convolution is a product of matrices in planes of channels as well, filters by the planes of an image.
-    """
+    """Return a convolution's kernel on unconverted tensors, with variants in other layouts and algorithms."""
+    # Layouts of groups cost the same, since a group's channels are no axis of the product on the units. With ``planes``
+    # the convolution is also a matrix product in planes of channels: filters by the planes of an image.
     groups = windows.groups
     if groups == 1 and not around:
         return Kernel(windows.expression(channels, filters, True), kind="convolution")
@@ -241,15 +235,13 @@ def _windows_in_all_ways(
     return Kernel(planar, units="planar" if around else "any", kind="convolution", ways=tuple(ways))
 
 
-#: Channels that groups of few are brought to, so that they fill the sides of a matrix unit's fragment.
+#: Channels to which small groups are merged, so that they fill the sides of a matrix unit's fragment.
 _MERGED_CHANNELS = (16, 32)
 
 
 def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
-    """Return how many groups a matrix unit's kernel may take as one: alone, or as blocks of which others are zero.
-
-    Where they do not divide all groups, the last block is padded with groups of zeros.
-    """
+    """Return how many groups a matrix unit's kernel may take as one: a single group, or blocks padded with zeros."""
+    # If the number does not divide the groups, the last block is padded with groups of zeros.
     own = max(channels, filters)
     merged = (min(groups, side // own) for side in _MERGED_CHANNELS if side > own)
     return list(dict.fromkeys((1, *(n for n in merged if n > 1))))
@@ -258,10 +250,8 @@ def _groups_together(channels: int, filters: int, groups: int) -> list[int]:
 def _product_in_all_ways(
     g: _Geometry, own: TensorExpr, others: Sequence[TensorExpr], read: Sequence[TensorRecord], written: TensorRecord
 ) -> Kernel | Fused:
-    """Return the kernel of a product whose operands are images, with the ways of another layout.
-
-    ``own`` is the product on the tensors as they are, ``others`` those of kernels for a matrix unit.
-    """
+    """Return the kernel of a product whose operands are images, with variants in another layout."""
+    # ``own`` is the product on unconverted tensors, ``others`` are those of kernels for a matrix unit.
     around = conversions_to_innermost(read, (written,), g.groups)
     if not around and len(others) == 1:
         return _implicit_product(others[0], read, written, "any")
@@ -275,10 +265,8 @@ def _as_pair(values: Sequence[int], one: int) -> tuple[int, int]:
 
 
 def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, groups: int) -> TensorExpr:
-    """Return the product of matrices that has a convolution's multiplications: points of a result by its filters.
-
-    ``points`` are those at which the whole window is multiplied: of the result; of a transposed one, of the image.
-    """
+    """Return the matrix product with a convolution's multiplications: points of a result by its filters."""
+    # The whole window is multiplied at each of ``points``: those of the result, or of a transposed convolution's image.
     m = points.shape[0] * math.prod(points.shape[2:])
     window = math.prod(weight.shape[2:])
     per_group = weight.shape[0] // groups
@@ -288,18 +276,16 @@ def _as_product(points: TensorRecord, weight: TensorRecord, out: TensorRecord, g
 
 
 def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> tuple[Launch, ...]:
-    """Return the kernel of the image's gradient: every gradient spreads over a window, whose points add up.
-
-    At stride 1 that is a convolution of the gradient; at a larger one it has as many multiplications as the
-    convolution had, and writes the larger image.
-    """
+    """Return the kernels of the image gradient: every gradient spreads over a window, whose points add up."""
+    # At stride 1 this is a convolution of the gradient; at a larger stride it has as many multiplications as the
+    # forward convolution, and writes the larger image.
     if len(x.shape) > 4 or g.transposed:
         product = _as_product(x if g.transposed else gradient, weight, x, g.groups)
         return (_product_in_all_ways(g, product, (product,), (gradient, weight), x),)
     (h, w), (kh, kw) = _merge_to_two_dimensions(gradient.shape[2:]), _merge_to_two_dimensions(weight.shape[2:])
     dilation = _as_pair(g.dilation, 1)
     reach = tuple((k - 1) * d for k, d in zip((kh, kw), dilation, strict=True))
-    pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, of each dimension
+    pads = tuple(side for r in reach for side in (r // 2, r - r // 2))  # before and after, per dimension
     windows = _Windows(x.shape[0], (h, w), (kh, kw), (1, 1), pads, dilation, g.groups, x.dtype)
     if is_depthwise(weight, g.groups, g.transposed):
         own = _innermost_depthwise(g, weight, gradient, (gradient, weight), x)
@@ -307,21 +293,21 @@ def _image_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weigh
         before = _before_cudnn_9(g, weight, gradient, (gradient, weight), x)
         planar = windows.expression(gradient.shape[1], x.shape[1], False)
         along = Kernel(planar, units="planar", own_kernel=own, before_cudnn_9=before)
-        if own is not None:  # its traffic is its own
+        if own is not None:  # this kernel counts its own traffic
             return (along,)
     else:
         around = conversions_to_innermost((gradient, weight), (x,), g.groups)
         along = _windows_in_all_ways(windows, gradient.shape[1], x.shape[1], around)
         along = replace(along, before_cudnn_9=_before_cudnn_9(g, weight, gradient, (gradient, weight), x))
     more = total_bytes((x,)) - math.prod((x.shape[0], x.shape[1], h, w)) * total_bytes((x,)) // element_count(x)
-    if more < 0:  # padding that leaves of the windows' sums only the middle
+    if more < 0:  # padding that keeps only the middle of the windows' sums
         moved = total_bytes((gradient, weight)), total_bytes((x,))
         return (_moving(along, *moved),)
     return (along, Stream(0.0, float(more), 0)) if more else (along,)
 
 
 def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
-    """Return a kernel in all its ways as one that moves other bytes than its expression names."""
+    """Return a kernel and its variants with other traffic than the expression implies."""
 
     def fused(one: Kernel, ways: tuple[Way, ...] = ()) -> Fused:
         return Fused(
@@ -334,7 +320,7 @@ def _moving(kernel: Kernel, read_bytes: float, written_bytes: float) -> Fused:
 
 
 def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weight: TensorRecord) -> Launch:
-    """Return the kernel of the weights' gradient: filters by windows, summed over all points of the result."""
+    """Return the kernel of the weight gradient: filters by windows, summed over all points of the result."""
     points = x if g.transposed else gradient
     k = points.shape[0] * math.prod(points.shape[2:])
     n = weight.shape[1] * math.prod(weight.shape[2:])
@@ -357,5 +343,5 @@ def _weight_gradient(g: _Geometry, gradient: TensorRecord, x: TensorRecord, weig
 
 
 def _merged_weight_gradient(m: int, n: int, k: int, groups: int, dtype: str) -> TensorExpr:
-    """Return the product of the weights' gradient of groups that are taken together, of which blocks are kept."""
+    """Return the product of merged groups' weight gradients, of which only diagonal blocks are kept."""
     return ops.matmul(m, n, k, None if groups == 1 else groups, True, False, dtype=dtype)

@@ -10,13 +10,13 @@ from roller.insight.cost.launches import Launch, Stream, Wait
 from roller.insight.trace.convolution_layout import channels_innermost
 from roller.insight.trace.trace import TensorRecord
 
-#: Bits of a key that one pass of a radix sort orders, and kernels of a pass.
+#: Key bits that one pass of a radix sort orders, and kernels per pass.
 _RADIX_BITS, _KERNELS_PER_PASS = 8, 2
-#: Bits of the keys of a sort by table row: rows of an embedding.
+#: Key bits of a sort by the table rows of an embedding.
 _ROW_BITS = 32
-#: Rows up to which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
+#: Most rows for which an embedding's gradient is added without a sort (PyTorch's ``Embedding.cu``).
 _MOST_UNSORTED = 3072
-#: Tensors that one kernel of PyTorch joins (``CAT_ARRAY_BATCH_SIZE``).
+#: Most tensors that one kernel of PyTorch concatenates (``CAT_ARRAY_BATCH_SIZE``).
 _JOINED_TOGETHER = 128
 
 
@@ -36,18 +36,16 @@ def stream_all(reads: float = 1.0, writes: float = 1.0, launches: int = 1) -> Ca
 
 
 def interpolate(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of an interpolation by several points on planes: a thread for each point of a plane.
-
-    It walks over all planes (``UpSampleBilinear2d.cu`` and those beside it in ATen/native/cuda). Of two-dimensional
-    linear ones with channels innermost another kernel has a thread for every element.
-    """
+    """Return the kernel of an interpolation, with one thread per point of a plane, or per element."""
+    # A thread walks over all planes (``UpSampleBilinear2d.cu`` and similar files in ATen/native/cuda). Two-dimensional
+    # linear interpolation with channels innermost has another kernel, with a thread per element.
     x, out = view.inputs[0], view.out
     walks = not channels_innermost(x) or "bicubic" in view.packet
     return (Stream(total_bytes((x,)), total_bytes((out,)), threads=math.prod(out.shape[2:]) if walks else None),)
 
 
 def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a gradient that reads only the named tensors, since it needs the shape of the others."""
+    """Return the mapping of a gradient that reads the named tensors, and only the shapes of the others."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         read = [view.tensor(name) for name in names]
@@ -57,12 +55,12 @@ def stream_named_inputs(*names: str) -> Callable[[View], tuple[Launch, ...]]:
 
 
 def generated_kernel(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that a compiler generates: it reads each input once, overlapping views together."""
+    """Return a compiler-generated kernel, which reads each input once, overlapping views together."""
     return (Stream(float(bytes_together(view.inputs)), float(total_bytes(view.outputs))),)
 
 
 def bytes_together(tensors: Iterable[TensorRecord]) -> int:
-    """Return the bytes of tensors, of each storage at most those from the first to the last element."""
+    """Return the bytes of tensors, per storage at most those from its first to its last element."""
     found: dict[int, list[TensorRecord]] = {}
     for t in dict.fromkeys(tensors):
         found.setdefault(t.storage, []).append(t)
@@ -81,17 +79,15 @@ def slice_backward(view: View) -> tuple[Launch, ...]:
 
 
 def gather(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a gather: it reads the indices, and only the gathered elements of the table."""
+    """Return the kernel of a gather, which reads the indices and only the gathered elements of the table."""
     indices = sum(total_bytes((t,)) for t in view.inputs[1:] if t.dtype in ("int64", "int32", "bool"))
     moved = total_bytes(view.outputs)
     return (Stream(moved + indices, moved),)
 
 
 def embedding_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of an embedding's gradient: zeros, a sort of the indices, sums of equal rows.
-
-    A few rows are added unsorted, each by the block that owns the table's row.
-    """
+    """Return the kernels of an embedding's gradient: zeros, a sort of the indices, sums of equal rows."""
+    # Few rows are added unsorted, each by the block that owns the table's row.
     gradient, indices = view.required_tensor("grad_output", 0), view.required_tensor("indices", 1)
     whole, rows = total_bytes((view.out,)), element_count(indices) * view.out.shape[-1] * itemsize(gradient.dtype)
     summed = min(rows, whole)
@@ -102,7 +98,7 @@ def embedding_backward(view: View) -> tuple[Launch, ...]:
 
 
 def sort_table_rows(indices: TensorRecord) -> Stream:
-    """Return the kernels that sort rows of a table by number, to add equal ones in one place."""
+    """Return the kernels that sort table rows by number, so that equal rows are added in one place."""
     passes = _ROW_BITS // _RADIX_BITS
     moved = passes * element_count(indices) * (itemsize(indices.dtype) + 8.0)
     return Stream(moved, moved, _KERNELS_PER_PASS * passes)
@@ -117,7 +113,7 @@ def sort(view: View) -> tuple[Launch, ...]:
 
 
 def read_on_host(view: View) -> tuple[Launch, ...]:
-    """Return the wait of an operator that reads a value on the host."""
+    """Return the wait of an operator whose value the host reads."""
     return (Wait(total_bytes(view.inputs)),)
 
 
@@ -127,7 +123,7 @@ def dynamic_size(view: View) -> tuple[Launch, ...]:
 
 
 def masked_select(view: View) -> tuple[Launch, ...]:
-    """Return the launches of a selection by mask: true elements are counted and listed, then gathered."""
+    """Return the launches of a masked selection: true elements are counted, listed, and gathered."""
     mask, found = view.inputs[-1], view.out
     places = 8.0 * element_count(found) * len(mask.shape)
     count = Stream(2.0 * total_bytes((mask,)), places, 3)
@@ -135,10 +131,10 @@ def masked_select(view: View) -> tuple[Launch, ...]:
 
 
 def unique_values(view: View) -> tuple[Launch, ...]:
-    """Return the launches that find unique values: a sort, then the ends of runs are counted and listed."""
+    """Return the launches that find unique values: a sort, then a count and a list of the runs."""
     return (*sort(view), *dynamic_size(view))
 
 
 def no_launch(view: View) -> tuple[Launch, ...]:
-    """Return no launch: the operator only allocates, or returns a view."""
+    """Return no launch: the operator only allocates or returns a view."""
     return ()

@@ -1,10 +1,9 @@
-"""PyTorch's own kernels of depthwise convolutions on images in planes of channels, by the instructions they issue.
+"""PyTorch's own kernels of depthwise convolutions on planes of channels, by the instructions they issue."""
 
-Of float16 cuDNN's kernels run instead where ``check_cudnn_depthwise_workload_with_filter`` allows them
-(ATen/native/Convolution.cpp); with channels innermost they always do. The others are those of
-ATen/native/cuda/DepthwiseConv2d.cu: a thread for every point of the result, which visits the points of its window one
-after the other, and for the filters' gradient a block for every weight, which reads both images.
-"""
+# The kernels are those of ATen/native/cuda/DepthwiseConv2d.cu: a thread per point of the result visits the points of
+# its window in turn; for the filters' gradient a block per weight reads both images. In float16, cuDNN's kernels run
+# instead where ``check_cudnn_depthwise_workload_with_filter`` (ATen/native/Convolution.cpp) allows them, and with
+# channels innermost always.
 
 from __future__ import annotations
 
@@ -17,20 +16,20 @@ from roller.insight.cost.launches import Fused, Instructions
 from roller.insight.trace.convolution_layout import whole_vector
 from roller.insight.trace.trace import TensorRecord
 
-#: Instructions of a thread to find its point (three divisions by a number known only as it runs, some 18 each), and for
-#: a point of its window: place along both axes (2), whether it lies in the image (4), addresses (2), two loads, two
-#: conversions, and the multiply-add. Counted from the loop of the source.
+#: Instructions of a thread to find its point (three divisions by numbers known only at run time, some 18 each), and per
+#: point of its window: position along both axes (2), test whether it lies in the image (4), addresses (2), two loads,
+#: two conversions, and the multiply-add. Counted in the loop of the source.
 _PLACE, _TAP = 54.0, 13.0
-#: Further instructions for a point of the window in the image's gradient: whether the stride meets it, along both axes.
+#: Further instructions per point of the window in the image gradient: whether the stride meets it, along both axes.
 _STRIDE = 4.0
-#: Instructions of a thread of the filters' gradient for one product: a division for the place (18), a window's point.
+#: Instructions of a filter-gradient thread per product: a division for the position (18), and a point of the window.
 _PRODUCT = 18.0 + _TAP
-#: Windows, least channels and least width of an image that cuDNN's kernels take.
+#: Windows, fewest channels and smallest image width that cuDNN's kernels take.
 _CUDNN_WINDOWS, _CUDNN_CHANNELS, _CUDNN_SIDE = (1, 3, 5), 32, 7
-#: Windows that cuDNN has depthwise kernels for on channels innermost: assumed; those and no others are memory-bound in
-#: published throughputs of models that have windows of 3 to 11 points a side.
+#: Windows for which cuDNN has depthwise kernels on channels innermost. Assumed: only these are memory-bound in
+#: published throughputs of models with windows of 3 to 11 points a side.
 INNERMOST_WINDOWS = (1, 3, 5, 7)
-#: Columns of the narrowest tiles of kernels for a matrix unit.
+#: Columns of the narrowest tile of a matrix unit's kernels.
 _TILE_COLUMNS = 16
 
 
@@ -88,10 +87,8 @@ def weight_gradient(
 
 
 def direct_kernel(products: float, read: Sequence[TensorRecord], written: TensorRecord) -> Instructions:
-    """Return cuDNN's direct kernel of a grouped convolution: a thread for every result, a tap for every product.
-
-    Its source is not published: the instructions of a tap are assumed to be those of PyTorch's loop.
-    """
+    """Return cuDNN's direct kernel of a grouped convolution: a thread per result, a tap per product."""
+    # Its source is not published: a tap is assumed to take the instructions of PyTorch's loop.
     count = element_count(written) * _PLACE + products * _TAP
     return Instructions(count, total_bytes(read), total_bytes((written,)))
 
@@ -99,11 +96,9 @@ def direct_kernel(products: float, read: Sequence[TensorRecord], written: Tensor
 def padded_groups(
     points: TensorRecord, weight: TensorRecord, read: Sequence[TensorRecord], written: TensorRecord
 ) -> Fused:
-    """Return the kernel of a matrix unit that takes every channel as a group, in 16 bits and channels innermost.
-
-    A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
-    points by one filter, in the columns of a tile, summed over a window of vectors.
-    """
+    """Return the matrix unit's kernel that takes every channel as a group, in 16 bits and channels innermost."""
+    # A group is padded to a whole vector of channels (auto-padding, release notes of cuDNN 7.6.3): a product of all
+    # points by one filter, in the columns of a tile, summed over a window of vectors.
     rows = points.shape[0] * math.prod(points.shape[2:])
     taps = math.prod(weight.shape[2:]) * whole_vector(points.dtype)
     product = ops.matmul(rows, points.shape[1] * _TILE_COLUMNS, taps, dtype=points.dtype)

@@ -1,4 +1,4 @@
-"""Embedding bags, forward and backward: sums of rows of a table, as in recommender models."""
+"""Embedding bags, forward and backward: sums of table rows, as in recommender models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller.insight.cost.launches import Launch, Stream
 
 
 def embedding_bag(view: View) -> tuple[Launch, ...]:
-    """Return the kernel that sums the rows of each bag: it reads only those rows of the table."""
+    """Return the kernel that sums the rows of each bag, and reads only those rows of the table."""
     table, indices = view.required_tensor("weight", 0), view.required_tensor("indices", 1)
     rows = element_count(indices) * table.shape[-1] * itemsize(table.dtype)
     rest = total_bytes(t for t in view.inputs if t != table)

@@ -1,4 +1,4 @@
-"""Matrix products, single, batched and with a bias."""
+"""Matrix products: single, batched, and with an addend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller.insight.cost.gpu.pointwise import elementwise_kernel
 from roller.insight.cost.launches import Fused, Kernel, Launch, Stream
 from roller.insight.trace.trace import TensorRecord
 
-#: Rows of a matrix unit's fragment of 16-bit operands (PTX ISA, ``mma.m16n8k16``).
+#: Rows of a matrix unit's fragment for 16-bit operands (PTX ISA, ``mma.m16n8k16``).
 _FRAGMENT_ROWS = 16
 
 
@@ -24,7 +24,7 @@ def is_column_major(tensor: TensorRecord) -> bool:
 
 
 def matrix_product_expression(left: TensorRecord, right: TensorRecord, bias: bool = False) -> TensorExpr:
-    """Return the expression of a product of two matrices, or of two batches, in their layouts."""
+    """Return the expression of a product of two matrices or two batches, in their layouts."""
     m, k = left.shape[-2:]
     n = right.shape[-1]
     batch = math.prod(left.shape[:-2]) if len(left.shape) > 2 else None
@@ -39,7 +39,7 @@ def _product(expr: TensorExpr) -> Kernel:
 
 
 def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a matrix product of the two named operands."""
+    """Return the mapping of a matrix product of two named operands."""
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         left, right = view.required_tensor(first, 0), view.required_tensor(second, 1)
@@ -51,10 +51,8 @@ def matrix_product(first: str, second: str) -> Callable[[View], tuple[Launch, ..
 
 
 def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorRecord) -> Launch:
-    """Return the kernel of a batch by one matrix that is expanded: a linear layer on a tensor that no view makes flat.
-
-    The matrix stays in the shared cache; in 16 bits each of the batch fills whole fragments of a matrix unit.
-    """
+    """Return the kernel of a batch by one expanded matrix: a linear layer on a tensor that no view flattens."""
+    # The matrix stays in the shared cache; in 16 bits each batch element fills whole fragments of a matrix unit.
     batch, m, k = left.shape
     rows = -(-m // _FRAGMENT_ROWS) * _FRAGMENT_ROWS if itemsize(left.dtype) < 4 else m
     whole = replace(left, shape=(batch * rows, k), stride=left.stride[-2:])
@@ -64,11 +62,8 @@ def _product_by_one_matrix(left: TensorRecord, right: TensorRecord, out: TensorR
 
 
 def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of ``self + first @ second``.
-
-    A vector is added in the epilogue, as cuBLASLt does; any other addend is first copied to the result, to which the
-    product then adds.
-    """
+    """Return the mapping of ``self + first @ second``."""
+    # cuBLASLt adds a vector in the epilogue; any other addend is first copied to the result, to which the product adds.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         addend, left, right = (
@@ -86,15 +81,13 @@ def matrix_product_with_addend(first: str, second: str) -> Callable[[View], tupl
     return map_operator
 
 
-#: Dtypes of AMD's own 8-bit floats, by those of the standard: another bias of the exponent, at the same rate.
+#: AMD's own 8-bit floats -> those of the standard, which have another exponent bias and the same rate.
 _STANDARD = {"float8_e4m3fnuz": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e5m2"}
 
 
 def scaled_product(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a product of 8-bit floats with scales, as cuBLASLt runs it: the result is of a wider dtype.
-
-    Its fragments are those of the first operand's dtype.
-    """
+    """Return the kernel of a scaled product of 8-bit floats, as cuBLASLt runs it, with a result of a wider dtype."""
+    # Its fragments are those of the first operand's dtype.
     left, right = (
         replace(t, dtype=_STANDARD.get(t.dtype, t.dtype))
         for t in (view.required_tensor("self", 0), view.required_tensor("mat2", 1))

@@ -18,7 +18,7 @@ from roller.insight.trace.trace import TensorRecord
 
 
 def softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a softmax or log-softmax, which take the same steps."""
+    """Return the kernel of a softmax or log-softmax, which have the same steps."""
     x, out = view.inputs[0], view.out
     if not x.shape or x.dtype not in DTYPE_BYTES:
         return (Stream(total_bytes((x,)), total_bytes((out,))),)
@@ -26,7 +26,7 @@ def softmax(view: View) -> tuple[Launch, ...]:
 
 
 def safe_softmax(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a safe softmax: it finds fully masked rows, and writes zeros there."""
+    """Return the kernels of a safe softmax, which writes zeros to fully masked rows."""
     x, masked = total_bytes(view.inputs), float(element_count(view.inputs[0]))
     return (*softmax(view), Stream(2.0 * x + 2 * masked, x + masked, 3))
 
@@ -48,7 +48,7 @@ def layer_norm(view: View) -> tuple[Launch, ...]:
 
 
 def layer_norm_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a layer norm's gradient: of the input by rows, of weight and bias over all rows."""
+    """Return the kernels of a layer norm's gradients: of the input by rows, of weight and bias over all rows."""
     gradient, x = view.required_tensor("grad_out", 0), view.required_tensor("input", 1)
     length = _normalized_elements(view, x)
     wanted: Sequence[bool] = view.argument("output_mask", (True, True, True))
@@ -62,7 +62,7 @@ def layer_norm_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _copy_to_rows(x: TensorRecord) -> tuple[Launch, ...]:
-    """Return the copy that PyTorch makes of rows that do not lie one after the other (``expect_contiguous``)."""
+    """Return the copy that PyTorch makes of rows that are not contiguous (``expect_contiguous``)."""
     strides = tuple(math.prod(x.shape[n + 1 :]) for n in range(len(x.shape)))
     if all(extent == 1 or own == dense for extent, own, dense in zip(x.shape, x.stride, strides, strict=True)):
         return ()
@@ -74,7 +74,7 @@ def _normalized_elements(view: View, x: TensorRecord) -> int:
 
 
 def _row_gradient_kernel(rows: int, length: int, read: Sequence[TensorRecord], out: TensorRecord, sums: int) -> Kernel:
-    """Return a kernel that computes ``sums`` sums over each row, then an element-wise function of them."""
+    """Return a kernel that computes ``sums`` sums per row, then an element-wise function of them."""
     return Kernel(row_gradient_expression(rows, length, tuple(t.dtype for t in read), out.dtype, sums))
 
 
@@ -105,7 +105,8 @@ def row_gradient_expression(rows: int, length: int, dtypes: tuple[str, ...], out
 
 
 def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a norm over channels, which passes over its large inputs several times."""
+    """Return the mapping of a norm over channels, which reads its large inputs several times."""
+    # ``read`` and ``kept`` are the passes over large inputs and over results.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         most = max(map(element_count, view.inputs))
@@ -115,18 +116,16 @@ def channel_norm(read: float, kept: float, launches: int) -> Callable[[View], tu
     return map_operator
 
 
-#: Threads of a block of a batch norm on planes of channels, which has one block for each channel. PyTorch's own
-#: kernels: ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh. Of cuDNN's, which
-#: PyTorch runs in spatial mode there (not the persistent one, ATen/native/cudnn/BatchNorm.cpp), profiles show kernels
-#: named ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among their template's arguments; their grid is assumed.
+#: Threads per block of a batch norm on planes of channels, which has one block per channel. For PyTorch's own kernels:
+#: ``MAX_BLOCK_SIZE`` and ``blocks(input.size(1))`` of ATen/native/cuda/Normalization.cuh. For cuDNN's, which PyTorch
+#: runs in spatial mode there (not the persistent one, ATen/native/cudnn/BatchNorm.cpp), profiles show kernels named
+#: ``bn_fw_tr_1C11`` and ``bn_bw_1C11`` with 512 among their template arguments; their grid is assumed.
 _CHANNEL_THREADS = 512
 
 
 def batch_norm(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a batch norm; computing the batch's statistics takes a pass of its own.
-
-    The batch's statistics are computed in training, and where there are no running ones.
-    """
+    """Return the kernels of a batch norm; batch statistics take an additional pass."""
+    # Batch statistics are computed in training, and where no running ones exist.
     x, out = view.required_tensor("input", 0), total_bytes(view.outputs[:1])
     if view.has_tensor("running_mean") and not view.argument("training", True):
         return (Stream(total_bytes((x,)), out),)
@@ -134,7 +133,7 @@ def batch_norm(view: View) -> tuple[Launch, ...]:
 
 
 def batch_norm_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a batch norm's gradient: two sums over each channel, then the image's gradient."""
+    """Return the kernel of a batch norm's gradient: two sums per channel, then the image's gradient."""
     x = view.tensor("input") or view.inputs[0]
     (moved,) = channel_norm(2.0, 1.0, 1)(view)
     assert isinstance(moved, Stream)
@@ -142,7 +141,7 @@ def batch_norm_backward(view: View) -> tuple[Launch, ...]:
 
 
 def _threads_of_channels(x: TensorRecord) -> float | None:
-    """Return the threads of a norm that has a block for each channel; ``None`` where channels are innermost."""
+    """Return the threads of a norm with one block per channel; ``None`` if channels are innermost."""
     if len(x.shape) < 3 or channels_innermost(x):
         return None
     return _CHANNEL_THREADS * x.shape[1]

@@ -1,4 +1,4 @@
-"""The GPU launches of every operator of PyTorch: one row per operator, for all its overloads."""
+"""GPU launches of PyTorch's operators: one row per operator, for all its overloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.insight.cost.gpu.operator_view import View
 from roller.insight.cost.gpu.pointwise import bernoulli, copy, fill, pointwise
 from roller.insight.cost.launches import Launch
 
-#: How an operator becomes launches.
+#: Maps an operator to its launches.
 Mapping = Callable[[View], tuple[Launch, ...]]
 
 _PRODUCTS: dict[str, Mapping] = {
@@ -175,7 +175,7 @@ _MOVING: dict[str, Mapping] = {
     "_local_scalar_dense": data_movement.read_on_host,
     "equal": data_movement.read_on_host,
 }
-#: Operators that write tensors and read none, or only what they overwrite.
+#: Operators that write tensors and read none, or only those that they overwrite.
 FILLING = ("fill", "zero", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like", "new_full", "new_zeros",
             "new_ones", "arange", "linspace", "eye", "scalar_tensor", "rand", "randn", "rand_like", "randn_like",
             "randint", "randperm", "uniform", "normal", "exponential", "tril_indices")  # fmt: skip
@@ -238,11 +238,11 @@ _LISTS: dict[str, Mapping] = {
     "_foreach_copy": optimizers.foreach_copy,
     **dict.fromkeys(("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"), optimizers.fused_optimizer),
 }  # fmt: skip
-#: Operators that make the device do nothing.
+#: Operators that launch no work on the device.
 NOTHING = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided",
             "record_stream", "_assert_async", "is_same_size", "resize")  # fmt: skip
 
-#: Operator, without its overload and the underscore of one in place -> its launches.
+#: Name of an operator, without its overload and the underscore of an in-place one -> its mapping.
 TABLE: dict[str, Mapping] = {
     f"aten.{name}": mapping
     for name, mapping in {

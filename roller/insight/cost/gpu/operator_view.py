@@ -1,4 +1,4 @@
-"""An operator as mappings read it: its tensors by the names of the schema, arguments with their defaults."""
+"""An operator as mappings read it: tensors by their names in the schema, arguments with defaults."""
 
 from __future__ import annotations
 
@@ -13,20 +13,14 @@ __all__ = ["View", "distinct_bytes", "element_count", "itemsize", "total_bytes"]
 
 
 class View:
-    """One operator.
-
-    Parameters
-    ----------
-    operator
-        As traced.
-    """
+    """A traced operator, whose tensors and arguments are found by the names of its schema."""
 
     def __init__(self, operator: Operator) -> None:
         self.operator = operator
 
     @cached_property
     def packet(self) -> str:
-        """Name without overload, and without the underscore of an in-place operator: ``"aten.add"``."""
+        """Name without overload and without the underscore of an in-place operator: ``"aten.add"``."""
         space, _, rest = self.operator.name.partition(".")
         name = rest.split(".")[0]
         return f"{space}.{name if name.startswith('__') else name.rstrip('_') or name}"
@@ -49,7 +43,7 @@ class View:
 
     @property
     def out(self) -> TensorRecord:
-        """The first tensor that the operator returns; the first that it reads if it returns none."""
+        """The first returned tensor; the first input if nothing is returned."""
         return (self.outputs or self.inputs)[0]
 
     def argument(self, name: str, default: Any = None) -> Any:
@@ -62,7 +56,7 @@ class View:
         return self.tensor(name) is not None
 
     def tensor(self, name: str, position: int | None = None) -> TensorRecord | None:
-        """Return the tensor named ``name`` in the schema, or if no names are recorded, the input at ``position``."""
+        """Return the tensor named ``name`` in the schema; without recorded names, the input at ``position``."""
         if not self.operator.arguments and position is not None:
             return self.inputs[position] if position < len(self.inputs) else None
         return self._tensor_of_argument(self.operator.arguments.get(name))
@@ -73,7 +67,7 @@ class View:
         return self.operator.name.rpartition(".")[2]
 
     def required_tensor(self, name: str, position: int) -> TensorRecord:
-        """Return the tensor named ``name``; ``KeyError`` if the operator has none."""
+        """Return the tensor named ``name``; raise ``KeyError`` if the operator has none."""
         found = self.tensor(name, position)
         if found is None:
             raise KeyError(f"{self.operator.name}: argument '{name}'")

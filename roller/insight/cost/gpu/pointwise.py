@@ -1,4 +1,4 @@
-"""Element-wise operators and copies of any layout, as one expression over the fewest axes."""
+"""Element-wise operators and copies of any layout, each as one expression over the fewest axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.insight.trace.trace import TensorRecord
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor's layout over the axes of a result: extents, and strides in elements (0 along a broadcast axis)."""
+    """Layout of a tensor over the axes of a result; strides are in elements, 0 along a broadcast axis."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -33,10 +33,8 @@ def broadcast_layout(tensor: TensorRecord, rank: int) -> Operand:
 def merge_axes(
     extents: Sequence[int], tensors: Sequence[Operand]
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Return extents and strides over the fewest axes: axes that are contiguous in all tensors are merged.
-
-    Axes are in the order of the first tensor's memory, outermost first.
-    """
+    """Return extents and strides over the fewest axes, by merging axes that are contiguous in all tensors."""
+    # Axes are in the memory order of the first tensor, outermost first.
     axes = [d for d, n in enumerate(extents) if n > 1]
     axes.sort(key=lambda d: (-abs(tensors[0].stride[d]), d))
     sizes: list[int] = []
@@ -53,7 +51,7 @@ def merge_axes(
 
 
 def apply_functions(functions: Sequence[str], loads: Sequence[Scalar], dtype: str) -> Scalar:
-    """Return a scalar that applies every function once; functions of several arguments combine the operands."""
+    """Return a scalar that applies every function once; functions of several arguments combine operands."""
     rest, value = list(loads[1:]), loads[0] if loads else Const(0.0, dtype)
     for name in functions:
         if name in _JOINING:
@@ -102,20 +100,21 @@ def elementwise_kernel(
     functions: tuple[str, ...], out: TensorRecord, inputs: Sequence[TensorRecord]
 ) -> tuple[Launch, ...]:
     """Return the kernel of an element-wise operator; by its bytes if no expression describes it."""
+    # ``also``: bytes written in addition to the result, such as those of a mask.
     dtypes = {t.dtype for t in (out, *inputs)}
     count = math.prod(out.shape)
     if not dtypes <= DTYPE_BYTES.keys() or not 0 < count < 2**40:
         return (Stream(total_bytes(inputs), total_bytes((out,))),)
     rank = len(out.shape)
-    # The same elements twice, as in x * x, come from memory once.
+    # An operand that occurs twice, as in x * x, is read from memory once.
     operands = tuple(broadcast_layout(t, rank) for t in dict.fromkeys(inputs) if math.prod(t.shape) > 1)
     shape, layout = tuple(out.shape), broadcast_layout(out, rank)
     expr = elementwise_expression(functions, shape, layout, operands)
     return (Kernel(expr, cache_bytes=_bytes_by_sectors(shape, layout, operands)),)
 
 
-#: Elements of a block of PyTorch's element-wise kernels, one after the other in the order of the result: 128 threads of
-#: 4 (``num_threads`` and ``thread_work_size`` of ATen/native/cuda/thread_constants.h; ``Loops.cuh``).
+#: Elements of a block of PyTorch's element-wise kernels, consecutive in the result: 128 threads of 4 (``num_threads``
+#: and ``thread_work_size`` of ATen/native/cuda/thread_constants.h; ``Loops.cuh``).
 _BLOCK_ELEMENTS = 512
 #: Bytes of a sector, the smallest transaction of the shared cache.
 _SECTOR_BYTES = 32
@@ -123,11 +122,9 @@ _SECTOR_BYTES = 32
 
 @lru_cache(maxsize=4096)
 def _bytes_by_sectors(extents: tuple[int, ...], out: Operand, operands: tuple[Operand, ...]) -> float:
-    """Return the bytes that blocks take of the shared cache; 0 where no operand lies across their threads.
-
-    A block visits the result's elements in order, in no tiles: of an operand in another order it touches a sector for
-    every element that its neighbours in the block do not share.
-    """
+    """Return the bytes that blocks read from the shared cache; 0 if no operand lies across their threads."""
+    # A block visits the result's elements in order, without tiles: in an operand with another order it touches a sector
+    # for every element that no neighbour in the block shares.
     sizes, strides = merge_axes(extents, (out, *operands))
     taken, left = list[int](), _BLOCK_ELEMENTS
     for size in reversed(sizes):  # innermost first
@@ -165,7 +162,7 @@ def fill(view: View) -> tuple[Launch, ...]:
 
 
 def bernoulli(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of ``bernoulli``: it reads the probabilities if each element has its own."""
+    """Return the kernel of ``aten.bernoulli``, which reads the probabilities if each element has its own."""
     own = not view.in_place and view.overload == "default"
     return elementwise_kernel(("lt",), view.out, view.inputs) if own else fill(view)
 

@@ -12,11 +12,9 @@ from roller.insight.cost.launches import Kernel, Launch, Stream
 
 
 def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a reduction of the named kind.
-
-    A reduction over contiguous rows is an expression. Other reductions read their input once, too: libraries give each
-    thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
-    """
+    """Return the mapping of a reduction of the named kind."""
+    # A reduction over contiguous rows is an expression. Other reductions read their input once, too: libraries give
+    # each thread its own columns, and split long columns, or the few rows of a large tensor, among blocks.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         x = view.inputs[0]
@@ -34,20 +32,20 @@ def reduction(kind: str) -> Callable[[View], tuple[Launch, ...]]:
     return map_operator
 
 
-#: Rows from which on each block reduces a row; fewer leave a GPU idle, and libraries split them.
+#: Rows from which on each block reduces a row; fewer rows leave a GPU idle, so libraries split them.
 _FEW_ROWS = 1024
 _SUMMED = frozenset(DTYPE_BYTES) & {"float16", "bfloat16", "float32", "float64"}
 
 
 def nll_loss(view: View) -> tuple[Launch, ...]:
-    """Return the kernel of a negative log-likelihood: it reads the classes, and one sector of memory per row."""
+    """Return the kernel of a negative log-likelihood, which reads the classes and one sector of memory per row."""
     target = view.tensor("target", 1) or view.inputs[-1]
     found = min(element_count(target) * _SECTOR_BYTES, total_bytes(view.inputs[:1]))
     return (Stream(float(found + total_bytes((target,))), total_bytes(view.outputs)),)
 
 
 def nll_loss_backward(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of a negative log-likelihood's gradient: zeros, and one element of each row."""
+    """Return the kernels of a negative log-likelihood's gradient: zeros, and one element per row."""
     target, whole = view.tensor("target", 2) or view.inputs[-1], total_bytes(view.outputs)
     return (
         Stream(0.0, whole),
@@ -56,7 +54,7 @@ def nll_loss_backward(view: View) -> tuple[Launch, ...]:
 
 
 def elementwise_loss(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of an element-wise loss, and of its mean or sum if one is asked for."""
+    """Return the kernels of an element-wise loss, and of its mean or sum if requested."""
     given = total_bytes(view.inputs)
     if view.argument("reduction", 1) == 0:
         return (Stream(given, total_bytes(view.outputs)),)
@@ -64,15 +62,14 @@ def elementwise_loss(view: View) -> tuple[Launch, ...]:
     return (Stream(given, each), Stream(each, total_bytes(view.outputs), 1 if each < _SMALL_BYTES else 2))
 
 
-#: Bytes below which one block sums all.
+#: Bytes below which a single block computes the sum.
 _SMALL_BYTES = 1 << 16
 
 
 def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of the binary cross entropy of logits: a composition of element-wise operators.
-
-    The logarithm of the sigmoid; one minus the target; that by the input; the difference; then weights and the mean.
-    """
+    """Return the kernels of binary cross entropy with logits, composed of element-wise operators."""
+    # The logarithm of the sigmoid; one minus the target; its product with the input; the difference; then weights and
+    # mean.
     x, target, out = total_bytes(view.inputs[:1]), total_bytes(view.inputs[1:2]), total_bytes(view.outputs)
     weights = total_bytes(view.inputs[2:])
     averages = view.argument("reduction", 1) != 0
@@ -82,12 +79,12 @@ def binary_cross_entropy_with_logits(view: View) -> tuple[Launch, ...]:
 
 
 def logsumexp(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``logsumexp``: maximum, difference, exponential, sum, and small ones."""
+    """Return the kernels of ``aten.logsumexp``: maximum, difference, exponential, sum, and small ones."""
     x = float(total_bytes(view.inputs))
     return (Stream(4 * x, 2 * x + total_bytes(view.outputs), _LOG_OF_SUMS_KERNELS),)
 
 
-#: Four over all elements; absolute value, comparison, fill, logarithm and sum over the results.
+#: Four kernels over all elements; absolute value, comparison, fill, logarithm and sum over the results.
 _LOG_OF_SUMS_KERNELS = 9
 
 

@@ -1,4 +1,4 @@
-"""Operators that write, or add to, the elements of a tensor at given indices."""
+"""Operators that write, or add to, tensor elements at given indices."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from roller.insight.cost.gpu.operator_view import View, element_count, itemsize,
 from roller.insight.cost.launches import Launch, Stream
 from roller.insight.trace.trace import TensorRecord
 
-#: Names of the values in the schemas.
+#: Names of the values' argument in the schemas.
 _VALUES = ("values", "source", "src", "value")
 
 
 def scatter(adds: bool = False) -> Callable[[View], tuple[Launch, ...]]:
-    """Return the mapping of a scatter: it writes indexed elements, of a copy if it is not in place."""
+    """Return the mapping of a scatter, which writes the indexed elements of a copy unless it is in place."""
+    # ``adds``: whether it reads the old elements, as every operator with ``accumulate`` does.
 
     def map_operator(view: View) -> tuple[Launch, ...]:
         target = view.required_tensor("self", 0)
@@ -47,7 +48,6 @@ def _copy_target(view: View, target: TensorRecord) -> tuple[Stream, ...]:
 def _written_elements(
     view: View, target: TensorRecord, indices: tuple[TensorRecord, ...], values: TensorRecord | None
 ) -> int:
-    """Return the number of elements that are written."""
     given = 0 if values is None else element_count(values)
     named = max((element_count(t) for t in indices if t.dtype not in ("bool", "uint8")), default=0)
     if view.tensors("indices"):
@@ -62,7 +62,7 @@ def _written_elements(
 
 
 def masked_scatter(view: View) -> tuple[Launch, ...]:
-    """Return the kernels of ``masked_scatter``: prefix sums of the mask give each true element its value."""
+    """Return the kernels of ``aten.masked_scatter``: prefix sums of the mask give each true element its value."""
     target, mask = view.required_tensor("self", 0), view.required_tensor("mask", 1)
     source, sums = total_bytes((view.tensor("source", 2),)), 8.0 * element_count(mask)
     marks, whole = total_bytes((mask,)), total_bytes((target,))
