@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,6 +18,7 @@ from roller.cli.arrays import read_arrays
 from roller.core.files import open_file, read_file
 from roller.errors import ArtifactError
 from roller.insight.memory.profiler_events import read_memory_events
+from roller.insight.memory.snapshot import read_snapshot, snapshot_events
 from roller.insight.step.kineto_reader import read_events
 from roller.runtime.bundle_format import _entry, pack, unpack
 from roller.runtime.cache import KernelCache
@@ -129,6 +131,49 @@ def test_arrays_that_were_cut_off(keep, tmp_path):
         read_arrays(tmp_path / "x.npz", ["x"])
 
 
+_PICKLES = {
+    "unhashable key": b"}(]K\x01u.",
+    "length": b"\x80\x04\x8e" + b"\xff" * 8,
+    "frame": b"\x80\x04\x95" + b"\xff" * 8,
+    "remembered": b"\x80\x04}r\xff\xff\xff\xff.",
+    "remembered in text": b"}p99999999999\n.",
+    "code": pickle.dumps(os.system),
+    "code in text": b"cos\nsystem\n.",
+    "no stack": b"\x80\x04u.",
+    "a number": pickle.dumps(7),
+    "other keys": pickle.dumps({"a": 1}),
+    "nesting": b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "nothing": b"",
+}
+
+
+@every("what", _PICKLES)
+def test_snapshots(what, tmp_path):
+    path = tmp_path / "s.pickle"
+    path.write_bytes(_PICKLES[what])
+    with pytest.raises(ArtifactError, match="expected a memory snapshot of PyTorch"):
+        read_snapshot(path)
+
+
+@every("protocol", range(6))
+def test_snapshots_of_every_protocol_are_read(protocol, tmp_path):
+    made = {"segments": [{"name": f"n{n % 7}", "at": n, "x": n / 3} for n in range(300)], "device_traces": [[], [None]]}
+    (tmp_path / "s.pickle").write_bytes(pickle.dumps(made, protocol))
+    assert read_snapshot(tmp_path / "s.pickle") == made
+
+
+@every(
+    "read",
+    [{"device_traces": []}, {"device_traces": [[{"action": 7}]]}, {"device_traces": [[{"action": "alloc"}]]}, {}],
+)
+def test_events_of_a_snapshot(read):
+    if read.get("device_traces") == [[{"action": 7}]]:
+        assert snapshot_events(read) == []
+        return
+    with pytest.raises(ArtifactError, match="expected the events of device 0"):
+        snapshot_events(read)
+
+
 _PROFILES = {
     "cut off": gzip.compress(b'{"traceEvents": [{"ph": "X"}]}')[:-9],
     "broken": gzip.compress(b'{"traceEvents": [' + bytes(range(256)) * 40)[:60] + b"\x00" * 40,
@@ -178,7 +223,7 @@ def test_pipes_are_not_waited_for(tmp_path):
         read_file(folder)
     for refused in (
         lambda: import_cache(KernelCache(tmp_path / "c"), pipe), lambda: read_arrays(pipe, []),
-        lambda: read_events(pipe), lambda: read_memory_events(pipe),
+        lambda: read_snapshot(pipe), lambda: read_events(pipe), lambda: read_memory_events(pipe),
         lambda: BUNDLE.read(folder / "manifest.json"),
     ):  # fmt: skip
         with pytest.raises(ArtifactError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import pickle
 from datetime import date
 
 import pytest
@@ -168,7 +167,9 @@ def test_what_does_not_fit_says_what_would(cli, tmp_path):
     assert f"as it is: {largest['batch']}" in out and largest["fits"]
     snapshot = tmp_path / "s.pickle"
     assert cli("memory", str(tmp_path / "train.py"), "-b", "8", "--snapshot", str(snapshot))[0] == 0
-    assert pickle.loads(snapshot.read_bytes())["device_traces"][0]
+    from roller.insight.memory.snapshot import read_snapshot
+
+    assert read_snapshot(snapshot)["device_traces"][0]
 
 
 @every(

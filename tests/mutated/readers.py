@@ -7,6 +7,7 @@ then what came of it. Whoever reads the lines knows which file killed the progra
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import shutil
 import sys
@@ -81,6 +82,27 @@ def _read_arrays(folder: Path) -> None:
     read_arrays(folder / "inputs.npz", ("a", "b"))
 
 
+def _snapshot(folder: Path) -> None:
+    entry = {"action": "alloc", "addr": 512, "size": 512, "stream": 0, "time_us": 1, "frames": []}
+    block = {"address": 512, "size": 512, "requested_size": 500, "state": "active_allocated", "frames": []}
+    segment = {
+        "address": 512,
+        "total_size": 2 << 20,
+        "stream": 0,
+        "segment_type": "small",
+        "device": 0,
+        "blocks": [block],
+    }
+    with open(folder / "snapshot.pickle", "wb") as file:
+        pickle.dump({"segments": [segment], "device_traces": [[entry] * 5], "allocator_settings": {}}, file)
+
+
+def _read_snapshot(folder: Path) -> None:
+    from roller.insight.memory.snapshot import read_snapshot, snapshot_events
+
+    snapshot_events(read_snapshot(folder / "snapshot.pickle"))
+
+
 def _profile(folder: Path) -> None:
     import gzip
 
@@ -127,6 +149,7 @@ READERS: dict[str, tuple[Callable[[Path], None], Callable[[Path], Any]]] = {
     "model": (_model, _load_model),
     "onnx": (_onnx, _read_onnx),
     "profile": (_profile, _read_profile),
+    "snapshot": (_snapshot, _read_snapshot),
     "spec": (_spec, _read_spec),
 }
 

@@ -52,8 +52,9 @@ def findings(name, folder, first, count, seed=0):
     return found, counts
 
 
-def test_changed_files_are_read_or_refused(tmp_path):
-    found, counts = findings("arrays", tmp_path, 0, 20)
+@pytest.mark.parametrize("name", ["arrays", "snapshot"])
+def test_changed_files_are_read_or_refused(name, tmp_path):
+    found, counts = findings(name, tmp_path, 0, 20)
     assert not found, "\n".join(found)
     assert counts["refused"] >= 5, counts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from roller.errors import ArtifactError
 from roller.insight.memory.blocks_and_pools import Pool
 from roller.insight.memory.profiler_events import MemoryEvent, check_addresses, read_memory_events
-from roller.insight.memory.settings import AllocatorSettings
-from roller.insight.memory.snapshot import make_snapshot, write_snapshot
+from roller.insight.memory.snapshot import make_snapshot, read_snapshot, snapshot_events, write_snapshot
 from roller.insight.trace.trace import AllocEvent, Frame, FreeEvent, Operator, Storage, Trace
 
 MIB = 1 << 20
@@ -44,6 +42,8 @@ def test_what_is_no_trace_is_refused(tmp_path, content):
     (tmp_path / "t.json").write_bytes(content)
     with pytest.raises(ArtifactError, match="expected a Kineto trace"):
         read_memory_events(tmp_path / "t.json")
+    with pytest.raises(ArtifactError, match="expected a memory snapshot"):
+        read_snapshot(tmp_path / "t.json")
 
 
 def test_bare_lists_and_compressed_traces_are_read(tmp_path):
@@ -66,22 +66,10 @@ def traced():
     return Trace(operators, events, {n: Storage("activation") for n in range(3)}, (0, 3))
 
 
-def snapshot_events(read):
-    """The allocations and frees of a snapshot, in order."""
-    reserved, found = 0, []
-    for entry in read["device_traces"][0]:
-        if entry["action"] == "segment_alloc":
-            reserved += entry["size"]
-        elif entry["action"] in ("alloc", "free_completed"):
-            size = AllocatorSettings().round_up_bytes(entry["size"])
-            found.append(MemoryEvent(entry["addr"], size if entry["action"] == "alloc" else -size, reserved))
-    return found
-
-
 def test_a_snapshot_comes_back_and_its_addresses_are_the_simulators(tmp_path):
     made = make_snapshot(traced())
     write_snapshot(tmp_path / "s.pickle", made)
-    read = pickle.loads((tmp_path / "s.pickle").read_bytes())
+    read = read_snapshot(tmp_path / "s.pickle")
     assert read == made and [c.wrong for c in check_addresses(snapshot_events(read))] == [(), ()]
     assert [e["frames"][0]["line"] for e in read["device_traces"][0] if e["action"] == "alloc"][-1] == 3
 
@@ -91,3 +79,9 @@ def test_pytorchs_viewer_reads_a_snapshot():
     from torch.cuda import _memory_viz as viewer
 
     assert "<html>" in viewer.trace_plot(make_snapshot(traced()))
+
+
+def test_a_snapshot_that_names_code_is_refused(tmp_path):
+    (tmp_path / "s.pickle").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
+    with pytest.raises(ArtifactError, match=r"it names os\.system"):
+        read_snapshot(tmp_path / "s.pickle")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -97,10 +95,12 @@ def test_the_verb_names_operators_of_the_step_that_is_compiled(tmp_path, cli):
 
 
 def test_a_snapshot_is_that_of_the_step_that_is_compiled(tmp_path, cli):
+    from roller.insight.memory.snapshot import read_snapshot
+
     def written(verb, model):
         traced(tmp_path, model, ROWS, iterates())
         cli(verb, tmp_path / "entry.py", "--device", "a100", "--batch", 512, "--snapshot", tmp_path / "s.pickle")
-        return [entry["size"] for entry in pickle.loads((tmp_path / "s.pickle").read_bytes())["device_traces"][0]]
+        return [entry["size"] for entry in read_snapshot(tmp_path / "s.pickle")["device_traces"][0]]
 
     for verb in ("memory", "profile"):
         assert 0 < len(written(verb, CHAIN)) < len(written(verb, CHAIN.replace("torch.compile(Chain())", "Chain()")))
