@@ -199,7 +199,7 @@ def _as_node(node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], E
 
 
 def _div(a: Expr, b: Expr) -> Expr:
-    """Return a float quotient; division by a literal zero, which TVM rejects, becomes an equal product with infinity."""
+    """Return a float quotient; division by a literal zero, which TVM rejects, becomes a product with infinity."""
     a, b = _promoted(_float(a), _float(b))
     if isinstance(b, tirx.FloatImm) and b.value == 0:
         return tirx.Mul(a, constant(math.copysign(math.inf, b.value), dtype_of(b)))

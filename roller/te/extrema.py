@@ -1,7 +1,7 @@
 """Float maxima and minima in which NaN wins, as in NumPy and PyTorch.
 
 A hardware maximum ``a > b ? a : b`` (x86's ``maxps``) returns its second operand if either is NaN, so an operand that
-is never NaN comes first; otherwise a function also compares one operand with itself. CUDA C functions: gpu.emit.extrema.
+is never NaN comes first; otherwise a function also compares one operand with itself.
 """
 
 from __future__ import annotations

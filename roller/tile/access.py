@@ -1,7 +1,7 @@
 """Data tiles of many tiles at once: the data that a tile of axis extents reads, in arrays ``(N, axes)``.
 
-Along a dimension a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes. Data
-tiles include the padding of guarded dimensions; a quasi-affine access (implicit GEMM) is gathered.
+Along a dimension a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes.
+Data tiles include the padding of guarded dimensions; a quasi-affine access (implicit GEMM) is gathered.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """Return the first position and the number of positions along one dimension, per tile position over ``axes``."""
+        """Return first position and number of positions along one dimension, per tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
         return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 
