@@ -84,7 +84,7 @@ class Decisions:
     chunk
         Elements of a reduction axis that one tile of a task processes before the next tile's turn; spatial axes whole.
     segments
-        Positions where tiles of an axis end in addition to its end (:func:`~roller.templates.cpu.window_clipping.cuts`).
+        Further ends of tiles within an axis (:func:`~roller.templates.cpu.window_clipping.cuts`).
     """
 
     batch: TileBatch

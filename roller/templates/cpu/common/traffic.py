@@ -76,7 +76,7 @@ def _waited(spec: DeviceSpec, name: str) -> float:
 
 
 def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of lines that no prefetcher loads, because distant reduction points take only a few lines each."""
+    """Return the share of lines that no prefetcher loads: distant reduction points take only a few lines each."""
     g, l1 = batch.geometry, spec.layer("l1")
     line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
     ahead_lines = spec.execution.prefetched_lines

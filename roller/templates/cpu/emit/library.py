@@ -64,7 +64,7 @@ def _finished(passes: Any, module: Any) -> Any:
 
 
 def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
-    """Return the features a processor needs to run code for ``mcpu``; ``mtriple``: its machine if it is not this one."""
+    """Return the features needed to run code for ``mcpu`` of the machine ``mtriple`` (default: this one)."""
     return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple, features))))
 
 
