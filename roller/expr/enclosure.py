@@ -33,7 +33,7 @@ from roller.expr.rounding import (
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: ``K eps`` from which the terms of a sum may vanish beside it.
+#: ``K eps`` above which terms may vanish when they are added to their sum.
 _VANISHING = 1.0 / 8.0
 #: Elements of intermediate tensors that are kept for stages that read the same ones.
 _KEPT = 1 << 22

@@ -183,7 +183,7 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
 
 
 def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Iterator[Any]:
-    """Yield ``e`` and the expressions below it, parents first, except indices of loads and what ``enter`` rejects."""
+    """Yield ``e`` and the expressions below it, parents first, but not indices of loads and rejected nodes."""
     fields = ("a", "b", "value", "body", "condition", "true_value", "false_value")
     left = [e]
     while left:
