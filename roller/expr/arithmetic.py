@@ -1,7 +1,4 @@
-"""Which arithmetic has a meaning on which dtypes: asked once, before anything is constructed.
-
-Truth values have no sum, and floating point has no bits; a code generator would find out late, in words of its own.
-"""
+"""Check which arithmetic is defined on which dtypes, before anything is constructed."""
 
 from __future__ import annotations
 
@@ -10,17 +7,17 @@ from roller.expr.combiners import COMBINERS
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Functions that truth values have, beside those of integers: what is asked of an order, bits, and a choice.
+#: Functions defined on truth values: ordering, bits and choice.
 _OF_TRUTH_VALUES = frozenset({"max", "min", "eq", "lt", "le", "select", "bitand", "bitor", "bitxor"})
 _OF_INTEGERS = frozenset({"idiv", "imod", "bitand", "bitor", "bitxor", "shl", "shr"})
 _OF_FLOATS = frozenset({"fmod"})
 _TO_TRUTH = frozenset({"eq", "lt", "le", "isnan"})
-#: Kinds of dtypes: an operation on several is one on the last of them.
+#: Kinds of dtypes; an operation on operands of several kinds has the greatest of them.
 _BOOL, _INTEGER, _FLOAT = range(3)
 
 
 def check_arithmetic(expr: TensorExpr) -> None:
-    """Refuse arithmetic that has no meaning on the dtypes of its operands.
+    """Raise an error for arithmetic that is undefined on the dtypes of its operands.
 
     Examples
     --------
@@ -48,7 +45,7 @@ def _check_combiner(stage: Stage, where: str) -> None:
 
 
 def _kind(node: Scalar, dtypes: dict[str, str], where: str, known: dict[int, int]) -> int:
-    """Return what a scalar is, checking every call below it once."""
+    """Return the dtype kind of a scalar and check every call below it once."""
     found = known.get(id(node))
     if found is None:
         found = known[id(node)] = _kind_of_call(node, dtypes, where, known) if isinstance(node, Call) else (

@@ -1,13 +1,7 @@
-"""Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form.
+"""Canonical forms: axis fusion, and axis grouping (implicit GEMM) as an alternative form (design.md, section 2).
 
-First of all, reductions lose the points that always add nothing (:mod:`roller.expr.trimming`), and axes that are
-divided everywhere by one number become two (:mod:`roller.expr.splitting`).
-
-Fusion: two axes that are adjacent, or both absent, in every tensor become one axis (relu on
-``[17, 11, 3]`` is one axis of 561); axes of extent 1 disappear. Tensors are re-shaped with them: the
-arrays do not move. Grouping: the spatial axes of the anchor that no other input sees are tiled as
-one axis (``n*ho*wo`` of a convolution); the accesses become quasi-affine, the tensors keep their
-shape, and odd heights and widths become tileable. (design.md section 2.)
+Fusion merges axes that are adjacent, or both absent, in every tensor; grouping tiles the spatial axes that no other
+input reads as one axis (``n*ho*wo`` of a convolution), with quasi-affine accesses.
 """
 
 from __future__ import annotations
@@ -22,10 +16,7 @@ from roller.expr.trimming import trimmed_reductions
 
 
 def fuse_axes(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with extent-1 axes dropped and fusable neighbours merged.
-
-    A fused axis is named ``a*b``. Tensor shapes are merged accordingly, so arrays must be viewed in
-    the new shape; element order is unchanged.
+    """Return ``expr`` with unit axes dropped and adjacent axes merged into ``a*b``; element order is unchanged.
 
     Examples
     --------
@@ -49,16 +40,11 @@ def _fused(expr: TensorExpr) -> TensorExpr:
 
 
 def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | None:
-    """Return the grouped form of ``expr`` or ``None`` where there is nothing to group.
-
-    Groups the spatial axes of the anchor that exactly the same inputs see, where at least two of them
-    exist, another input does not see them, and a further spatial axis remains; likewise its reduction
-    axes when they all are read by the same inputs, unless ``reductions`` is off: a window then is stepped over point by
-    point, and addresses of one step differ by constants. The expression needs an epilogue in place or none.
-    """
+    """Return the grouped form of ``expr``, or ``None`` if it has nothing to group or its epilogue is not in place."""
     s = expr.anchor
     if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
         return None
+    # Spatial axes are grouped if the same inputs read them and another input does not; at least one axis remains.
     seen = {a.name: frozenset(ld.tensor for ld in s.loads if any(a.name in i.axes for i in ld.index)) for a in s.axes}
     every = frozenset(ld.tensor for ld in s.loads)
     groups: dict[frozenset[str], list[Axis]] = {}
@@ -71,6 +57,7 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
     grouped: TensorExpr | None = expr
     for g in wide:
         grouped = as_one_axis(grouped, tuple(g)) if grouped else None
+    # Without grouped reductions, a window is stepped through point by point: addresses in a step differ by constants.
     reduction = expr.anchor.reduction_axes
     if grouped and reductions and len(reduction) > 1 and len({seen[a.name] for a in reduction}) == 1:
         return as_one_axis(grouped, reduction) or grouped
@@ -78,7 +65,7 @@ def group_axes(expr: TensorExpr, *, reductions: bool = True) -> TensorExpr | Non
 
 
 def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
-    """Substitute 0 for axes of extent 1; a stage keeps one axis of each kind that it had."""
+    """Substitute 0 for axes of extent 1; each stage keeps one axis of each kind that it had."""
     unit = {a.name for s in expr.stages for a in s.axes if a.extent == 1}
     for s in expr.stages:
         for kind in {a.kind for a in s.axes}:
@@ -104,7 +91,7 @@ def _drop_unit_axes(expr: TensorExpr) -> TensorExpr:
 
 
 def inline_unit_reduction(expr: TensorExpr) -> TensorExpr:
-    """Turn a reduction over one point into its body, inlined into an epilogue in place (a 1x1 pooling)."""
+    """Replace a reduction over one point by its body, inlined into an epilogue in place (a 1x1 pooling)."""
     s = expr.anchor
     if s.combiner is None or any(a.extent != 1 for a in s.reduction_axes) or not s.spatial_axes:
         return expr
@@ -134,7 +121,7 @@ def _squeeze(expr: TensorExpr) -> TensorExpr:
 
 
 def _reshape(expr: TensorExpr, dims: dict[str, list[list[int]]]) -> TensorExpr:
-    """Keep, per tensor, the listed groups of dimensions; a group of two merges (its first index wins)."""
+    """Merge the listed groups of dimensions of each tensor; a merged dimension keeps its first index."""
 
     def tensor(t: Tensor) -> Tensor:
         shape = []
@@ -224,18 +211,16 @@ def _adjacent(expr: TensorExpr, tensor: str, index: tuple[Index, ...], a: Axis, 
 
 @dataclass(frozen=True)
 class _Fusion:
-    """Pairs of axes that merge at once, and the first of the two dimensions that merge in each tensor."""
+    """Pairs of axes that merge together, and the first of the two merging dimensions of each tensor."""
 
     pairs: tuple[tuple[Axis, Axis], ...]
     dims: dict[str, int]
 
 
 def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
-    """Return what must merge together with ``pair``, ``None`` where something cannot.
-
-    A tensor has one shape in all stages: where another stage walks the same two dimensions by axes of its own (a sum
-    over ``k1 k2`` beside the points ``d1 d2`` it is subtracted from), those merge with them or nothing does.
-    """
+    """Return the axis pairs that must merge together with ``pair``, or ``None`` if one of them cannot."""
+    # A tensor has one shape in all stages. If another stage indexes the same two dimensions by other axes (a sum over
+    # ``k1 k2`` that is subtracted from the points ``d1 d2``), both pairs must merge.
     pairs, dims = [pair], dict[str, int]()
     for first, second in pairs:
         if not _fusable(expr, first, second):
@@ -255,7 +240,7 @@ def _fusion(expr: TensorExpr, pair: tuple[Axis, Axis]) -> _Fusion | None:
 
 
 def _pairs_at(s: Stage, dims: dict[str, int]) -> list[tuple[Axis, Axis]] | None:
-    """Return the axes by which a stage walks dimensions that merge; ``None`` where not by two axes."""
+    """Return the axis pairs that index the merging dimensions in a stage, or ``None`` if a pair is missing."""
     by_name = {a.name: a for a in s.axes}
     out = []
     for name, index, guard in _uses(s):
@@ -298,10 +283,7 @@ def _merge(expr: TensorExpr, fusion: _Fusion) -> TensorExpr:
 
 
 def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
-    """Replace ``axes`` by one axis; every index through them becomes quasi-affine.
-
-    ``None`` where one would not: of an axis of 5 in between, a quotient by 2 is no digit of the whole.
-    """
+    """Replace ``axes`` by one axis with quasi-affine indices, or return ``None`` if an index cannot be."""
     name = fresh_axis("*".join(a.name for a in axes), names_of_axes(expr))
     run = fresh_axis(f"run:{name}", names_of_axes(expr))  # marks a merged run of dimensions for a while
     total = 1
@@ -314,7 +296,7 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
     grouped = Axis(name, total, axes[0].kind)
 
     expr = _merge_whole_runs(expr, axes, run)
-    refused = []
+    refused = []  # a quotient by 2 of an inner axis of extent 5 is no digit of the whole
 
     def term(t: Term) -> Term:
         found = digit_of(parts[t.axis], t) if t.axis in parts else t
@@ -339,11 +321,9 @@ def as_one_axis(expr: TensorExpr, axes: tuple[Axis, ...]) -> TensorExpr | None:
 
 
 def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> TensorExpr:
-    """Merge tensor dimensions that are indexed by exactly ``axes`` in order everywhere; ``run`` is their index then.
-
-    They hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
-    convolution are read as ``W[f, c*kh*kw]``, not through divisions.
-    """
+    """Merge the tensor dimensions that exactly ``axes`` index in order everywhere; ``run`` becomes their index."""
+    # These dimensions hold the grouped axis contiguously, so their access stays affine: the weights of a grouped
+    # convolution are read as ``W[f, c*kh*kw]``, without divisions.
     names = tuple(a.name for a in axes)
     tensors = expr.tensors
     starts: dict[str, int | None] = {}
@@ -377,7 +357,7 @@ def _merge_whole_runs(expr: TensorExpr, axes: tuple[Axis, ...], run: str) -> Ten
 
 
 def _run_start(tensor: Tensor, index: tuple[Index, ...], axes: tuple[Axis, ...]) -> int | None:
-    """First dimension of a run indexed by exactly ``axes`` with full extents, or ``None``."""
+    """Return the first dimension of a run that exactly ``axes`` index with full extents, or ``None``."""
     for at in range(len(index) - len(axes) + 1):
         run = zip(axes, index[at:], tensor.shape[at:], strict=False)
         if all(i.is_axis(a.name) and n == a.extent for a, i, n in run):

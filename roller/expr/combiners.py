@@ -1,4 +1,4 @@
-"""Combiners: what a reduction makes one value of many with, as one table of facts."""
+"""The table of combiners: the operations that reduce many elements to one."""
 
 from __future__ import annotations
 
@@ -9,20 +9,16 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Combiner:
-    """What a stage combines the elements of a reduction with.
+    """One reduction operation; associative and commutative on real numbers.
 
     Parameters
     ----------
-    name
-        As stages name it.
     neutral
-        What changes no element it is combined with: what reductions start from, and padding may add.
-    step
-        Combines two values; it is associative and commutative on real numbers.
+        Initial value of a reduction; padding may add it any number of times.
     instruction
-        Class of the instruction of one step.
+        Instruction class of one step.
     selects
-        Whether the result is one of the elements: an extremum, which rounds nothing.
+        Whether the result is one of the elements (an extremum), which rounds nothing.
 
     Examples
     --------

@@ -1,8 +1,7 @@
-"""Composition of stages: an element-wise stage read through the load of another.
+"""Composition of stages: substitute an element-wise stage into the load that reads it.
 
-What a stage does to positions (transpose, slice, reshape, broadcast) is an index; so is what its reader does. Putting
-one into the other leaves no movement at all, as long as the result is an index again
-(:mod:`roller.expr.index_arithmetic`).
+Transposes, slices, reshapes and broadcasts are indices; composing them with the reader's index removes the copy if the
+result is an index again (:mod:`roller.expr.index_arithmetic`).
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from roller.expr.tensor_expr import Stage
 
 #: Functions whose result is a truth value.
 LOGICAL = ("eq", "lt", "le", "isnan")
-#: Functions computed in floating point whatever they are given.
+#: Functions computed in floating point for operands of any dtype.
 _REAL = ("div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow")
-#: Dtypes whose arithmetic wraps or saturates where it is stored: what was computed must pass through memory.
+#: Dtypes whose arithmetic wraps or saturates when it is stored; computed values must pass through memory.
 _NARROW = ("int8", "uint8", "int16")
-#: Arithmetic on integers that may leave their dtype. Compilers take it that 32 and 64 bits never overflow, so that
-#: whoever widens or compares the result sees what did not wrap around, unless it has been stored.
+#: Integer arithmetic that may overflow. Compilers assume that 32 and 64 bits never overflow, so a widening or a
+#: comparison may see a value that has not wrapped around, unless it was stored first.
 _WRAPPING = ("add", "sub", "mul", "neg", "abs", "shl")
 _WIDE = ("int32", "int64")
 
 
 def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
-    """Return the dtype a scalar is computed in, or ``None`` where its operands disagree."""
+    """Return the dtype a scalar is computed in, or ``None`` if the dtypes of its operands differ."""
     if isinstance(node, (Const, IndexValue, Cast)):
         return node.dtype
     if isinstance(node, Load):
@@ -54,7 +53,7 @@ def dtype_of(node: Scalar, tensors: Mapping[str, str]) -> str | None:
 
 
 def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int]) -> Scalar | None:
-    """Return ``body`` with axes replaced by indices in every access, guard and index value."""
+    """Replace axes of ``body`` by indices in every access, guard and index value; ``None`` if one has no such index."""
     possible = True
 
     def index(i: Index) -> Index:
@@ -70,7 +69,7 @@ def substituted(body: Scalar, at: Mapping[str, Index], extents: Mapping[str, int
 def read_through(
     load: Load, shape: Sequence[int], extents: Mapping[str, int], producer: Stage, tensors: Mapping[str, str]
 ) -> Scalar | None:
-    """Return what an element-wise stage computes at the place a load reads, over the reader's axes."""
+    """Return the value that ``load`` reads from an element-wise stage as a scalar over the reader's axes."""
     index = reshaped(load.index, shape, producer.output.shape, extents)
     at = None if index is None else inverted(producer.store, producer.extents, index, extents)
     value = None if at is None else substituted(producer.body, at, extents)
@@ -81,12 +80,12 @@ def read_through(
         return value
     guard = tuple(Bound(simplified(b.index, extents), b.low, b.high) for b in load.guard)
     if not _survives(load.outside, value, tensors):
-        return None  # what lies outside is of the type it was converted to
+        return None  # the value outside the guard already has the dtype after conversion
     return guarded(value, guard, load.outside)
 
 
 def _survives(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
-    """Return whether a number that a load yields outside its guard goes unchanged through the conversions of it."""
+    """Return whether a value outside a guard stays the same through the conversions of the load."""
     dtypes = list[str]()
     while isinstance(value, Cast):
         dtypes.append(value.dtype)
@@ -102,7 +101,7 @@ def _survives(number: float, value: Scalar, tensors: Mapping[str, str]) -> bool:
 
 
 def _holds(dtype: str, number: float) -> bool:
-    """Return whether a dtype has a number, but for rounding."""
+    """Return whether a dtype represents a number, apart from rounding."""
     if "float" in dtype:
         return True
     low, high = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255)}.get(dtype, (-32768, 32767))
@@ -110,7 +109,7 @@ def _holds(dtype: str, number: float) -> bool:
 
 
 def may_wrap(value: Scalar, dtype: str) -> bool:
-    """Return whether integers that are data may overflow in a value of 32 or 64 bits; positions never do.
+    """Return whether 32- or 64-bit integer arithmetic on data may overflow in a value; index arithmetic never does.
 
     Examples
     --------
@@ -123,7 +122,7 @@ def may_wrap(value: Scalar, dtype: str) -> bool:
 
 
 def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar | None:
-    """Return a value in the dtype it would have been stored in."""
+    """Return a value in the dtype of the tensor that would have stored it, or ``None`` if it must be stored."""
     kind = dtype_of(value, tensors)
     if kind == dtype:
         moved = value.arg if isinstance(value, Cast) else value
@@ -134,7 +133,7 @@ def _as_stored(value: Scalar, dtype: str, tensors: Mapping[str, str]) -> Scalar 
 
 
 def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar | None:
-    """Return ``value`` where ``guard`` holds, else ``outside``; only a load, converted or not, can be guarded."""
+    """Return ``value`` inside ``guard`` and ``outside`` elsewhere; ``None`` unless it is a load, converted or not."""
     if isinstance(value, Cast):
         inner = guarded(value.arg, guard, outside)
         return None if inner is None else Cast(value.dtype, inner)
@@ -145,7 +144,7 @@ def guarded(value: Scalar, guard: tuple[Bound, ...], outside: float) -> Scalar |
 
 
 def _along(bound: Bound, index: tuple[Index, ...]) -> Bound:
-    """Return the same bound of the position that is loaded, where it bounds one that far from it (a padded slice)."""
+    """Express a bound by a loaded index that differs from the bounded index by a constant (a padded slice)."""
     for i in index:
         if i.terms and i.terms == bound.index.terms:
             apart = i.const - bound.index.const

@@ -1,7 +1,6 @@
-"""Which rate of a device a conversion takes: by the narrower dtype, and by whether it widens or narrows.
+"""Rates of dtype conversions, which depend on the narrower dtype and on whether the conversion widens or narrows.
 
-Devices convert to and from 64 bits at another rate than between 16 and 32, and widen at another rate than they narrow:
-what a conversion costs depends on both of its dtypes, not on the one its result is accumulated in.
+Devices convert to and from 64 bits at a different rate than between 16 and 32 bits.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from roller.expr.scalar import Cast, Const, IndexValue, Load, Scalar, instructio
 if TYPE_CHECKING:
     from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Instruction classes of conversions: of a narrow dtype to a wider one, and of a wider one to it.
+#: Instruction classes of conversions from a narrow dtype to a wider one, and back.
 WIDENING, NARROWING = "convert", "convert_to"
 _WIDE_BYTES = 8
 
 
 def conversion(source: str, target: str) -> tuple[str, str] | None:
-    """Return the instruction class and the dtype that have the rate of a conversion; ``None``: it costs nothing.
+    """Return the instruction class and dtype whose rate a conversion takes, or ``None`` if it is free.
 
     Examples
     --------
@@ -33,7 +32,7 @@ def conversion(source: str, target: str) -> tuple[str, str] | None:
     """
     one, other = DTYPES[source], DTYPES[target]
     alike = {one.kind, other.kind} <= {"int", "uint"} and one.itemsize_bytes == other.itemsize_bytes
-    if source == target or alike or other.kind == "bool":  # the same bits, or a choice between two
+    if source == target or alike or other.kind == "bool":  # the same bits, or a comparison
         return None
     if _WIDE_BYTES in (one.itemsize_bytes, other.itemsize_bytes):
         return WIDENING, "float64"
@@ -46,7 +45,7 @@ def conversion(source: str, target: str) -> tuple[str, str] | None:
 
 
 def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Counter[tuple[str, str]]:
-    """Return how many conversions of each class and dtype one point takes; what is equal is converted once."""
+    """Count the conversions of one point by class and dtype; equal subtrees are converted once."""
     found: Counter[tuple[str, str]] = Counter()
     for node in dict.fromkeys(n for n in walk(body) if isinstance(n, Cast)):
         rate = conversion(_dtype(node.arg, dtypes, computed), node.dtype)
@@ -56,7 +55,7 @@ def conversions(body: Scalar, dtypes: Mapping[str, str], computed: str) -> Count
 
 
 def stored_conversion(stage: Stage) -> tuple[str, str] | None:
-    """Return the conversion of a stage's result to its output's dtype; ``None`` where it is computed in that."""
+    """Return the conversion of a stage's result to the dtype of its output, or ``None`` if it is free."""
     body = stage.body
     made = body.dtype if isinstance(body, Cast) and stage.combiner is None else stage.acc_dtype
     return conversion(made, stage.output.dtype)
@@ -73,7 +72,7 @@ def dtypes_of(expr: TensorExpr) -> dict[str, str]:
 def priced_mix(
     body: Scalar, combiner: str | None, dtypes: Mapping[str, str], computed: str
 ) -> dict[tuple[str, str], float]:
-    """Return the instructions of one point by class and the dtype whose rate they take.
+    """Return the instruction counts of one point by instruction class and the dtype whose rate applies.
 
     Examples
     --------
@@ -86,7 +85,7 @@ def priced_mix(
 
 
 def rate_of(rates: Mapping[str, float], instruction: str, dtype: str) -> float:
-    """Return operations per cycle and unit: of the dtype, else of the class; narrowing without one as widening.
+    """Return operations per cycle and unit for the dtype, else for its class; narrowing defaults to widening.
 
     Examples
     --------

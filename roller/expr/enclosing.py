@@ -1,14 +1,7 @@
-"""Where the results of scalar functions lie when their arguments are known between two ends.
+"""Interval rules of scalar functions: bounds of the result from bounds of the arguments.
 
-One rule per function: monotone ones map the ends, products and quotients their corners, periodic ones their extrema;
-steps (comparisons, ``floor``, conversions to integers) land on either side where the step lies between the ends. What
-the function itself may be off is added by :func:`enclose`.
-
-Units in the last place: the worst of the libraries that compile our kernels, and one more. CUDA's Programming Guide
-("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh, asinh and atanh, 4
-for tan, acosh and pow; those of :mod:`roller.templates.cpu.emit.mathlib` and the C library are off by 2.4
-(tanh, erf) and less than 1.5 (all others), measured over 2**18 arguments from 1e-6 to 100. A sigmoid is a quotient of
-an exponential, a quotient may be a product with a rounded reciprocal.
+Monotone functions map both ends, products and quotients their corners, periodic functions their extrema; a step inside
+the interval gives both sides. :func:`enclose` adds the rounding of the function itself.
 """
 
 from __future__ import annotations
@@ -24,6 +17,11 @@ from roller.expr.rounding import Enclosed, holds, rounded, settled
 from roller.expr.scalar import FUNCTIONS
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh")
+#: Units in the last place: the worst of the libraries that compile our kernels, plus one. CUDA's Programming Guide
+#: ("Mathematical Functions") states 2 for exp, log, sin, cos, erf, tanh, atan and rsqrt, 3 for sinh, asinh and atanh, 4
+#: for tan, acosh and pow. The functions of :mod:`roller.templates.cpu.emit.mathlib` and the C library were measured
+#: over 2**18 arguments from 1e-6 to 100: 2.4 for tanh and erf, below 1.5 for all others. A sigmoid is the quotient of
+#: an exponential, and a quotient may be a product with a rounded reciprocal.
 ULPS = {
     **dict.fromkeys(("exp", "log", "tanh", "erf", "rsqrt", "pow", *_TRIGONOMETRIC), 5.0),
     "sigmoid": 6.0,
@@ -36,9 +34,9 @@ _INCREASING = ("exp", "log", "sqrt", "tanh", "sigmoid", "floor", "ceil", "trunc"
                "asinh", "acosh", "atanh")  # fmt: skip
 _DECREASING = ("neg", "acos")
 
-#: Functions that answer whatever the values are, and one that passes on only one of its operands.
+#: Functions whose result is known for unbounded operands too, and the one that returns one of its operands.
 _ASKING = frozenset(("eq", "lt", "le", "isnan", "select"))
-#: Where a zero among the arguments makes an infinity of its sign.
+#: Conditions under which a zero argument gives an infinity whose sign is the sign of the zero.
 _BY_ZERO: dict[str, Callable[..., Any]] = {
     "div": lambda a, b: (b == 0) & (a != 0),
     "rsqrt": lambda x: x == 0,
@@ -49,9 +47,7 @@ Rule = Callable[..., Enclosed]
 
 
 def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: bool = True) -> Enclosed:
-    """Return where the results of a scalar function computed in ``dtype`` lie.
-
-    ``propagate_nan``: whether NaN must win in a maximum or minimum, or may.
+    """Return bounds of a scalar function computed in ``dtype``; with ``propagate_nan``, NaN must win an extremum.
 
     Examples
     --------
@@ -67,7 +63,7 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: boo
         value = wrapped(np.asarray(value), dtype)
     if all(a.is_point for a in args):
         out = Enclosed.point(value)
-        if fn in _BY_ZERO:  # whose sign is that of an addition's order, or of a product that was too small
+        if fn in _BY_ZERO:  # the sign of a zero depends on the order of additions and on underflow
             bad = _BY_ZERO[fn](*(a.value for a in args))
             out = _unless(~bad, out) if np.any(bad) else out
     else:
@@ -84,7 +80,7 @@ def enclose(fn: str, args: Sequence[Enclosed], dtype: str, *, propagate_nan: boo
 
 
 def extreme(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> Enclosed:
-    """Return the extreme of each row of ``(rows, terms)``: NaN where one of its terms is and NaN wins.
+    """Reduce each row of ``(rows, terms)`` to its extremum: NaN if NaN propagates and a term is NaN.
 
     Examples
     --------
@@ -103,7 +99,7 @@ def extreme(step: np.ufunc, body: Enclosed, *, propagate_nan: bool) -> Enclosed:
 
 
 def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
-    """Return the least enclosure of values at ``ends``; anything, where one of them is no number."""
+    """Return the least enclosure of the values at ``ends``, unbounded if some of them are NaN."""
     low = high = value
     some = every = np.isnan(value)
     for e in ends:
@@ -115,7 +111,7 @@ def hull(value: Any, ends: Sequence[Any]) -> Enclosed:
 
 
 def _known(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
-    """Return ``out``, but anything where an operand may be anything: NaN among it passes through bounded functions."""
+    """Return ``out``, unbounded where an operand is unbounded: its NaN passes through bounded functions."""
     odd: Any = False
     for a in args:
         odd = odd | (False if a.is_point else a.unknown)
@@ -123,12 +119,12 @@ def _known(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
 
 
 def _unless(sure: Any, e: Enclosed) -> Enclosed:
-    """Return ``e`` where ``sure``; elsewhere anything may come out."""
+    """Return ``e`` where ``sure`` holds, and an unbounded result elsewhere."""
     return Enclosed(e.value, np.where(sure, e.low, -np.inf), np.where(sure, e.high, np.inf))
 
 
 def _nan_of_any(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
-    """Return ``out``, but NaN where an operand certainly is."""
+    """Return ``out``, with NaN where an operand is certainly NaN."""
     if out.is_point:
         return out
     sure: Any = False
@@ -140,7 +136,7 @@ def _nan_of_any(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
 
 
 def _either_of_nan(out: Enclosed, args: Sequence[Enclosed]) -> Enclosed:
-    """Return ``out``, but anything where an operand is NaN: it may win or vanish."""
+    """Return ``out``, unbounded where an operand may be NaN, which may win or vanish."""
     odd: Any = False
     for a in args:
         odd = odd | np.isnan(a.value) | (False if a.is_point else a.unknown)
@@ -162,7 +158,7 @@ def _rsqrt(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _each_end(fn: str) -> Rule:
-    """Return the rule of a function that grows with both operands."""
+    """Return the rule of a function that increases in both operands."""
     f = FUNCTIONS[fn].numpy
     return lambda value, a, b: settled(value, f(a.low, b.low), f(a.high, b.high))
 
@@ -197,7 +193,7 @@ def _cosh(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _erf(value: Any, x: Enclosed) -> Enclosed:
-    # By its slope, steepest nearest to zero: math.erf of the ends would take twice as long again.
+    # The slope is steepest nearest to zero; calling math.erf at both ends would triple the time.
     nearest = _abs(np.abs(x.value), x).low
     slope = 2 / np.sqrt(np.pi) * np.exp(-nearest * nearest)
     low, high = value - slope * (x.value - x.low), value + slope * (x.high - x.value)
@@ -205,7 +201,7 @@ def _erf(value: Any, x: Enclosed) -> Enclosed:
 
 
 def _wave(fn: str, peak: float) -> Rule:
-    """Return the rule of sine or cosine, whose maxima are at ``peak`` and one period on."""
+    """Return the rule of sine or cosine, which has its maxima at ``peak`` plus multiples of the period."""
     f = FUNCTIONS[fn].numpy
 
     def passes(x: Enclosed, at: float) -> Any:
@@ -229,11 +225,11 @@ def _pow(value: Any, x: Enclosed, y: Enclosed) -> Enclosed:
     out = hull(value, [np.power(a, b) for a in _ends(x) for b in _ends(y)])
     through = (x.low <= 0) & (x.high >= 0)
     whole = (y.low == y.high) & (np.floor(y.value) == y.value) & ((y.value >= 0) | ~through)
-    # Through zero: an even power has its least there; a negative base has powers of whole numbers only.
+    # An interval through zero: an even power has its minimum at zero; a negative base needs a whole exponent.
     out = Enclosed(value, np.where(through, np.minimum(out.low, np.where(y.value == 0, 1.0, 0.0)), out.low), out.high)
-    # One to any power, and anything to the power of zero, is one: NaN too.
+    # One to any power, and any base to the power of zero, is one, for NaN too.
     lost = (np.isnan(y.value) & (x.low <= 1) & (x.high >= 1)) | (np.isnan(x.value) & (y.low <= 0) & (y.high >= 0))
-    passing = (y.low != y.high) & (np.ceil(y.low) <= np.floor(y.high))  # a whole number, which negative bases have
+    passing = (y.low != y.high) & (np.ceil(y.low) <= np.floor(y.high))  # contains a whole exponent
     return _unless((whole | (x.low > 0) | (np.isnan(value) & ~passing)) & ~lost, out)
 
 
@@ -249,7 +245,7 @@ def _fmod(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
 
 
 def _compared(sure: Callable[[Enclosed, Enclosed], tuple[Any, Any]]) -> Rule:
-    """Return the rule of a comparison from what says where it surely holds, and surely does not."""
+    """Return the rule of a comparison; ``sure`` returns where it certainly holds and certainly fails."""
 
     def rule(value: Any, a: Enclosed, b: Enclosed) -> Enclosed:
         yes, no = sure(a, b)
@@ -280,7 +276,7 @@ def _select(value: Any, condition: Enclosed, yes: Enclosed, no: Enclosed) -> Enc
 
 
 def _anything(value: Any, *args: Enclosed) -> Enclosed:
-    """Bits of an integer that is not known: no end helps, where any of them may differ."""
+    """Return unbounded results of integer and bit operations unless every operand is exactly known."""
     same: Any = True
     for a in args:
         same = same & (a.low == a.high)

@@ -1,15 +1,7 @@
-"""The float64 reference with what correct kernels may make of it: running error analysis, stage by stage.
+"""The float64 reference with bounds of correct kernels: running error analysis, stage by stage (design.md, section 7).
 
-Every node of a scalar tree carries its exact value and the ends between which a correct kernel's lies
-(:mod:`roller.expr.rounding`, :mod:`roller.expr.enclosing`): the rounding of the dtype it is computed in, and what its
-operands may be off. A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` adds ``4 eps sqrt(K) sum|b|``
-(design.md, section 7), whatever its order, because different terms round in different directions. Where terms repeat,
-along an axis that reads no other element, so do their roundings, which then add up: ``sqrt`` is taken of the different
-ones only. Of terms that happen to be equal, ``n`` at a time, it is ``sqrt(sum n^2)``. It is never more than
-``eps K sum|b|``, the worst of all orders, and comes near that where ``K eps`` is so large that terms vanish beside
-partial sums, if those are larger than of terms of random signs (of positive terms, say). Where all terms are multiples
-of one power of two and so few that every partial sum is such a number, nothing is rounded at all
-(:mod:`roller.expr.exact_sums`).
+Every node carries its exact value and the bounds of a correct kernel's value (:mod:`roller.expr.rounding`,
+:mod:`roller.expr.enclosing`); reductions add the bound of their order of summation (:class:`_Total`).
 """
 
 from __future__ import annotations
@@ -41,7 +33,7 @@ from roller.expr.rounding import (
 from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: ``K eps`` from which the terms of a sum may vanish beside it.
+#: ``K eps`` above which terms may vanish when they are added to their sum.
 _VANISHING = 1.0 / 8.0
 #: Elements of intermediate tensors that are kept for stages that read the same ones.
 _KEPT = 1 << 22
@@ -50,16 +42,14 @@ Env = dict[str, np.ndarray]
 
 
 class Enclosure:
-    """Values of the tensors of one expression at points, and where a correct kernel's may lie.
+    """Values of the tensors of one expression at given points, with bounds of a correct kernel's values.
 
     Parameters
     ----------
-    expr
-        The expression.
     values
-        Its inputs by name: arrays, or what answers at index arrays like one.
+        Inputs by name: arrays, or objects that accept index arrays as arrays do.
     reordered
-        Whether kernels only ever add up the terms of a sum as they are. Winograd's algorithm adds others.
+        Whether kernels only reorder the terms of a sum. Winograd's algorithm adds other terms.
 
     Examples
     --------
@@ -78,7 +68,7 @@ class Enclosure:
         self._known: dict[tuple[str, bytes], Enclosed] = {}
 
     def at(self, tensor: str, points: np.ndarray) -> Enclosed:
-        """Elements of ``tensor`` at ``points`` ``(P, rank)``."""
+        """Return elements of ``tensor`` at ``points`` of shape ``(P, rank)``."""
         known = self.values.get(tensor)
         if known is not None:
             found = known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
@@ -92,7 +82,7 @@ class Enclosure:
         return found.map(lambda a: a[inverse])
 
     def _computed(self, tensor: str, points: np.ndarray) -> Enclosed:
-        """Return elements at distinct points, remembered: stages of a chain read the same ones."""
+        """Return elements at distinct points, cached because stages of a chain read the same ones."""
         key = (tensor, points.tobytes())
         if key not in self._known:
             if sum(len(k[1]) for k in self._known) > 8 * _KEPT:
@@ -115,7 +105,7 @@ class Enclosure:
         return Enclosed(*(np.concatenate([getattr(p, end) for p in parts]) for end in ("value", "low", "high")))
 
     def _stored(self, s: Stage, e: Enclosed) -> Enclosed:
-        """Return a stage's result as its tensor holds it."""
+        """Return a stage's result in the dtype of its tensor."""
         dtype = s.output.dtype
         if is_float(dtype):
             return _rounded_to(e, dtype)
@@ -143,10 +133,9 @@ class Enclosure:
         return total.result()
 
     def _rounding(self, s: Stage) -> tuple[float, float]:
-        """Return the relative rounding of a sum of magnitudes, usual and worst, with products that are not enclosed.
-
-        Roundings of different terms go in different directions, unless terms vanish (:attr:`_Total.vanishing`).
-        """
+        """Return the relative rounding of a sum, usual and worst, including exact-operand products."""
+        # Roundings of different terms have random directions, unless terms vanish (`_Total.vanishing`). Repeated terms
+        # round alike: along an axis that reads no other element, only the distinct terms count under the square root.
         eps = EPS.get(s.acc_dtype, 0.0)
         terms = math.prod(a.extent for a in s.reduction_axes)
         distinct = math.prod(different(s, a.name, a.extent) for a in s.reduction_axes)
@@ -166,7 +155,7 @@ class Enclosure:
         return self._product(node.arg, env) if isinstance(node, Cast) else self._load(node, env).value  # type: ignore[arg-type]
 
     def scalar(self, node: Scalar, env: Env, seen: dict[Scalar, Enclosed]) -> Enclosed:
-        """Return a scalar tree at the axis values of ``env``; equal parts of the tree are evaluated once."""
+        """Evaluate a scalar tree at the axis values of ``env``; equal subtrees are evaluated once."""
         if node not in seen:
             seen[node] = self._scalar(node, env, seen)
         return seen[node]
@@ -209,11 +198,9 @@ class Enclosure:
         return out.map(lambda a: np.where(within, a, outside)) if node.guard else out
 
     def _one_of(self, s: Stage, env: Env) -> Enclosed | None:
-        """Return the positions of an extremum, of which at least one is hit, or ``None`` where that is not the body.
-
-        ``select(x == extremum of all x, position, more than any)`` under ``min``: values that are not told apart from
-        the extremum may all be it, and one of them is.
-        """
+        """Return bounds of an arg-extremum, or ``None`` if the body is not one."""
+        # The form is ``select(x == extremum of all x, position, more than any)`` under ``min``. Every value that may
+        # equal the extremum may be the hit, and one of them is.
         b = s.body
         if not (s.combiner == "min" and isinstance(b, Call) and b.fn == "select" and isinstance(b.args[2], Const)):
             return None
@@ -224,23 +211,23 @@ class Enclosure:
         if best is None or best.combiner is None or not COMBINERS[best.combiner].selects or best.body != hit.args[0]:
             return None
         if math.prod(a.extent for a in s.reduction_axes) > CHUNK:
-            return None  # it comes in pieces, and the hit may be in any
+            return None  # the reduction is evaluated in pieces, and the hit may be in any of them
         found, position = self.scalar(hit, env, {}), self.scalar(b.args[1], env, {})
         if found.is_point or not position.is_point:
             return None
         value = np.where(np.asarray(found.value).astype(bool), position.value, np.int64(b.args[2].value))
         may = np.asarray(found.high).astype(bool)
         first = np.where(may, position.value, value)
-        # One that may be hit is: the last of them is the most that comes out.
+        # One of the possible hits is the hit, so the last of them is the upper bound.
         last = np.max(np.where(may, position.value, -np.inf), axis=-1, keepdims=True)
         x = self.scalar(hit.args[0], env, {})
-        nan = np.any(np.isnan(x.value) | x.unknown, axis=-1, keepdims=True)  # a NaN among them equals nothing
+        nan = np.any(np.isnan(x.value) | x.unknown, axis=-1, keepdims=True)  # NaN equals no value
         last = np.where(np.isfinite(last) & ~nan, last, np.inf)
         return Enclosed(value, first, np.broadcast_to(last, first.shape))
 
 
 class _Total:
-    """A reduction, piece by piece; terms are rounded to ``eps_of_terms``, sums exactly in any order where ``exact``."""
+    """Bounds of one reduction, accumulated piece by piece."""
 
     def __init__(
         self, s: Stage, rounding: tuple[float, float], eps_of_terms: float, propagate_nan: bool, *, exact: bool
@@ -250,14 +237,14 @@ class _Total:
         self.row = COMBINERS[s.combiner or "sum"]
         self.terms = math.prod(a.extent for a in s.reduction_axes)
         self.eps, self.eps_of_terms = EPS.get(s.acc_dtype, 0.0), eps_of_terms
-        self.unit = 0.0 if exact else np.inf  # units per one of all terms, infinite where there is none
+        self.unit = 0.0 if exact else np.inf  # least power of two that makes all terms integers; infinite if none does
         self.vanishing = s.combiner == "sum" and self.terms * self.eps > _VANISHING
         self.parts: list[Enclosed] = []
         self.sizes: list[Any] = []
         self.largest, self.squares, self.reach, self.until, self.equal = 0.0, 0.0, 0.0, 0.0, 0.0
 
     def add(self, body: Enclosed) -> None:
-        """Combine a piece ``(rows, terms)``."""
+        """Add a piece of terms of shape ``(rows, terms)``."""
         if self.row.selects:
             self.parts.append(extreme(self.row.step, body, propagate_nan=self.propagate_nan))
             return
@@ -274,7 +261,7 @@ class _Total:
         self.parts.append(Enclosed.point(value) if exact else self._product(value, body, size))
 
     def _seen(self, body: Enclosed, size: Any) -> None:
-        """Remember what tells how a sum rounds: units and magnitudes of its terms, and how far partial sums go."""
+        """Record the units and magnitudes of the terms and the range of the partial sums."""
         exact = body.is_point and self.unit < np.inf
         self.unit = max(self.unit, steps_per_one(body.value)) if exact else np.inf
         self.equal = self.equal + np.sqrt(equal_pairs(body.value))  # as though pieces had the same values
@@ -308,7 +295,7 @@ class _Total:
         return Enclosed(value, np.where(sure, out.low, -np.inf), np.where(sure, out.high, np.inf))
 
     def result(self) -> Enclosed:
-        """Return the whole."""
+        """Return the bounds of the whole reduction."""
         combine = self.row.step
         total = self.parts[0]
         for p in self.parts[1:]:
@@ -329,15 +316,18 @@ class _Total:
         return Enclosed.point(value) if total.is_point else within_range(self.dtype, value, total)
 
     def _rounded_sum(self, total: Enclosed) -> Enclosed:
+        # A sum of K terms b with spacing eps is off by 4 eps sqrt(K) sum|b| in any order (design.md, section 7),
+        # because different terms round in different directions. Of terms that are equal, n at a time, sqrt(K) becomes
+        # sqrt(sum n^2). The bound never exceeds eps K sum|b|, the worst of all orders.
         size = sum(self.sizes)
         alike = 4 * (np.sqrt(self.terms + np.square(self.equal)) - math.sqrt(self.terms)) * self.eps
         error = np.fmin(self.rounding + alike, self.worst) * size
         if self.vanishing:
-            # Partial sums of random signs stay within some standard deviations, as do roundings of theirs; larger ones
-            # swallow terms, always in the same direction.
+            # Partial sums of terms with random signs, and their roundings, stay within a few standard deviations;
+            # larger partial sums swallow terms, always in the same direction.
             swallowed = self.eps * self.terms * np.fmin(size, 2 * self.reach)
             error = np.where(self.reach <= 4 * np.sqrt(self.squares), error, np.fmax(error, swallowed))
-        if self.unit < np.inf:  # one bit to spare, for units that keep one less
+        if self.unit < np.inf:  # one bit of margin, for units that keep one bit less
             one_sign = (size + np.abs(total.value)) / 2  # no partial sum is larger, whatever the order
             steps = np.maximum(one_sign * self.eps, self.largest * self.eps_of_terms) * self.unit
             error = np.where(steps <= 1, 0.0, error)
@@ -354,7 +344,7 @@ class _Total:
 
 
 def converted(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return an enclosure of ``source`` as it is converted to ``to``."""
+    """Return the bounds of a ``source`` value after its conversion to ``to``."""
     value = np.asarray(e.value)
     if to == "bool":
         hit = e.map(lambda a: np.asarray(a) != 0)
@@ -369,7 +359,7 @@ def converted(e: Enclosed, source: str, to: str) -> Enclosed:
         out = _rounded_to(e, to)
         if to != "float32":
             return out
-        single = stored(value, to)  # the reference rounds here: what follows may depend on it
+        single = stored(value, to)  # the reference rounds here, because later nodes may depend on it
         same = out.is_point and np.array_equal(single, value, equal_nan=True)
         return out if same else hull(single, [np.asarray(out.low, np.float64), np.asarray(out.high, np.float64)])
     with np.errstate(invalid="ignore"):
@@ -379,17 +369,17 @@ def converted(e: Enclosed, source: str, to: str) -> Enclosed:
     ends = Enclosed(e.value, np.trunc(e.low), np.trunc(e.high))
     if e.is_point and np.all(holds(to, ends)):
         return Enclosed.point(value)
-    return within_range(to, value, ends)  # what does not fit is undefined: every processor has its own answer
+    return within_range(to, value, ends)  # out-of-range conversions are undefined and differ between processors
 
 
 def within_range(dtype: str, value: Any, e: Enclosed) -> Enclosed:
-    """Return ``value`` between the ends of ``e`` where integers of ``dtype`` hold them; else anything may come out."""
+    """Return ``value`` with the bounds of ``e`` where ``dtype`` represents them, unbounded elsewhere."""
     fits = holds(dtype, e)
     return Enclosed(value, np.where(fits, e.low, -np.inf), np.where(fits, e.high, np.inf))
 
 
 def _rounded_to(e: Enclosed, dtype: str) -> Enclosed:
-    """Return what storing in ``dtype`` may make of ``e``; what is a point and can be represented stays one."""
+    """Return the bounds of ``e`` stored in ``dtype``; a representable point stays a point."""
     if not is_float(dtype):
         return e
     if e.is_point:

@@ -1,9 +1,7 @@
-"""The float64 reference: the only oracle for a user's own expression.
+"""The float64 reference evaluation of an expression, at all points or at a sample of them.
 
-Evaluation is by points: a stage is computed at a set of output points over its whole reduction
-domain, and a load of an intermediate tensor evaluates that tensor at the points it touches. So a
-few hundred sampled points of a large convolution cost a few hundred dot products, whatever the size
-of the tensors. Work goes in chunks of bounded memory.
+A stage is computed at a set of output points over its whole reduction domain, and a load of an intermediate tensor
+evaluates that tensor at the points it reads, so the cost of a sample does not depend on the size of the tensors.
 """
 
 from __future__ import annotations
@@ -20,20 +18,17 @@ from roller.expr.rounding import dtype_of_call
 from roller.expr.scalar import FUNCTIONS, Bound, Cast, Const, IndexValue, Load, Scalar, loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Points x reduction elements evaluated at once; bounds memory to about 100 MB per live temporary.
+#: Points times reduction elements evaluated at once; limits memory to about 100 MB per live temporary.
 CHUNK = 1 << 21
 
-#: Functions of integers whose result may need more digits than the dtype they are computed in has.
+#: Integer functions whose result may overflow the dtype they are computed in.
 _GROWING = frozenset(("add", "sub", "mul", "neg", "abs", "shl", "idiv"))
 
 
 def evaluate(
     expr: TensorExpr, arrays: Sequence[np.ndarray], points: np.ndarray | None = None, *, magnitude: bool = False
 ) -> tuple[np.ndarray, ...]:
-    """Compute the outputs of ``expr`` in float64; integers as their dtype has them: what does not fit wraps around.
-
-    Every operation of integers wraps in the dtype it is computed in, every sum in its accumulator. What is computed in
-    floating point and stored as integers loses its fraction, as C converts; beyond the integers' range it is undefined.
+    """Compute the outputs of ``expr`` in float64; integer operations wrap in their dtype, sums in their accumulator.
 
     Examples
     --------
@@ -43,6 +38,7 @@ def evaluate(
     >>> float(e.evaluate([a, b])[0][1, 1])
     3.0
     """
+    # Floats stored as integers are truncated as in C; beyond the integer range the result is undefined.
     if len(arrays) != len(expr.inputs):
         raise ExprError(f"{expr.name}: expected {counted(len(expr.inputs), 'array')}, got {len(arrays)}.")
     for t, a in zip(expr.inputs, arrays, strict=True):
@@ -59,13 +55,13 @@ def evaluate(
 
 
 def terms_at(expr: TensorExpr, values: Mapping[str, Any], stage: Stage, at: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return what a stage combines at positions of its axes, reduction axes too."""
+    """Return the terms that a stage reduces, at the given positions of all its axes."""
     found = _Evaluation(expr, dict(values), False)._scalar(stage.body, at)
     return np.broadcast_to(found, next(iter(at.values())).shape)
 
 
 class _Evaluation:
-    """One evaluation: the values known so far, and the recursion over stages."""
+    """One evaluation: the tensors known so far, and the recursion over stages."""
 
     def __init__(self, expr: TensorExpr, values: dict[str, np.ndarray], magnitude: bool) -> None:
         self.values = values
@@ -74,13 +70,13 @@ class _Evaluation:
         self.tensors = expr.tensors
 
     def whole(self, s: Stage) -> np.ndarray:
-        """Every element of the stage's output."""
+        """Return every element of the stage's output."""
         shape = s.output.shape
         grid = np.indices(shape, dtype=np.int64).reshape(len(shape), -1).T if shape else np.zeros((1, 0), np.int64)
         return self._stage_at(s, grid).reshape(shape)
 
     def at(self, tensor: str, points: np.ndarray) -> np.ndarray:
-        """Elements of ``tensor`` at ``points`` ``(P, rank)``."""
+        """Return elements of ``tensor`` at ``points`` of shape ``(P, rank)``."""
         known = self.values.get(tensor)
         if known is not None:
             return known[tuple(points.T)] if points.shape[1] else np.broadcast_to(known, (len(points),))
@@ -113,7 +109,7 @@ class _Evaluation:
         combine = COMBINERS["sum" if self.magnitude else s.combiner].step
         total: Any = None
         step = max(1, CHUNK // max(1, rows))
-        for i in range(0, grid.shape[1], step):  # a single very long reduction goes in pieces
+        for i in range(0, grid.shape[1], step):  # a very long reduction is evaluated in pieces
             wide.update({a.name: g[None, i : i + step] for a, g in zip(s.reduction_axes, grid, strict=True)})
             n = min(step, grid.shape[1] - i)
             body = np.broadcast_to(self._scalar(s.body, wide), (rows, n))
@@ -162,7 +158,7 @@ class _Evaluation:
 
 
 def literal(value: float, dtype: str) -> Any:
-    """Return a constant as evaluation holds it; of integers the last one where it lies beyond.
+    """Return a constant in the dtype that evaluation uses; integers saturate.
 
     Examples
     --------
@@ -178,7 +174,7 @@ def literal(value: float, dtype: str) -> Any:
 
 
 def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Return what conversion to ``dtype`` makes of values, as C has it; floats are not rounded.
+    """Convert values to ``dtype`` as C does; floats are not rounded.
 
     Examples
     --------
@@ -196,29 +192,27 @@ def converted_values(value: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _as_converted(value: np.ndarray, dtype: str) -> Any:
-    """Return values in another dtype: integers wrap, and floats round here, on which what follows may depend."""
+    """Convert values to ``dtype``: integers wrap, and floats are rounded, because later nodes may depend on it."""
     made = converted_values(value, dtype)
     return stored(made, dtype) if is_float(dtype) else made
 
 
 def wrapped(value: np.ndarray, dtype: str) -> np.ndarray:
-    """Integers as ``dtype`` holds them: what does not fit wraps around."""
+    """Wrap integers to the range of ``dtype``."""
     narrow = "int" in dtype and dtype != "int64" and np.issubdtype(value.dtype, np.integer)
     return value.astype(dtype).astype(np.int64) if narrow else value
 
 
 def inside(b: Bound, env: Mapping[str, np.ndarray]) -> Any:
-    """Return where a guard holds."""
+    """Return the mask of positions where a guard holds."""
     value = b.index(env)
     return (value >= b.low) & (value < b.high)
 
 
 def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
-    """Invert the store map: axis values of output points.
-
-    A grouped axis sums ``index * div``; axes that write a dimension like a number (``16 * block + inner``) are its
-    digits, most significant first.
-    """
+    """Invert the store map of a stage: return its axis values at output points."""
+    # A grouped axis sums ``index * div``; axes that share a dimension (``16 * block + inner``) are its digits, most
+    # significant first.
     env = {a.name: np.zeros(len(points), np.int64) for a in s.spatial_axes}
     for d, index in enumerate(s.store):
         left = points[:, d] - index.const
@@ -232,5 +226,5 @@ def axis_values(s: Stage, points: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def neutral(combiner: str) -> float:
-    """Return the neutral value of a combiner, which is also what padding may add."""
+    """Return the neutral value of a combiner, which padding may add."""
     return COMBINERS[combiner].neutral

@@ -1,17 +1,7 @@
-"""Random inputs on which sums are exact in every order, so that no bound hides a term that is missing.
+"""Random inputs on which sums are exact in every order, so that no error bound hides a missing term.
 
-A sum of ``K`` terms ``b`` in a dtype with spacing ``eps`` may be off by ``4 eps sqrt(K) sum|b|``. In single precision
-that is more than one term from some hundreds of terms on; in half precision from the first ones, and from
-``1 / (4 eps)`` terms more than the whole sum, of which all zeros are then as good as the right result. But sums whose
-positive and negative terms are each no more than ``1 / eps`` units round nowhere. So the inputs of such sums are, the
-first that fits:
-
-* odd multiples of a quarter near normal numbers;
-* ones of either sign;
-* ones of either sign and zeros at random places, as few as it takes. An operand of which few elements meet a position
-  of the reduction has the fewer zeros: each position should count in some result.
-
-Slightly more are positive than negative, by four standard deviations of the sum: it is no zero.
+Sums are exact if the positive and the negative terms each total at most ``1 / eps`` units. The first choice that fits
+is taken: odd multiples of a quarter near normal numbers, ones of either sign, and ones with zeros at random places.
 """
 
 from __future__ import annotations
@@ -29,11 +19,13 @@ from roller.expr.rounding import EPS, computed_in
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Relative bound of a sum from which single terms are hard to see beside it.
+#: Relative bound of a sum above which it may hide single terms. The bound of K terms is 4 eps sqrt(K) sum|b|: in single
+#: precision it exceeds one term from some hundreds of terms on, and in half precision from the first. From 1 / (4 eps)
+#: terms on it exceeds the whole sum, so that a result of all zeros would pass.
 _HIDING = 2.0**-8
 #: Mean and root mean square of the magnitudes of :func:`coarse` normal numbers.
 _COARSE_MEAN, _COARSE_RMS = 0.82, 1.03
-#: Standard deviations of a sum by which it is kept from zero, and its parts from their limit.
+#: Standard deviations between a sum and zero, and between its parts and their limit.
 _FROM_ZERO, _FROM_LIMIT = 4.0, 3.0
 #: Largest share by which positive terms outnumber negative ones.
 _MOST_BIAS = 0.5
@@ -45,18 +37,18 @@ _INTEGERS = {"u": 9.0, "i": 5.0, "b": 1.0}
 
 @dataclass(frozen=True)
 class Digits:
-    """How the floats of one input are chosen.
+    """Random choice of the float values of one input.
 
     Parameters
     ----------
     ones
-        Ones of either sign; odd multiples of a quarter where not.
+        Whether values are ones of either sign; otherwise they are odd multiples of a quarter.
     density
-        Share that is not zero.
+        Share of values that are not zero.
     bias
-        Share by which positive ones outnumber negative ones.
+        Share by which positive values outnumber negative ones.
     spread
-        Dimensions along which zeros alternate with others, so that no position of the rest has only zeros.
+        Dimensions along which zeros alternate with other values, so that no position of the rest has only zeros.
     """
 
     ones: bool = False
@@ -65,7 +57,7 @@ class Digits:
     spread: tuple[int, ...] = ()
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return what is made of standard normal ``values``, spread where they have the shape of the input.
+        """Turn standard normal ``values`` into the chosen ones; spread applies if the shape is that of the input.
 
         Examples
         --------
@@ -78,14 +70,14 @@ class Digits:
         [2.0, 2.0, 2.0, 2.0, 2.0]
         """
         out = np.asarray(np.copysign(1, values).astype(values.dtype) if self.ones else coarse(values))
-        if self.bias:  # negative normal numbers that are so near zero turn positive
+        if self.bias:  # negative normal numbers near zero become positive
             np.abs(out, out=out, where=values > -NormalDist().inv_cdf((1 + self.bias) / 2))
         if self.density < 1:
             out = np.where(self._drawn(values.shape, rng) < self.density, out, 0).astype(values.dtype)
         return out
 
     def _drawn(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-        """Return uniform numbers of [0, 1); those along ``spread`` fall below ``density`` by turns."""
+        """Return uniform numbers in [0, 1); those along ``spread`` fall below ``density`` in turn."""
         if not self.spread or len(shape) <= max(self.spread):
             return rng.random(shape)
         along = [n if i in self.spread else 1 for i, n in enumerate(shape)]
@@ -94,7 +86,7 @@ class Digits:
 
 
 def coarse(values: np.ndarray) -> np.ndarray:
-    """Return odd multiples of a quarter near ``values``: sums of hundreds of thousands of products of two are exact.
+    """Return odd multiples of a quarter near ``values``; sums of 10**5 products of two of them are exact.
 
     Examples
     --------
@@ -106,7 +98,7 @@ def coarse(values: np.ndarray) -> np.ndarray:
 
 
 def digits_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
-    """Return how elements are chosen, by input, where usual random ones hide a term of a sum or a factor of a product.
+    """Choose the values of inputs whose usual random values would hide a term of a sum or a factor of a product.
 
     Examples
     --------
@@ -120,7 +112,7 @@ def digits_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
     True
     """
     sums, factors = _digits_of_sums(expr), factors_of_inputs(expr)
-    # Powers of two and ones are as exact in sums as what is chosen for those.
+    # Powers of two and ones are exact in sums too.
     exact = {n: d.exact() for n, d in factors.items() if n in sums and isinstance(d, Factors)}
     return {**sums, **factors, **exact}
 
@@ -135,17 +127,17 @@ def _digits_of_sums(expr: TensorExpr) -> dict[str, Digits]:
         return {}
     elsewhere = _read_elsewhere(expr, {x.stage.name for x in sums})
     floats = [t.name for t in expr.inputs if is_float(t.dtype)]
-    # What is also divided by, or all that its result is made of, stays as usual but for its digits.
+    # An input that is also read outside of sums (as a divisor, say) keeps its usual values, with fewer digits.
     return {n: Digits() if n in elsewhere else chosen.get(n, Digits()) for n in floats}
 
 
 def _sparser(one: Digits, other: Digits) -> Digits:
-    """Return what is exact in sums of either."""
+    """Return the choice that is exact in the sums of both."""
     return max(one, other, key=lambda d: (d.ones, -d.density))
 
 
 def _read_elsewhere(expr: TensorExpr, sums: set[str]) -> set[str]:
-    """Return tensors that are read by more than ``sums``, directly or through stages without a reduction."""
+    """Return the tensors that stages other than ``sums`` read, directly or through element-wise stages."""
     found: set[str] = set()
     for s in reversed(expr.stages):
         only_summed = s.name in sums or (s.combiner is None and s.name not in found and s.name not in expr.outputs)
@@ -156,7 +148,7 @@ def _read_elsewhere(expr: TensorExpr, sums: set[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A float input that a term is made of, and how many elements of it meet one position of the reduction."""
+    """A float input of a term; ``width`` elements of it meet one position of the reduction."""
 
     load: Load
     width: int
@@ -165,7 +157,7 @@ class _Leaf:
 
 @dataclass(frozen=True)
 class _Sum:
-    """A sum of exact terms: its body, and the inputs it is of."""
+    """A sum of exact terms, with the inputs of its terms."""
 
     expr: TensorExpr
     stage: Stage
@@ -173,7 +165,7 @@ class _Sum:
 
     @classmethod
     def of(cls, expr: TensorExpr, stage: Stage) -> _Sum | None:
-        """Return the sum a stage is, or ``None`` where its terms are rounded themselves."""
+        """Return the sum that a stage computes, or ``None`` if its terms are rounded themselves."""
         if not is_float(stage.acc_dtype):
             return None
         leaves: list[_Leaf] = []
@@ -184,7 +176,7 @@ class _Sum:
         return replace(found, leaves=tuple(leaves))
 
     def _collect(self, node: Scalar, extents: dict[str, int], width: int | None, out: list[_Leaf]) -> bool:
-        """Append the float inputs of a tree; whether all that is done to them is exact where their digits are few."""
+        """Append the float inputs of a tree; return whether the tree is exact on values of few digits."""
         if isinstance(node, Const):
             return float(node.value).is_integer()
         if isinstance(node, Cast):
@@ -210,13 +202,13 @@ class _Sum:
 
     @property
     def hides(self) -> bool:
-        """Whether the bound of the sum of usual random terms is more than small ones of them."""
+        """Whether the bound of the sum of usual random terms exceeds a small term."""
         dtypes = {name: t.dtype for name, t in self.expr.tensors.items()}
         each = EPS.get(computed_in(self.stage.body, dtypes), 0.0)
         return bool(max(4 * EPS[self.stage.acc_dtype] * self.terms**1.5, each * self.terms) >= _HIDING)
 
     def digits(self) -> dict[str, Digits]:
-        """Return how the inputs are chosen."""
+        """Choose the values of the inputs."""
         names = {x.load.tensor for x in self.leaves}
         unit = 4.0 ** self._degree(self.stage.body)
         mean, rms = (unit * self._size(self.stage.body, x) for x in (_COARSE_MEAN, _COARSE_RMS))
@@ -231,6 +223,7 @@ class _Sum:
             return dict.fromkeys(names, Digits(True, 1.0, bias))
         distinct = {x.load: x for x in self.leaves}
         widths = [x.width for x in distinct.values()]
+        # An operand of which few elements meet a reduction position gets fewer zeros: each position should count.
         share = terms / self.terms
         shares = _shares(widths, share) if self._product(self.stage.body) else [share] * len(widths)
         out: dict[str, Digits] = {}
@@ -240,21 +233,21 @@ class _Sum:
         return out
 
     def _fits(self, terms: float, mean: float, rms: float) -> bool:
-        """Whether the positive ones of so many terms come to no more units than are summed up exactly."""
+        """Whether the positive terms of a sum of ``terms`` total few enough units to be summed exactly."""
         share = (1 + self._share(terms)) / 2
         return terms * mean * share + _FROM_LIMIT * math.sqrt(terms) * rms <= 1 / EPS[self.stage.acc_dtype]
 
     def _share(self, terms: float) -> float:
-        """Return the share by which positive terms outnumber negative ones: all of them where they have one sign."""
+        """Return the share by which positive terms outnumber negative ones: 1 if all terms have one sign."""
         of_one_sign = len({x.load for x in self.leaves}) < len(self.leaves) or not self._product(self.stage.body)
         return 1.0 if of_one_sign else min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms))
 
     def _bias(self, terms: float) -> float:
-        """Return the same of each of the inputs that are multiplied."""
+        """Return the share by which positive values outnumber negative ones in each multiplied input."""
         return float(min(_MOST_BIAS, _FROM_ZERO / math.sqrt(terms)) ** (1 / max(1, self._degree(self.stage.body))))
 
     def _product(self, node: Scalar) -> bool:
-        """Whether terms are zero where one of their inputs is, and have either sign."""
+        """Whether terms are zero if one of their inputs is, and have either sign."""
         if isinstance(node, Call):
             return node.fn in ("mul", "neg") and all(map(self._product, node.args))
         if isinstance(node, Load) and (made := self._made(node)) is not None:
@@ -262,7 +255,7 @@ class _Sum:
         return self._product(node.arg) if isinstance(node, Cast) else True
 
     def _degree(self, node: Scalar) -> int:
-        """Return how many float inputs are multiplied, at most."""
+        """Return the greatest number of float inputs that are multiplied."""
         if isinstance(node, Call):
             found = [self._degree(a) for a in node.args]
             return sum(found) if node.fn == "mul" else max(found)
@@ -272,7 +265,7 @@ class _Sum:
         return self._degree(node.arg) if isinstance(node, Cast) else 0
 
     def _size(self, node: Scalar, leaf: float) -> float:
-        """Return the usual magnitude of a term whose float inputs have that of ``leaf``."""
+        """Return the usual magnitude of a term whose float inputs have the magnitude ``leaf``."""
         if isinstance(node, Const):
             return abs(float(node.value))
         if isinstance(node, Call):
@@ -291,7 +284,7 @@ class _Sum:
 
 
 def _shares(widths: Sequence[int], product: float) -> list[float]:
-    """Return shares of given product, in inverse proportion to ``widths`` where they are less than one.
+    """Return shares with the given product, inversely proportional to ``widths`` where they are below one.
 
     Examples
     --------

@@ -1,14 +1,7 @@
-"""Random inputs on which products of many factors stay within their dtype, and show each factor.
+"""Random inputs on which products of many factors stay within the range of their dtype, yet depend on each factor.
 
-A hundred standard normal factors come to ``2**-90``: products of more of them vanish, and a kernel that returns zeros
-is as good as any. So magnitudes of the inputs of such stages are drawn such that those above one, multiplied alone, do
-not overflow, nor those below one vanish: no order of the factors does then either. The first that fits:
-
-* products of inputs themselves: either sign, magnitudes spread evenly around one, as far as exponents allow;
-* where rounding of so many factors would hide one of those: powers of two, whose products are exact in every order, as
-  many as exponents allow, and ones;
-* products of functions: normal numbers around where the function is near one (:mod:`roller.expr.near_one`);
-* integers: odd ones, of either sign; few but ones where products may not wrap around.
+A hundred standard normal factors multiply to about ``2**-90``, so longer products vanish, and a kernel that returns
+zeros would pass. No order of the chosen factors overflows or vanishes.
 """
 
 from __future__ import annotations
@@ -28,44 +21,44 @@ from roller.expr.rounding import EPS, NORMAL
 from roller.expr.scalar import Call, Cast, Const, Load, Scalar
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Functions that keep a product of inputs one, up to its sign.
+#: Functions under which a product of inputs remains one, up to its sign.
 _PRODUCTS = frozenset(("mul", "neg", "abs"))
-#: Binary digits by which standard normal factors shrink a product in the mean, and their standard deviation.
+#: Binary digits by which one standard normal factor shrinks a product: mean and standard deviation.
 _SHRINK, _DEVIATION = 1.1, 1.6
-#: Standard deviations that the number of factors on one side of one is kept from its limit.
+#: Standard deviations between the product of the factors above (or below) one and its limit.
 _FROM_LIMIT = 3.0
 #: Mean and standard deviation of the positive part of a standard normal number.
 _HALF_MEAN, _HALF_DEVIATION = 0.40, 0.58
-#: Share of powers of two, or of threes, that is not exceeded.
+#: Largest share of powers of two, or of threes.
 _MOST = 2 / 3
-#: Times the bound by which a usual factor should differ from one to be seen.
+#: Multiple of the error bound by which a typical factor should differ from one.
 _SEEN = 4.0
 
 
 class Drawing(Protocol):
-    """How the elements of one input are chosen, from usual random ones."""
+    """Random choice of the elements of one input, made from its usual random ones."""
 
     @property
     def density(self) -> float:
-        """Share that is not zero."""
+        """Share of elements that are not zero."""
 
     def __hash__(self) -> int:
-        """Return the hash: equal ones make the same numbers."""
+        """Return the hash; equal drawings give equal numbers."""
 
     def of(self, values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Return what is made of ``values``, standard normal or small integers."""
+        """Return the chosen elements, made from ``values``: standard normal, or small integers."""
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Floats of either sign around one.
+    """Floats of either sign with magnitudes around one.
 
     Parameters
     ----------
     spread
-        Standard deviation of their binary logarithm.
+        Standard deviation of the binary logarithm of the magnitudes.
     share
-        Of those that are not one: a half or two. ``None`` where logarithms are normal.
+        Share of factors that are a half or two, the others being one. ``None``: logarithms are normally distributed.
     """
 
     spread: float = 1.0
@@ -73,7 +66,7 @@ class Factors:
     density: ClassVar[float] = 1.0
 
     def exact(self) -> Factors:
-        """Return powers of two with the same deviation, for inputs that are added up elsewhere.
+        """Return powers of two with the same deviation, for inputs that are also added up.
 
         Examples
         --------
@@ -101,10 +94,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Odd:
-    """Odd integers, whose products are never zero: a ``share`` of threes and ones of either sign.
-
-    Products of unsigned ones may wrap around, so that these are any.
-    """
+    """Odd integers, whose products are never zero: a ``share`` of threes, ones of either sign, and any odd unsigned."""
 
     share: float
     density: ClassVar[float] = 1.0
@@ -117,14 +107,14 @@ class Odd:
         >>> Odd(0.0).of(np.array([-3, 0, 2], np.int8), np.random.default_rng(0)).tolist()
         [-1, 1, 1]
         """
-        if values.dtype.kind == "u":
+        if values.dtype.kind == "u":  # products of unsigned integers may wrap around
             return np.asarray(values | values.dtype.type(1))
         size = np.where(rng.random(values.shape) < self.share, 3, 1)
         return np.where(values < 0, -size, size).astype(values.dtype)
 
 
 def factors_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
-    """Return how inputs of products are chosen, by input, where usual ones leave the range of the product.
+    """Choose the elements of inputs whose usual values leave the range of a product.
 
     Examples
     --------
@@ -152,7 +142,7 @@ def factors_of_inputs(expr: TensorExpr) -> dict[str, Drawing]:
 
 
 def exponents(s: Stage) -> float:
-    """Return the binary digits by which a product and its parts may differ from one, up or down.
+    """Return the binary digits by which a product and its partial products may differ from one, up or down.
 
     Examples
     --------
@@ -170,7 +160,7 @@ def _range_of(dtype: str) -> float:
 
 
 def _nearer_one(a: Drawing, b: Drawing) -> Drawing:
-    """Return what suits two products; what functions need goes before what is chosen for exactness."""
+    """Return the drawing that suits two products; those for functions take precedence over exact ones."""
 
     def order(d: Drawing) -> tuple[bool, float]:
         if isinstance(d, Factors):
@@ -182,7 +172,7 @@ def _nearer_one(a: Drawing, b: Drawing) -> Drawing:
 
 @dataclass(frozen=True)
 class _Leaves:
-    """A product of inputs: each load of the body, and how often a factor has it."""
+    """A product of inputs, with the number of times that each load occurs in a factor."""
 
     expr: TensorExpr
     stage: Stage
@@ -190,13 +180,13 @@ class _Leaves:
 
     @classmethod
     def of(cls, expr: TensorExpr, stage: Stage) -> _Leaves | None:
-        """Return the product a stage is, or ``None`` where its factors are more than inputs of its kind."""
+        """Return the product that a stage computes, or ``None`` if its factors are not inputs of one kind."""
         times: Counter[Load] = Counter()
         found = cls(expr, stage, times)
         return found if found._collect(stage.body, stage.body, times) and times else None
 
     def _collect(self, node: Scalar, read_as: Scalar, out: Counter[Load]) -> bool:
-        """Count the inputs that a tree multiplies; whether it does nothing else. ``read_as``: by which load it is."""
+        """Count the inputs that a tree multiplies by the load ``read_as``; return whether it does nothing else."""
         kind = is_float(self.stage.acc_dtype)
         if isinstance(node, Const):
             return abs(float(node.value)) == 1
@@ -212,7 +202,7 @@ class _Leaves:
             return made.combiner is None and self._collect(made.body, through, out)
         if is_float(self.expr.tensors[node.tensor].dtype) != kind:
             return False
-        # Positions along the reduction are those of the load in the stage itself.
+        # The load in the stage itself gives the positions along the reduction.
         shown = read_as if isinstance(read_as, Load) else node
         out[Load(node.tensor, shown.index)] += 1
         return True
@@ -223,20 +213,20 @@ class _Leaves:
         return math.prod(a.extent for a in self.stage.reduction_axes)
 
     def _distinct(self, load: Load) -> int:
-        """Return how many elements of one load a product has, at most."""
+        """Return the greatest number of distinct elements of one load in a product."""
         alone = Stage(self.stage.output, self.stage.axes, self.stage.store, load, "prod", self.stage.acc_dtype)
         return math.prod(different(alone, a.name, a.extent) for a in self.stage.reduction_axes)
 
     @property
     def leave_range(self) -> bool:
-        """Whether products of usual inputs vanish, overflow, or come near it."""
+        """Whether products of usual inputs vanish, overflow, or come close to either."""
         if not is_float(self.stage.acc_dtype):
-            return True  # a zero among small integers is enough
+            return True  # one zero among small integers makes the product zero
         factors = self.terms * sum(self.times.values())
         return factors * _SHRINK + _FROM_LIMIT * _DEVIATION * math.sqrt(factors) > exponents(self.stage)
 
     def drawings(self) -> dict[str, Drawing]:
-        """Return how the inputs are chosen."""
+        """Choose the elements of the inputs."""
         room = exponents(self.stage) / len(self.times)
         out: dict[str, Drawing] = {}
         for load, times in self.times.items():
@@ -247,19 +237,20 @@ class _Leaves:
         return out
 
     def _drawing(self, room: float, distinct: int) -> Drawing:
-        """Return factors of which ``distinct`` stay within ``room`` binary digits."""
+        """Return a drawing of which ``distinct`` factors stay within ``room`` binary digits."""
         if not is_float(self.stage.acc_dtype):
             return Odd(_share(room / math.log2(3), distinct, sides=1))
         away = distinct * _HALF_MEAN + _FROM_LIMIT * math.sqrt(distinct) * _HALF_DEVIATION
         spread = min(1.0, room / away)
         bound = 8 * math.sqrt(self.terms) * EPS[self.stage.acc_dtype] + 4 * EPS.get(self.stage.output.dtype, 0.0)
+        # Where rounding would hide one of so many factors, they become powers of two, whose products are exact.
         if spread / 2 >= _SEEN * bound:
             return Factors(spread)
         return Factors(share=_share(room, distinct, sides=2))
 
 
 def _share(room: float, distinct: int, sides: int) -> float:
-    """Return the share of factors that differ from one, such that those on each side of one take ``room`` steps.
+    """Return the share of factors other than one such that those on each side of one take ``room`` steps.
 
     Examples
     --------

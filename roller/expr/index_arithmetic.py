@@ -1,8 +1,7 @@
-"""Indices as numbers: composed, divided, and written for another shape.
+"""Arithmetic on indices: composition, quotient and remainder, and accesses under another shape.
 
-A reshape writes positions as digits: the position ``64 * h + d`` of a merged dimension is ``(h, d)`` of the two it was
-merged from, without a division, because the axes write it like a number. Where they do not, one axis may be split into
-such digits (:func:`splits_to_affine`).
+A reshape writes positions as digits: position ``64 * h + d`` of a merged dimension is ``(h, d)`` before the merge,
+without a division. Otherwise :func:`splits_to_affine` may split an axis into such digits.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from roller.expr.scalar import Index, Term
 
 
 def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] | None = None) -> Index | None:
-    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` where the result is no index.
+    """Return ``index`` with axes replaced by the indices of ``at``, or ``None`` if the result is no index.
 
     Examples
     --------
@@ -45,7 +44,7 @@ def composed(index: Index, at: Mapping[str, Index], extents: Mapping[str, int] |
 
 
 def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Index | None:
-    """Return ``(index // div) % mod``, where it is an index."""
+    """Return ``(index // div) % mod``, or ``None`` if it is no index."""
     split = divided(index, div, extents)
     if split is None or not mod:
         return None if split is None else split[0]
@@ -54,7 +53,7 @@ def _digit(index: Index, div: int, mod: int, extents: Mapping[str, int]) -> Inde
 
 
 def digit_of(part: Term, t: Term) -> Term | None:
-    """Return ``t``, of an axis that is ``part`` of another one, over that one; ``None`` where that is no single term.
+    """Return term ``t`` of an axis that is ``part`` of another axis as a term of that axis, or ``None``.
 
     Examples
     --------
@@ -65,14 +64,14 @@ def digit_of(part: Term, t: Term) -> Term | None:
     """
     if part.mod % t.div:
         return None
-    size = part.mod // t.div  # what is left of the part by the quotient; 0 where it ends with the whole axis
+    size = part.mod // t.div  # extent of the quotient of the part; 0 if the part ends with the whole axis
     if t.mod and size > t.mod and size % t.mod:
         return None
     return Term(part.axis, t.coef, part.div * t.div, min(t.mod, size) or max(t.mod, size))
 
 
 def simplified(index: Index, extents: Mapping[str, int]) -> Index:
-    """Return the same index with fewer terms: axes of one element gone, digits of one axis put together again.
+    """Return an equal index with fewer terms: unit axes are dropped, digits of one axis are joined.
 
     Examples
     --------
@@ -107,7 +106,7 @@ def simplified(index: Index, extents: Mapping[str, int]) -> Index:
 
 
 def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, Index] | None:
-    """Return quotient and remainder of an index by ``n``, or ``None`` where they are no indices.
+    """Return quotient and remainder of an index by ``n``, or ``None`` if either is no index.
 
     Examples
     --------
@@ -127,7 +126,7 @@ def divided(index: Index, n: int, extents: Mapping[str, int]) -> tuple[Index, In
     if first >= 0 and last < n:
         return Index(tuple(high), quotient), remainder
     for t in low:
-        # The term that reaches too far is cut in two digits, where ``n`` is one of its positions.
+        # The term whose range is too large is split into two digits if ``n`` is one of its positions.
         if t.coef <= 0 or n % t.coef:
             continue
         part = n // t.coef
@@ -154,7 +153,7 @@ def address(index: Sequence[Index], shape: Sequence[int]) -> Index:
 
 
 def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> tuple[Index, ...] | None:
-    """Return the access at a position in memory, the inverse of :func:`address`; ``None`` where it is no index."""
+    """Return the access at a position in memory, the inverse of :func:`address`, or ``None`` if it is no index."""
     out: list[Index] = []
     left = simplified(place, extents)
     for n in reversed(shape[1:]):
@@ -171,9 +170,7 @@ def position(place: Index, shape: Sequence[int], extents: Mapping[str, int]) -> 
 def reshaped(
     index: Sequence[Index], old: Sequence[int], new: Sequence[int], extents: Mapping[str, int]
 ) -> tuple[Index, ...] | None:
-    """Return the access to a tensor of shape ``new`` that ``index`` is to the same elements in shape ``old``.
-
-    Dimensions are matched group by group, so that one that cannot be split does not spoil the others.
+    """Return the access to shape ``new`` that reads the elements ``index`` reads in shape ``old``.
 
     Examples
     --------
@@ -184,6 +181,7 @@ def reshaped(
     """
     if tuple(old) == tuple(new):
         return tuple(index)
+    # Groups of dimensions are matched one by one, so that a group that cannot be split does not affect the others.
     out = [Index() for _ in new]
     for before, after in _groups(old, new):
         place = address([index[d] for d in before], [old[d] for d in before])
@@ -196,7 +194,7 @@ def reshaped(
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Return the smallest runs of dimensions of two shapes with equal products, those of one element left out."""
+    """Return the smallest runs of dimensions of two shapes with equal products, without unit dimensions."""
     out: list[tuple[list[int], list[int]]] = []
     left, right = ([d for d, n in enumerate(shape) if n > 1] for shape in (old, new))
     while left or right:
@@ -216,7 +214,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 def inverted(
     store: Sequence[Index], axes: Mapping[str, int], at: Sequence[Index], extents: Mapping[str, int]
 ) -> dict[str, Index] | None:
-    """Return what the axes of a store are at an access to what it stores, or ``None`` where that is no index.
+    """Return the axes of a store at an access to the stored tensor, or ``None`` if one of them is no index.
 
     Examples
     --------
@@ -245,14 +243,14 @@ def inverted(
 
 @dataclass(frozen=True)
 class Split:
-    """An axis written as digits: ``parts`` are (name, elements), most significant first."""
+    """An axis split into digits; ``parts`` are (name, elements), most significant first."""
 
     axis: str
     parts: tuple[tuple[str, int], ...]
 
     @property
     def index(self) -> Index:
-        """The axis over its digits."""
+        """The index of the axis over its digits."""
         terms, pitch = [], 1
         for name, n in reversed(self.parts):
             terms.append(Term(name, pitch))
@@ -261,9 +259,7 @@ class Split:
 
 
 def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tuple[Split, ...] | None:
-    """Return how to split axes so that no index divides or takes a remainder, or ``None`` where nothing does.
-
-    Every place where an index cuts an axis must be a multiple of the one before.
+    """Return splits of axes after which every index is affine, or ``None`` if there are none.
 
     Examples
     --------
@@ -276,6 +272,7 @@ def splits_to_affine(indices: Sequence[Index], extents: Mapping[str, int]) -> tu
         cuts.setdefault(t.axis, set()).update(c for c in (t.div, t.div * t.mod) if c > 1)
     out = []
     for axis, found in cuts.items():
+        # Each position where an index cuts an axis must be a multiple of the one before.
         edges = [1, *sorted(c for c in found if c < extents[axis]), extents[axis]]
         if any(b % a for a, b in itertools.pairwise(edges)):
             return None

@@ -1,10 +1,7 @@
-"""Whether what is known of positions keeps an index inside its tensor: Fourier-Motzkin elimination over whole numbers.
+"""Proofs that known bounds keep an index inside its tensor: Fourier-Motzkin elimination over integers.
 
-A quotient of an axis is an unknown of its own, ``q = i // d`` with ``0 <= i - d q < d``, and a remainder is what
-quotients leave: ``i % m = i - m (i // m)``. So every index is a linear one of bounded unknowns, indices that share
-axes are seen together, and a bound holds where its contrary has no solution. Constants are rounded to whole numbers
-in every step, which is what whole unknowns allow. What is proved is true, whatever the extents; what is hard to prove
-is given up.
+A quotient ``q = i // d`` is an unknown with ``0 <= i - d q < d``, and ``i % m = i - m (i // m)``, so every index is
+linear in bounded unknowns. A bound is proved if its negation has no solution; expensive proofs are abandoned.
 """
 
 from __future__ import annotations
@@ -18,10 +15,10 @@ from roller.expr.scalar import Bound, Index, Load
 
 #: An unknown ``axis // divisor``.
 _Unknown: TypeAlias = tuple[str, int]
-#: Coefficients, sorted by unknown; each row of a system maps them to the constant of ``sum(...) + constant >= 0``.
+#: Coefficients sorted by unknown. A system maps each row's coefficients to the constant in ``sum + constant >= 0``.
 _Sum: TypeAlias = tuple[tuple[_Unknown, int], ...]
 
-#: Rows of a system beyond which a proof is given up.
+#: Number of rows of a system above which a proof is abandoned.
 _MOST_ROWS = 400
 
 
@@ -35,9 +32,7 @@ class HalfBound:
 
 
 def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]], extents: Mapping[str, int]) -> Load:
-    """Return a load with a guard on every index that may leave its tensor, where it never does as far as is known.
-
-    Whoever makes code may then take each index by itself.
+    """Return a load with a guard on every index that seems to leave its tensor but provably never does.
 
     Examples
     --------
@@ -49,6 +44,7 @@ def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]
     >>> closed(diagonal, (30, 32), (), {"i": 100}) == diagonal
     True
     """
+    # Code generation may then bound each index on its own.
     guard = {b.index: b for b in load.guard}
     own = [HalfBound(b.index, b.low, b.high) for b in load.guard]
     cases = [[*own, *case] for case in facts or [()]]
@@ -67,7 +63,7 @@ def closed(load: Load, shape: Sequence[int], facts: Sequence[Sequence[HalfBound]
 
 
 def never_leaves(index: Index, size: int, facts: Iterable[HalfBound], extents: Mapping[str, int]) -> bool:
-    """Whether it is proved that ``0 <= index < size`` wherever all facts hold.
+    """Return whether ``0 <= index < size`` is proved wherever all facts hold.
 
     Examples
     --------
@@ -84,7 +80,7 @@ def never_leaves(index: Index, size: int, facts: Iterable[HalfBound], extents: M
 
 
 def _possible(facts: Sequence[HalfBound], extents: Mapping[str, int]) -> bool:
-    """Whether whole axes within their extents may make all facts true; ``True`` as well where that is not found out."""
+    """Return whether integer axes within their extents may satisfy all facts; ``True`` if undecided."""
     rows: dict[_Sum, int] = {}
     fits = True
     for fact in facts:
@@ -103,7 +99,7 @@ def _possible(facts: Sequence[HalfBound], extents: Mapping[str, int]) -> bool:
 
 
 def _linear(index: Index) -> tuple[dict[_Unknown, int], int]:
-    """Return an index as coefficients of unknowns, and its constant."""
+    """Return the coefficients of the unknowns of an index, and its constant."""
     out: dict[_Unknown, int] = {}
     for t in index.terms:
         out[t.axis, t.div] = out.get((t.axis, t.div), 0) + t.coef
@@ -114,7 +110,7 @@ def _linear(index: Index) -> tuple[dict[_Unknown, int], int]:
 
 
 def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tuple[dict[_Unknown, int], int]]:
-    """Return rows that hold of any axes: the ends of each unknown, and how quotients of one axis are tied."""
+    """Return the rows that hold for any axes: ranges of the unknowns, and relations between quotients of an axis."""
     divisors: dict[str, set[int]] = {}
     for axis, d in unknowns:
         divisors.setdefault(axis, {1}).add(d)
@@ -131,19 +127,19 @@ def _ranges(unknowns: Iterable[_Unknown], extents: Mapping[str, int]) -> list[tu
 
 
 def _add(rows: dict[_Sum, int], terms: Mapping[_Unknown, int], constant: int) -> bool:
-    """Add ``sum(terms) + constant >= 0``, the sharper of two with one sum; ``False`` where nothing makes it true."""
+    """Add ``sum(terms) + constant >= 0``, keeping the sharper of two rows; return ``False`` if it cannot hold."""
     kept = tuple(sorted((v, c) for v, c in terms.items() if c))
     if not kept:
         return constant >= 0
     divisor = math.gcd(*(c for _, c in kept))
     row = tuple((v, c // divisor) for v, c in kept)
-    constant //= divisor  # a multiple of the divisor is at least the next one above
+    constant //= divisor  # the unknowns are integers, so the constant rounds down
     rows[row] = min(rows.get(row, constant), constant)
     return True
 
 
 def _cheapest(rows: Mapping[_Sum, int]) -> _Unknown:
-    """Return the unknown whose elimination makes the fewest rows."""
+    """Return the unknown whose elimination adds the fewest rows."""
     above: dict[_Unknown, int] = {}
     below: dict[_Unknown, int] = {}
     for row in rows:
@@ -155,7 +151,7 @@ def _cheapest(rows: Mapping[_Sum, int]) -> _Unknown:
 
 
 def _without(unknown: _Unknown, rows: Mapping[_Sum, int]) -> tuple[dict[_Sum, int], bool]:
-    """Return what remains of a system without one of its unknowns, and whether that may be true."""
+    """Eliminate an unknown from a system; return the remaining rows and whether they may hold."""
     out: dict[_Sum, int] = {}
     lower: list[tuple[_Sum, int, int]] = []
     upper: list[tuple[_Sum, int, int]] = []

@@ -1,8 +1,7 @@
-"""Two axes that a tensor writes like a number, as one axis: the inverse of splitting.
+"""Join two axes that are digits of one dimension (channels in blocks), the inverse of splitting.
 
-Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, images and results in blocks hold them as two
-dimensions apart. Algorithms that know *a* channel want it whole: ``W[f, c, kh, kw]``, and images read at
-``c // 16`` and ``c % 16``.
+Weights ``W[f, fi, c, ci, kh, kw]`` hold all channels in order, blocked images in two separate dimensions. Algorithms
+over channels need the whole axis: ``W[f, c, kh, kw]``, and images read at ``c // 16`` and ``c % 16``.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ from roller.expr.tensor_expr import Axis, TensorExpr
 
 
 def join_digits(expr: TensorExpr) -> TensorExpr | None:
-    """Return ``expr`` with the pairs of axes as one that are channels in blocks; ``None`` where there are none.
-
-    A pair is two neighbouring whole dimensions of one tensor of the anchor, and in another the second is the last
-    dimension and the first any but its neighbour.
+    """Return ``expr`` with each pair of axes that are blocked channels joined, or ``None`` if there is none.
 
     Examples
     --------
@@ -29,6 +25,8 @@ def join_digits(expr: TensorExpr) -> TensorExpr | None:
     if anchor.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
         return None
     places = [(expr.tensors[n].shape, i) for n, i in ((anchor.name, anchor.store), *_loads(expr))]
+    # A pair is two adjacent whole dimensions of one tensor of the anchor; in another tensor the second is the last
+    # dimension and the first is not adjacent to it.
     by_name = {a.name: a for a in anchor.axes}
     found = None
     for shape, index in places:
@@ -44,13 +42,13 @@ def _loads(expr: TensorExpr) -> list[tuple[str, tuple[Index, ...]]]:
 
 
 def _axis(index: Index) -> str | None:
-    """Return the axis that an index is."""
+    """Return the name of the axis that an index equals, or ``None``."""
     only = index.terms[0].axis if len(index.terms) == 1 else None
     return only if only is not None and index.is_axis(only) else None
 
 
 def _apart(places: list[tuple[tuple[int, ...], tuple[Index, ...]]], outer: Axis, inner: Axis) -> bool:
-    """Whether some tensor has ``inner`` as its last dimension and ``outer`` as one that is not its neighbour."""
+    """Return whether some tensor has ``inner`` as its last dimension and ``outer`` as a non-adjacent one."""
     alone = all(_axis(i) is not None for _, index in places for i in index if {outer.name, inner.name} & set(i.axes))
     return outer.kind == inner.kind and alone and any(
         _axis(index[-1]) == inner.name and outer.name in [_axis(i) for i in index[:-2]] for _, index in places if index

@@ -1,9 +1,7 @@
-"""Inputs on which functions that are multiplied are near one: found by trying.
+"""Inputs on which multiplied functions (``exp(x)``, ``x * log(y)``) are near one, found by trial.
 
-What a function of the inputs must be given for many of its values to multiply to a number, not zero nor infinite, no
-rule tells in general: ``exp(x)`` near 0, ``sigmoid(x)`` far above, ``x * log(y)`` near 1 and ``e``. So normal numbers
-around several centres and of several spreads are tried on a sample of the factors. Of those whose products stay
-within the dtype, the one is taken whose factors differ most from one: each is then seen.
+Normal numbers around several centres, with several spreads, are tried on a sample of the factors. Among those whose
+products stay within the dtype, the choice whose factors differ most from one is taken.
 """
 
 from __future__ import annotations
@@ -22,18 +20,18 @@ from roller.expr.evaluate import terms_at
 from roller.expr.scalar import loads
 from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Factors looked at per trial; fewer where each takes a reduction of its own.
+#: Factors per trial, the minimum where each factor takes a reduction, and the points of all factors.
 _FACTORS, _LEAST_FACTORS, _MOST_POINTS = 96, 8, 1 << 19
 #: Numbers tried as centres, and spreads around them.
 _CENTRES = (-16.0, -8.0, -4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _SPREADS = (1.0, 2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8)
-#: Halvings of an interval between two centres, of which one gives factors below one and one above.
+#: Bisections of an interval between a centre with factors below one and a centre with factors above one.
 _HALVINGS = 20
-#: Inputs that have a centre of their own; more share one.
+#: Greatest number of inputs with separate centres; more inputs share one.
 _MOST_APART = 3
-#: Standard deviations of a product by which it is kept within its range.
+#: Standard deviations between a product and the end of its range.
 _FROM_LIMIT = 3.0
-#: Elements of the block of random numbers that stands for each input while trying; a prime.
+#: Elements of the block of random numbers that replaces each input during trials; a prime.
 _PERIOD = 4099
 
 
@@ -59,7 +57,7 @@ class Near:
 
 @functools.lru_cache(maxsize=64)
 def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[str, Near] | None:
-    """Return how the floats are chosen that a stage multiplies functions of, or ``None`` where usual ones do, or none.
+    """Choose the float inputs of functions that a stage multiplies; ``None`` if usual inputs do, or none does.
 
     Examples
     --------
@@ -72,7 +70,7 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
     {'x': Near(centre=0.0, spread=0.0625)}
     """
     if _LEAST_FACTORS * _points_of_one(expr, stage) > _MOST_POINTS:
-        return None  # a search would take seconds of every check
+        return None  # a search would add seconds to every check
     trial = _Trial(expr, stage)
     if not trial.floats:
         return None
@@ -91,7 +89,7 @@ def inputs_near_one(expr: TensorExpr, stage: Stage, exponents: float) -> dict[st
 
 
 def _within(logarithms: np.ndarray, count: int, exponents: float) -> bool:
-    """Whether ``count`` factors of such binary logarithms stay in range, those on each side of one alone too."""
+    """Return whether the product of ``count`` such factors, and that of each side of one, stays in range."""
     if not np.all(np.isfinite(logarithms)):
         return False
     sides = (np.maximum(logarithms, 0.0), np.maximum(-logarithms, 0.0))
@@ -99,7 +97,7 @@ def _within(logarithms: np.ndarray, count: int, exponents: float) -> bool:
 
 
 class _Trial:
-    """Binary logarithms of a sample of the factors of one stage, on inputs of any choice."""
+    """Binary logarithms of a sample of the factors of one stage, on any choice of inputs."""
 
     def __init__(self, expr: TensorExpr, stage: Stage) -> None:
         self.expr, self.stage = expr, stage
@@ -111,7 +109,7 @@ class _Trial:
         self._small = rng.integers(0, 2, _PERIOD), rng.integers(-8, 8, _PERIOD), rng.integers(0, 16, _PERIOD)
 
     def __call__(self, chosen: Mapping[str, Near]) -> np.ndarray:
-        """Return logarithms of factors; of zeros and of what is no number, something infinite or NaN."""
+        """Return the logarithms of the factors: infinite for zeros and infinities, NaN for NaN."""
         values = {}
         for n, t in enumerate(self.expr.inputs):
             if is_float(t.dtype):
@@ -125,7 +123,7 @@ class _Trial:
 
 
 class _Repeated:
-    """An input that repeats a block; indexes like an array."""
+    """An input that repeats a block of numbers; indexed like an array."""
 
     def __init__(self, block: np.ndarray, shape: tuple[int, ...]) -> None:
         self._block, self._shape = block, shape
@@ -138,7 +136,7 @@ class _Repeated:
 
 
 def _read_floats(expr: TensorExpr, stage: Stage) -> list[str]:
-    """Return the float inputs that a stage reads, itself or through others."""
+    """Return the float inputs that a stage reads, directly or through other stages."""
     made = {s.name: s for s in expr.stages}
     left, seen = [stage], {stage.name}
     found: list[str] = []
@@ -155,13 +153,13 @@ def _read_floats(expr: TensorExpr, stage: Stage) -> list[str]:
 
 
 def _points_of_one(expr: TensorExpr, stage: Stage) -> int:
-    """Return the points of other stages that one factor may take, roughly."""
+    """Return roughly the number of points of other stages that one factor depends on."""
     before = itertools.takewhile(lambda s: s is not stage, expr.stages)
     return math.prod(math.prod(a.extent for a in s.reduction_axes) for s in before)
 
 
 def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
-    """Yield centres that are worth a trial: those of the list, and those between them where factors cross one."""
+    """Yield the centres worth a trial: the listed ones, and those between them where the factors cross one."""
     names = trial.floats
     yield from _along(trial, lambda c: dict.fromkeys(names, c))
     if 1 < len(names) <= _MOST_APART:
@@ -170,10 +168,10 @@ def _centres(trial: _Trial) -> Iterator[dict[str, float]]:
 
 
 def _along(trial: _Trial, path: Callable[[float], dict[str, float]]) -> Iterator[dict[str, float]]:
-    """Yield the centres of a path from one number to all inputs' centres."""
+    """Yield the centres along a path that maps one number to the centres of all inputs."""
 
     def mean(c: float) -> float:
-        with np.errstate(invalid="ignore"):  # infinities of either sign: no centre
+        with np.errstate(invalid="ignore"):  # infinities of both signs give no centre
             return float(np.mean(trial({n: Near(x, 0.0) for n, x in path(c).items()})))
 
     found = [(c, mean(c)) for c in _CENTRES]

@@ -1,9 +1,7 @@
-"""Which sizes of an expression may grow with zeros, and the expression with another size.
+"""Sizes of an expression that may grow by zero padding, and the expression with another size.
 
-Axes and dimensions that an index ties together have one size: the inner size of a product is an axis and a dimension of
-both operands. Such a size may grow where every index that moves with it is an axis alone: then what is new in the
-tensors is a border, and a border of zeros leaves the old elements of the results as they were. A reduction keeps its
-sum where every new term is a product with such a zero.
+Axes and dimensions that share an index have one size. It may grow if each of its indices is a bare axis: zero borders
+leave the old results unchanged. A reduction keeps its sum if every new term has a zero factor.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from roller.errors import ExprError
 from roller.expr.scalar import Call, Cast, Index, IndexValue, Load, Scalar, walk
 from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
 
-#: A node of what is tied together: an axis of a stage, or a dimension of a tensor by its position.
+#: A node of the union-find structure: an axis of a stage, or a dimension of a tensor by its position.
 _Node = tuple[str, str | int]
 
 
@@ -27,11 +25,11 @@ class Size:
     Parameters
     ----------
     extent
-        As it is (elements).
+        Current size (elements).
     axes
         Stage and axis of every loop over it.
     dims
-        Tensor and position of every dimension of it.
+        Tensor and position of every dimension of this size.
     reduced
         Whether a stage sums over it.
     """
@@ -48,7 +46,7 @@ class Size:
 
 
 def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
-    """Return the sizes of an expression that may grow with zeros, in the order of their axes."""
+    """Return the sizes of an expression that may grow by zero padding, in the order of their axes."""
     ties, stuck = _Ties(), set[_Node]()
     given = {t.name for t in expr.inputs}
     for stage in expr.stages:
@@ -63,11 +61,9 @@ def growing_sizes(expr: TensorExpr) -> tuple[Size, ...]:
 
 
 def resized(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
-    """Return the expression with another extent of one of its :func:`growing_sizes`.
-
-    With the new elements of its inputs zero, the first elements of its results are those of ``expr``, as long as what
-    multiplies such a zero is finite.
-    """
+    """Return the expression with one of its :func:`growing_sizes` enlarged to ``extent``."""
+    # With zeros in the new elements of the inputs, the old elements of the results do not change, provided that the
+    # factors of these zeros are finite.
     if extent < size.extent:
         raise ExprError(
             f"{expr.name}: {size.name}: expected an extent of at least {size.extent}, got {extent}. Sizes only grow."
@@ -90,17 +86,15 @@ def of_extent(expr: TensorExpr, size: Size, extent: int) -> TensorExpr:
 
 
 def is_open(expr: TensorExpr, size: Size) -> bool:
-    """Whether a size is the first dimension of whatever has it, of an input too, and one axis of every stage.
-
-    The place of an element then does not depend on the extent, and no two axes of one loop nest are cut by it.
-    """
+    """Return whether a size is the first dimension of all its tensors, one of them an input, and one axis per stage."""
+    # The position of an element then does not depend on the extent, and no loop nest iterates over it twice.
     stages, inputs = [stage for stage, _ in size.axes], {t.name for t in expr.inputs}
     first = all(position == 0 for _, position in size.dims)
     return first and not size.reduced and len(set(stages)) == len(stages) and any(t in inputs for t, _ in size.dims)
 
 
 class _Ties:
-    """Sets of nodes that have one size."""
+    """Union-find of the nodes that have one size."""
 
     def __init__(self) -> None:
         self._above: dict[_Node, _Node] = {}
@@ -123,7 +117,7 @@ def _nodes(expr: TensorExpr) -> Iterator[_Node]:
 
 
 def _tie(stage: Stage, expr: TensorExpr, ties: _Ties, stuck: set[_Node]) -> None:
-    """Tie the axes of a stage to the dimensions they index; what is indexed otherwise is stuck."""
+    """Tie the axes of a stage to the dimensions they index; nodes indexed otherwise become stuck."""
     reads = [(n.tensor, n.index) for n in walk(stage.body) if isinstance(n, Load)]
     for tensor, index in (*reads, (stage.output.name, stage.store)):
         shape = expr.tensors[tensor].shape
@@ -142,7 +136,7 @@ def _tie(stage: Stage, expr: TensorExpr, ties: _Ties, stuck: set[_Node]) -> None
 
 
 def _alone(index: Index, stage: Stage) -> str | None:
-    """Return the axis that an index is, beside axes of one element; ``None`` where it is none."""
+    """Return the axis that an index equals, apart from unit axes, or ``None``."""
     moving = Index(tuple(t for t in index.terms if stage.extents[t.axis] > 1) or index.terms, index.const)
     return next((a for a in moving.axes if moving.is_axis(a)), None)
 
@@ -152,12 +146,12 @@ def _moving(stage: Stage, index: Index) -> set[_Node]:
 
 
 def _adds_zeros(stage: Stage, axis: str, given: set[str]) -> bool:
-    """Whether a stage sums along an axis what is zero wherever the inputs along it are."""
+    """Return whether the new terms of a sum along an axis are zero if the inputs are zero there."""
     return stage.combiner == "sum" and _vanishes(stage.body, axis, given)
 
 
 def _vanishes(body: Scalar, axis: str, given: set[str]) -> bool:
-    """Whether a value is zero where one of the ``given`` tensors is zero along an axis, and all else is finite."""
+    """Return whether a value is zero if one of the ``given`` tensors is zero along an axis and the rest is finite."""
     if isinstance(body, Load):
         zero_beyond = not body.guard or body.outside == 0.0
         return body.tensor in given and zero_beyond and any(i.is_axis(axis) for i in body.index)
@@ -167,7 +161,7 @@ def _vanishes(body: Scalar, axis: str, given: set[str]) -> bool:
 
 
 def _size(nodes: list[_Node], expr: TensorExpr) -> Size | None:
-    """Return what nodes of one set are; ``None`` where no loop is over them."""
+    """Return the size of a set of tied nodes, or ``None`` if no loop iterates over it."""
     stages = {s.name: s for s in expr.stages}
     axes = tuple((n, a) for n, a in nodes if isinstance(a, str))
     if not axes:

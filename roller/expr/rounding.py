@@ -1,9 +1,7 @@
-"""What arithmetic may make of a number: enclosures, and how storing in a dtype widens them.
+"""Enclosures of the values that correct kernels may compute, and the rounding of each dtype.
 
-An :class:`Enclosed` says what a correct kernel may hold in place of an exact value. A correctly rounded operation may
-keep more digits than its dtype (fused multiply-add, half precision computed in single) or round, so that an enclosure
-holds both: a value that the dtype can represent stays a point. Results below the smallest normal number may be zero
-(flushed), those beyond the largest an infinity. Where anything may come out, NaN included, both ends are infinite.
+A correct kernel may keep more digits than its dtype has (fused multiply-add, half precision computed in single) or
+round; enclosures hold both. Subnormal results may be zero, overflow is infinite, unknown results have infinite ends.
 """
 
 from __future__ import annotations
@@ -19,30 +17,27 @@ from roller.expr.scalar import Call, Load, Scalar
 
 #: Distance from one to the next number.
 EPS = {name: DTYPES[name].epsilon for name in FLOATS}
-#: Numbers below may be stored as zero.
+#: Magnitudes below this value may be stored as zero.
 FLUSHED = {name: DTYPES[name].flushed for name in FLOATS}
-#: Least number with all digits of its dtype.
+#: Smallest normal number.
 NORMAL = {name: DTYPES[name].smallest_normal for name in FLOATS}
-#: Dtypes that a conversion to rounds for good, whatever else is computed in.
+#: Dtypes whose conversions always round, in whatever dtype the kernel computes.
 NARROW = NARROW_FLOATS
 _LOGICAL = ("eq", "lt", "le", "isnan")
-#: Functions computed in floating point whatever they are given.
+#: Functions computed in floating point for operands of any dtype.
 _REAL = frozenset((
     "div", "exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil", "trunc", "round", "sin",
     "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
 ))  # fmt: skip
-#: A float64 operation of the reference is rounded as the kernel's is: twice the error of one.
+#: Both the reference and the kernel round a float64 operation, which doubles the error.
 _REFERENCE_ULPS = 2.0
-#: Relative distance by which a value may have moved before it is rounded to a dtype that is computed in float32.
+#: Relative error that a value may have before it is rounded from float32 to a narrow dtype.
 _TWICE = 2.0**-22
 
 
 @dataclass(frozen=True)
 class Enclosed:
-    """Exact values, and the ends between which a correct kernel's values lie; all of one shape.
-
-    Where nothing may differ, ``low`` and ``high`` are ``value`` itself.
-    """
+    """Exact values, and bounds of a correct kernel's values, of one shape; ends of a point are ``value`` itself."""
 
     value: Any
     low: Any
@@ -50,24 +45,21 @@ class Enclosed:
 
     @classmethod
     def point(cls, value: Any) -> Enclosed:
-        """Return values that every correct kernel has exactly."""
+        """Return values that every correct kernel computes exactly."""
         return cls(value, value, value)
 
     @property
     def is_point(self) -> bool:
-        """Whether nothing may differ."""
+        """Whether every correct kernel computes exactly ``value``."""
         return self.low is self.value and self.high is self.value
 
     @property
     def unknown(self) -> Any:
-        """Where anything may come out."""
+        """Mask of elements for which any value is correct."""
         return np.isneginf(self.low) & np.isposinf(self.high)
 
     def decides(self, dtype: str) -> np.ndarray:
-        """Return where a wrong result of ``dtype`` can be told from a right one.
-
-        It cannot where there is no number, where a result may overflow, where it is so small that zero is as right, and
-        where anything may come out.
+        """Return the mask of elements whose correct results of ``dtype`` differ from wrong ones.
 
         Examples
         --------
@@ -75,6 +67,7 @@ class Enclosed:
         >>> rounded(Enclosed.point(value), "float16").decides("float16").tolist()
         [True, False, False, False]
         """
+        # NaN, possible overflow, results so small that zero is correct, and unknown results decide nothing.
         value, low, high = (np.asarray(a, np.float64) for a in (self.value, self.low, self.high))
         finite = np.isfinite(low) & np.isfinite(high)
         found = (finite | (np.isinf(value) & (low == value) & (high == value))) & ~np.isnan(value)
@@ -84,20 +77,20 @@ class Enclosed:
         return np.asarray(found & ~vanished)
 
     def wrong(self, i: int, got: Any) -> str:
-        """Say what was expected of the ``i``-th element in place of ``got``."""
+        """Return a message with the expected value of the ``i``-th element in place of ``got``."""
         reference, low, high = (np.asarray(a).reshape(-1)[i] for a in (self.value, self.low, self.high))
         bound = float(high) - float(reference) if got > reference else float(reference) - float(low)
         return f"expected {reference!r}, got {got!r}, error bound {bound:.3g}"
 
     def map(self, fn: Any) -> Enclosed:
-        """Return ``fn`` of all three arrays; for what moves elements, not what changes them."""
+        """Apply ``fn``, which may move elements but not change them, to all three arrays."""
         if self.is_point:
             return Enclosed.point(fn(self.value))
         return Enclosed(fn(self.value), fn(self.low), fn(self.high))
 
 
 def settled(value: Any, low: Any, high: Any) -> Enclosed:
-    """Return an enclosure whose ends may not be numbers: there, unless none of the three is, anything may come out."""
+    """Return an enclosure of ends that may be NaN: unbounded there, unless value and both ends are NaN."""
     odd = (np.isnan(low) | np.isnan(high)) & ~(np.isnan(low) & np.isnan(high) & np.isnan(value))
     if np.any(odd):
         low, high = np.where(odd, -np.inf, low), np.where(odd, np.inf, high)
@@ -105,7 +98,7 @@ def settled(value: Any, low: Any, high: Any) -> Enclosed:
 
 
 def wider(one: str, other: str) -> str:
-    """Return the dtype an operation on both is computed in, as TVM promotes operands.
+    """Return the dtype that an operation on both is computed in, as TVM promotes operands.
 
     Examples
     --------
@@ -129,7 +122,7 @@ def computed_in(node: Scalar, dtypes: Mapping[str, str]) -> str:
 
 
 def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
-    """Return the dtype a function is computed in, from those of its operands.
+    """Return the dtype a function is computed in, from the dtypes of its operands.
 
     Examples
     --------
@@ -149,7 +142,7 @@ def dtype_of_call(fn: str, kinds: Sequence[str]) -> str:
 
 
 def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
-    """Return what an operation in ``dtype`` may make of the exact result ``e``; of integers, ``e`` itself."""
+    """Return the bounds of an operation in ``dtype`` whose exact result is ``e``; integers are exact."""
     if not is_float(dtype):
         return e
     if e.is_point and not ulps:
@@ -166,7 +159,7 @@ def rounded(e: Enclosed, dtype: str, ulps: float = 0.0) -> Enclosed:
 
 
 def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
-    """Return what conversion to a narrow float makes of ``e``: rounded numbers only, unlike of operations there.
+    """Return the bounds of ``e`` after conversion to a narrow float, which always rounds.
 
     Examples
     --------
@@ -174,7 +167,7 @@ def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
     1.0
     """
     value, low, high = (np.asarray(a, np.float64) for a in (e.value, e.low, e.high))
-    twice = source in ("float64", "int32", "uint32", "int64", "uint64")  # to float32 first, where it goes by that
+    twice = source in ("float64", "int32", "uint32", "int64", "uint64")  # the conversion may go through float32
     if e.is_point and not twice and _normal(value, to):
         return Enclosed.point(stored(value, to))
     low, high = _apart(low, high, _TWICE) if twice else (low, high)
@@ -182,7 +175,7 @@ def narrowed(e: Enclosed, source: str, to: str) -> Enclosed:
 
 
 def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
-    """Return both ends moved apart where numbers may be flushed to zero."""
+    """Return both ends widened where numbers may be flushed to zero."""
     flushed = FLUSHED[dtype]
     small = (low < flushed) & (high > -flushed) & ((low != 0) | (high != 0))
     if not np.any(small):
@@ -191,25 +184,25 @@ def _flushed(low: Any, high: Any, dtype: str) -> tuple[Any, Any]:
 
 
 def _normal(value: Any, dtype: str) -> bool:
-    """Whether no number of an array may be flushed to zero."""
+    """Return whether no number of an array may be flushed to zero."""
     return bool(np.all((value == 0) | (np.abs(value) >= FLUSHED[dtype]) | np.isnan(value)))
 
 
 def _apart(low: Any, high: Any, relative: float) -> tuple[Any, Any]:
-    """Return both ends moved outwards by ``relative`` of their magnitudes; infinite ones stay."""
+    """Return both ends moved outwards by ``relative`` of their magnitudes; infinite ends stay."""
     down = np.where(np.isfinite(low), low - relative * np.abs(low), low)
     return down, np.where(np.isfinite(high), high + relative * np.abs(high), high)
 
 
 def holds(dtype: str, e: Enclosed) -> Any:
-    """Whether integers of ``dtype`` hold everything from ``e.low`` to ``e.high``."""
+    """Return whether integers of ``dtype`` represent everything from ``e.low`` to ``e.high``."""
     low, high = (0, 1) if dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-    # 2**63 is the stored float64 to the largest int64, and does not fit.
+    # The float64 nearest to the largest int64 is 2**63, which does not fit.
     return (e.low > low - 1.0) & (e.high < high + 1.0) & (e.low >= float(low)) & (e.high < float(high) + 1.0)
 
 
 def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
-    """Error over bound per element; what the enclosure holds gives at most 1, the reference itself 0."""
+    """Return error over bound of each element: at most 1 inside the enclosure, 0 for the reference itself."""
     reference = np.asarray(e.value)
     whole_numbers = np.issubdtype(got.dtype, np.integer) or got.dtype == np.bool_
     if whole_numbers and e.is_point:
@@ -221,7 +214,7 @@ def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
         room = np.where(above, high - reference, reference - low)
         ratio = np.abs(value - reference) / room
         within = (value >= low) & (value <= high)
-        # Ends are rounded too: what lies between them is right whatever the quotient.
+        # The ends are rounded too: a value between them is correct for any quotient.
         ratio = np.where(within, np.minimum(np.where(np.isnan(ratio), 0.0, ratio), 1.0), np.maximum(ratio, 1.0 + 1e-9))
     same = (value == reference) | (np.isnan(value) & (np.isnan(reference) | e.unknown)) | e.unknown
     ratio = np.where(same, 0.0, ratio)
@@ -229,6 +222,6 @@ def ratios(got: np.ndarray, e: Enclosed) -> np.ndarray:
 
 
 def widest(found: Any) -> np.ndarray:
-    """Return elements as the reference computes with them."""
+    """Return elements in the dtype the reference computes in."""
     array = np.asarray(found)
     return array.astype(np.int64 if array.dtype.kind in "iub" else np.float64)

@@ -1,7 +1,7 @@
-"""Runs: how far a grouped axis walks a tensor at a constant distance.
+"""Runs: how far a grouped axis moves through a tensor with a constant stride.
 
-An axis ``n*ho*wo`` of a grouped form is quasi-affine in memory: inside one image its elements are neighbours, at the
-next image the address jumps. Code that knows the length of a run copies and stores whole vectors between the jumps.
+An axis ``n*ho*wo`` of a grouped form is contiguous within one image and jumps at the next. Code that knows the length
+of a run copies and stores whole vectors between the jumps.
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from roller.expr.scalar import Index
 
 @dataclass(frozen=True)
 class Run:
-    """``length`` elements of an axis, from every multiple of ``length``, are ``step`` elements apart in memory."""
+    """A run of ``length`` elements from every multiple of ``length``, ``step`` elements apart in memory."""
 
     length: int
     step: int
 
 
 def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> Run | None:
-    """Return runs of ``axis`` through a tensor; ``None`` where the tensor does not depend on it.
-
-    They hold for every value of the other axes. All terms of the axis count: of ``a//6 - a//9`` both jump, and neither
-    keeps the runs of the other.
+    """Return the runs of ``axis`` through a tensor for any values of the other axes; ``None`` if it is not indexed.
 
     Examples
     --------
@@ -43,15 +40,16 @@ def run_along(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
     if axis not in place.axes:
         return None
     terms = simplified(Index(tuple(t for t in place.terms if t.axis == axis)), {axis: extent}).terms
-    # A quotient stands still between multiples of its divisor, a remainder grows with the axis between those of its
-    # modulus: where every term does, from every multiple of the number that divides them all, the address walks evenly.
+    # A quotient is constant between multiples of its divisor, and a remainder is affine between multiples of its
+    # modulus, so the address is affine between multiples of their greatest common divisor: of ``a//6 - a//9`` both
+    # terms jump.
     jumps = (t.div if t.div > 1 else t.mod for t in terms)
     length = math.gcd(*jumps) or extent
     return Run(min(length, extent), sum(t.coef for t in terms if t.div == 1))
 
 
 def lane_stride(index: Sequence[Index], shape: Sequence[int], axis: str) -> int | None:
-    """Return the elements between two neighbours along ``axis``; ``None`` where their distance changes.
+    """Return the elements between two neighbours along ``axis``, or ``None`` if the distance varies.
 
     Examples
     --------

@@ -1,8 +1,7 @@
-"""Scalar expression tree: what one point of a stage computes.
+"""The scalar expression tree that one point of a stage computes; nodes are frozen, hashable and free of TVM.
 
-The tree is the only description of the arithmetic: the float64 reference evaluates it, the
-performance model counts its instruction classes, and code generation prints it. Nodes are
-frozen, hashable and free of TVM.
+The float64 reference evaluates the tree, the performance model counts its instruction classes, and code generation
+prints it.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Index:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """Names of the axes read, each once, in order of the terms."""
+        """Names of the axes in the index, each once, in the order of the terms."""
         return tuple(dict.fromkeys(t.axis for t in self.terms))
 
     def is_axis(self, name: str) -> bool:
@@ -55,10 +54,8 @@ class Index:
         return self.const == 0 and self.terms == (Term(name),)
 
     def is_digits(self, extents: Mapping[str, int]) -> bool:
-        """Whether axes of ``extents`` write the index like a number: no two points of theirs share a position.
-
-        ``16 * block + inner`` with 16 inner elements is; a sliding window ``out + kernel`` is not.
-        """
+        """Return whether the axes are digits of the index, so that no two points share a position."""
+        # ``16 * block + inner`` with 16 inner elements is; a sliding window ``out + kernel`` is not.
         reach = 0
         for t in sorted(self.terms, key=lambda t: abs(t.coef)):
             if not t.is_affine or t.axis not in extents or t.coef <= reach:
@@ -79,7 +76,7 @@ class Index:
         return total
 
     def range(self, extents: Mapping[str, int]) -> tuple[int, int]:
-        """Smallest and largest value over the box ``0 <= axis < extents[axis]`` (conservative)."""
+        """Return the smallest and largest value over the box ``0 <= axis < extents[axis]`` (conservative)."""
         low = high = self.const
         for t in self.terms:
             top = (extents[t.axis] - 1) // t.div
@@ -114,7 +111,7 @@ class Const:
 
 @dataclass(frozen=True)
 class Load:
-    """One element of ``tensor``; ``outside`` where a guard fails (the padding value)."""
+    """One element of ``tensor``, or ``outside`` (the padding value) where a guard fails."""
 
     tensor: str
     index: tuple[Index, ...]
@@ -158,35 +155,35 @@ Scalar: TypeAlias = Const | Load | IndexValue | Cast | Call
 
 
 def _erf(x: np.ndarray) -> np.ndarray:
-    """Error function in float64 (NumPy has none); ``math.erf`` is correctly rounded enough."""
+    """Return the error function in float64, which NumPy lacks, by ``math.erf``."""
     flat = np.asarray(x, dtype=np.float64)
     return np.array([math.erf(v) for v in flat.ravel()], dtype=np.float64).reshape(flat.shape)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
-    """Logistic function that does not overflow for large negative arguments."""
+    """Return the logistic function without overflow for large negative arguments."""
     e = np.exp(-np.abs(x))
     return np.asarray(np.where(x >= 0, 1.0 / (1.0 + e), e / (1.0 + e)))
 
 
 def _truncated_quotient(a: Any, b: Any) -> Any:
-    """Integer division towards zero, as C has it; exact, and 0 where the divisor is (hardware traps)."""
+    """Return the integer quotient towards zero, as in C, and 0 for division by zero (hardware traps)."""
     a, b = np.asarray(a), np.asarray(b)
     divisor = np.where(b == 0, 1, b)
-    with np.errstate(over="ignore"):  # the least number by -1 wraps around
+    with np.errstate(over="ignore"):  # the least integer divided by -1 wraps around
         down = a // divisor
-        # Rounded down is one too low where signs differ and something is left; the least number has no magnitude.
+        # The floor is one too low if signs differ and the remainder is not zero; the least integer has no magnitude.
         up = (down * divisor != a) & ((a < 0) != (divisor < 0))
     return np.where(b == 0, 0, down + up)
 
 
 def _remainder(a: Any, b: Any) -> Any:
-    """Remainder of :func:`_truncated_quotient`, 0 by zero."""
+    """Return the remainder of :func:`_truncated_quotient`, or 0 for division by zero."""
     return np.where(np.asarray(b) == 0, 0, a - _truncated_quotient(a, b) * b)
 
 
 def _integer(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``fn`` on integers, whatever evaluation holds them as."""
+    """Return ``fn`` with its operands converted to int64."""
     return lambda *args: fn(*(np.asarray(a).astype(np.int64) for a in args))
 
 
@@ -246,7 +243,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 def walk(node: Scalar) -> Iterator[Scalar]:
-    """Yield ``node`` and everything below it, parents first."""
+    """Yield ``node`` and all nodes below it, parents first."""
     left = [node]
     while left:
         node = left.pop()
@@ -284,9 +281,7 @@ def map_indices(node: Scalar, fn: Callable[[Index], Index]) -> Scalar:
 
 
 def instruction_mix(node: Scalar, combiner: str | None) -> dict[str, float]:
-    """Count instructions per class for one point, the combiner's step included.
-
-    A product that feeds a ``sum`` is one fused multiply-add.
+    """Count the instructions of one point by class, with the combiner's step; a product under ``sum`` is one fma.
 
     Examples
     --------

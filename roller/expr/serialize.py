@@ -1,4 +1,4 @@
-"""JSON form of a TensorExpr: plain lists and dicts, versioned with the artifact that carries it."""
+"""The JSON form of a TensorExpr: plain lists and dicts, versioned with the artifact that contains it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def anonymous(expr: TensorExpr) -> dict[str, Any]:
             axes.setdefault(a[0], f"x{len(axes)}")
 
     def index(i: list[Any]) -> list[Any]:
-        # A sum has no order: terms are sorted so that two spellings of one index are equal.
+        # A sum has no order: terms are sorted so that two forms of one index are equal.
         return [i[0], sorted([axes.get(a, a), c, v, m] for a, c, v, m in i[1])]
 
     def scalar(n: list[Any]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Windows: reduction axes that slide along a dimension of a tensor with a spatial axis; the one definition of them."""
+"""Sliding windows: reduction axes that move along a dimension together with a spatial axis."""
 
 from __future__ import annotations
 
@@ -9,19 +9,11 @@ from roller.expr.scalar import Index, Term
 
 
 def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the axes of a dimension by whose reduction different spatial points touch the same element.
-
-    Reduction axes among them are windows, spatial ones what they slide along.
-
-    The terms of a position ``sum(coef * axis)`` fall into *digits*: sorted by coefficient, a digit ends where the
-    greatest common divisor of all further coefficients is larger than ``sum(|coef| * (extent - 1))`` of the terms so
-    far. Two points share a position only if they share it digit by digit, so a reduction axis slides only with spatial
-    axes of its own digit. Of one axis each, ``s * out + d * k``, positions meet where ``out`` has more than
-    ``lcm(s, d) / s`` points and ``k`` more than ``lcm(s, d) / d``; of more axes they are taken to meet.
+    """Return the window axes of a dimension, and the spatial axes they slide along.
 
     Examples
     --------
-    A window of three slides; one of two with step two does not, nor do blocked channels or those of groups:
+    A window of three slides. A window of two with stride two does not, nor do channels in blocks or groups:
 
     >>> of = lambda **coefs: Index(tuple(Term(a, c) for a, c in coefs.items()))
     >>> sliding_axes(of(out=1, k=1), {"out": 8}, {"k": 3})
@@ -35,6 +27,9 @@ def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str,
     """
     if len(index.terms) < 2 or not index.is_affine:
         return ()
+    # The terms of ``sum(coef * axis)`` fall into digits: sorted by coefficient, a digit ends where the greatest common
+    # divisor of all further coefficients exceeds ``sum(|coef| * (extent - 1))`` of the terms so far. Two points share a
+    # position only if they share every digit, so a reduction axis slides only with spatial axes of its own digit.
     extents = {**spatial, **reduced}
     found: list[str] = []
     for digit in _digits(index, extents):
@@ -46,7 +41,7 @@ def sliding_axes(index: Index, spatial: Mapping[str, int], reduced: Mapping[str,
 
 
 def _digits(index: Index, extents: Mapping[str, int]) -> list[list[Term]]:
-    """Return the terms that move, digit by digit, the least significant first."""
+    """Return the terms of non-unit axes grouped by digit, least significant first."""
     coefs: dict[str, int] = {}
     for t in index.terms:
         coefs[t.axis] = coefs.get(t.axis, 0) + t.coef
@@ -62,6 +57,8 @@ def _digits(index: Index, extents: Mapping[str, int]) -> list[list[Term]]:
 
 
 def _meet(out: Term, tap: Term, extents: Mapping[str, int]) -> bool:
-    """Whether two different points of both axes share a position."""
+    """Return whether two different points of both axes share a position: the axes reach ``lcm(s, d)``."""
+    # ``s * out + d * k`` repeats if ``out`` has more than ``lcm(s, d) / s`` points and ``k`` more than ``lcm(s, d) /
+    # d``.
     step = math.lcm(out.coef, tap.coef)
     return step // abs(out.coef) < extents[out.axis] and step // abs(tap.coef) < extents[tap.axis]

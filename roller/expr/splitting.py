@@ -1,8 +1,7 @@
-"""Canonical forms: an axis that is divided everywhere by the same number becomes two axes.
+"""Canonical form: an axis that every access divides by the same number becomes two axes.
 
-Filters of a grouped convolution read the channels of their group, ``X[channels * (f // filters) + c]``. As one axis
-``f`` no two filters of a tile are known to share an operand; as group and filter within it the same sum is a batch of
-products, and is tiled and priced like any other. Tensors are re-shaped with it: the arrays do not move.
+Filters of a grouped convolution read ``X[channels * (f // filters) + c]``. Split into a group and a filter within it,
+the sum is a batch of products, which is tiled and priced as any other; element order is unchanged.
 """
 
 from __future__ import annotations
@@ -15,15 +14,12 @@ from dataclasses import replace
 from roller.expr.scalar import Index, IndexValue, Load, Scalar, Term, map_indices, transform, walk
 from roller.expr.tensor_expr import Axis, Stage, Tensor, TensorExpr
 
-#: The two indices a dimension is split into, by tensor and dimension, with the extents of the new dimensions.
+#: Extents of the two dimensions that a dimension is split into, by tensor and dimension.
 _Dimensions = Mapping[tuple[str, int], tuple[int, ...]]
 
 
 def split_axes(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with every axis ``f`` that is read as ``f // d`` or whole split in two.
-
-    The new axes are named ``f/d`` and ``f%d``. An axis stays as it is where ``d`` does not divide it, where it is
-    divided by several numbers or its remainder is read (blocks of channels), or where a bound or a position reads it.
+    """Return ``expr`` with every axis ``f`` that is read only as ``f`` or ``f // d`` split into ``f/d`` and ``f%d``.
 
     Examples
     --------
@@ -40,12 +36,12 @@ def split_axes(expr: TensorExpr) -> TensorExpr:
     return expr
 
 
-#: What code generation marks names of its own by: coordinates within a tile, lanes, digits of an axis.
+#: Marks of the names that code generation makes: coordinates within a tile, lanes, digits of an axis.
 _MARKS = re.compile(r"[.@]|//")
 
 
 def plain_axes(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with no axis named like what code generation makes of another one (``i.inner`` beside ``i``).
+    """Rename axes whose names code generation would make from another axis (``i.inner`` next to ``i``).
 
     Examples
     --------
@@ -78,7 +74,7 @@ def names_of_axes(expr: TensorExpr) -> set[str]:
 
 
 def fresh_axis(name: str, taken: Container[str]) -> str:
-    """Return a name for a new axis: ``name``, marked where an axis, one a person named, already bears it.
+    """Return a name for a new axis: ``name``, with primes appended while it is taken.
 
     Examples
     --------
@@ -91,7 +87,7 @@ def fresh_axis(name: str, taken: Container[str]) -> str:
 
 
 def _divisor(expr: TensorExpr, axis: Axis) -> int:
-    """Return what an axis is divided by everywhere, 0 where that is nothing or not one divisor of it."""
+    """Return the one divisor of an axis in all accesses, or 0 if the axis cannot be split by it."""
     indices = [i for s in expr.stages for i in (*s.store, *(i for ld in s.loads for i in ld.index))]
     terms = [t for i in indices for t in i.terms if t.axis == axis.name and not t.is_affine]
     found = {t.div for t in terms}
@@ -103,7 +99,7 @@ def _divisor(expr: TensorExpr, axis: Axis) -> int:
 
 
 def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
-    """Return the expression with one axis split, ``None`` where an access of it cannot follow."""
+    """Return the expression with one axis split, or ``None`` if an index value or guard reads the axis."""
     outer = Axis(fresh_axis(f"{axis.name}/{by}", names_of_axes(expr)), axis.extent // by, axis.kind)
     inner = Axis(fresh_axis(f"{axis.name}%{by}", names_of_axes(expr)), by, axis.kind)
     if any(isinstance(n, IndexValue) and axis.name in n.index.axes for s in expr.stages for n in walk(s.body)):
@@ -130,7 +126,7 @@ def _split(expr: TensorExpr, axis: Axis, by: int) -> TensorExpr | None:
 
 
 def _dimensions(expr: TensorExpr, stages: tuple[Stage, ...], outer: str) -> _Dimensions:
-    """Return the dimensions that every access reads as ``rest + pitch * outer`` with ``rest`` below the pitch."""
+    """Return the dimensions that every access reads as ``rest + pitch * outer`` with ``rest < pitch``."""
     found: dict[tuple[str, int], tuple[int, ...] | None] = {}
     for s in stages:
         extents = {a.name: a.extent for a in s.axes}
@@ -147,7 +143,7 @@ def _access(load: Load) -> tuple[str, tuple[Index, ...], set[Index]]:
 
 
 def _pitch(index: Index, outer: str, extents: Mapping[str, int], size: int) -> tuple[int, int] | None:
-    """Return the extents a dimension of ``size`` elements splits into at an index, ``None`` where it does not."""
+    """Return the two extents that a dimension of ``size`` elements splits into at an index, or ``None``."""
     pitch = sum(t.coef for t in index.terms if t.axis == outer)
     rest = [t for t in index.terms if t.axis != outer]
     if pitch < 2 or index.const or any(not t.is_affine or t.coef < 0 for t in rest):

@@ -1,9 +1,7 @@
-"""An expression with other extents of some of its axes: what an axis moves along goes with it.
+"""Change the extents of axes of an expression, with all axes, dimensions and guards that depend on them.
 
-An axis of a convolution's output determines the image: ``2 * y + k - 1`` reaches two elements further for every output
-more. So the dimension of a tensor grows by what every index along it grows by, an axis that is a dimension grows with
-it, and a guard that ends with a dimension ends with it still. All else stays as it is. Where two accesses ask for
-different extents, or where an index or a guard says something else, no one answer is right, and none is given.
+An output axis of a convolution determines the image: ``2 * y + k - 1`` reaches two elements further per output. An
+axis whose extent does not determine all others is refused.
 """
 
 from __future__ import annotations
@@ -18,23 +16,19 @@ from roller.expr.tensor_expr import REDUCTION, Axis, Stage, Tensor, TensorExpr
 
 #: A stage's axis by name, or a tensor's dimension by position.
 _Node = tuple[str, str | int]
-#: Constants of a sum's terms that depend on no extent.
+#: Constants in the terms of a sum that depend on no extent.
 _NEUTRAL = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """What moves with one axis of an expression.
+    """The axes and dimensions that grow with one axis of an expression.
 
     Parameters
     ----------
-    expr
-        The expression.
-    axis
-        Name of the axis.
     rates
-        Elements by which every axis (stage, name) and dimension (tensor, position) grows for one more of ``axis``;
-        nothing of what stays.
+        Elements by which each axis (stage, name) and dimension (tensor, position) grows per element of ``axis``; absent
+        if it does not grow.
     """
 
     expr: TensorExpr
@@ -48,13 +42,13 @@ class Stretch:
 
     @property
     def inputs(self) -> dict[tuple[int, int], int]:
-        """Rates of the dimensions of inputs: by the input's position and the dimension's."""
+        """Rates of the dimensions of the inputs, by the positions of the input and of the dimension."""
         names = {t.name: n for n, t in enumerate(self.expr.inputs)}
         return {(names[t], d): r for (t, d), r in self.rates.items() if t in names and isinstance(d, int)}
 
 
 def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
-    """Return what moves with an axis.
+    """Return the axes and dimensions that grow with an axis.
 
     Examples
     --------
@@ -79,7 +73,7 @@ def stretch_of(expr: TensorExpr, axis: str) -> Stretch:
 
 
 def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], extents: Mapping[str, int]) -> TensorExpr:
-    """Return the expression with other extents of axes, given what moves with each."""
+    """Return the expression with other extents of axes, given the stretch of each."""
     more: dict[_Node, int] = {}
     for move in moves:
         for node, rate in move.rates.items():
@@ -102,7 +96,7 @@ def at_extents(expr: TensorExpr, moves: list[Stretch] | tuple[Stretch, ...], ext
 
 
 def _moved(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
-    """Return a load whose guards end with the dimensions that they ended with."""
+    """Return a load whose guards end at the same dimensions as before."""
 
     def bound(b: Bound) -> Bound:
         d = _dimension(b, load, expr)
@@ -112,14 +106,14 @@ def _moved(load: Load, expr: TensorExpr, more: Mapping[_Node, int]) -> Load:
 
 
 def _dimension(bound: Bound, load: Load, expr: TensorExpr) -> int | None:
-    """Return the dimension that a guard ends with."""
+    """Return the dimension at whose end a guard ends, or ``None``."""
     shape = expr.tensors[load.tensor].shape
     same = (d for d, i in enumerate(load.index) if i == bound.index and shape[d] == bound.high)
     return next(same, None)
 
 
 def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
-    """Yield what is read and written: stage, tensor, dimension and its index."""
+    """Yield every index that is read or written: stage, tensor, dimension and index."""
     for s in expr.stages:
         for load in s.loads:
             yield from ((s, load.tensor, n, i) for n, i in enumerate(load.index))
@@ -127,7 +121,7 @@ def _accesses(expr: TensorExpr) -> Iterator[tuple[Stage, str, int, Index]]:
 
 
 def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mapping[_Node, int]) -> int:
-    """Return by how many elements an index reaches further."""
+    """Return the elements by which an index reaches further."""
     moving = [t for t in index.terms if (stage.name, t.axis) in rates]
     if any(not t.is_affine or t.coef < 0 for t in moving):
         raise _unclear(expr, axis, f"stage '{stage.name}' divides it, or counts it backwards")
@@ -135,7 +129,7 @@ def _rate(expr: TensorExpr, axis: str, stage: Stage, index: Index, rates: Mappin
 
 
 def _spread(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
-    """Take what moves one step further; return whether anything did."""
+    """Add one more axis or dimension that grows; return whether there was one."""
     for stage, tensor, position, index in _accesses(expr):
         rate, known = _rate(expr, axis, stage, index, rates), rates.get((tensor, position), 0)
         if rate and not known:
@@ -149,14 +143,14 @@ def _spread(expr: TensorExpr, axis: str, rates: dict[_Node, int]) -> bool:
 
 
 def _check(expr: TensorExpr, axis: str, stage: Stage, rates: Mapping[_Node, int]) -> None:
-    """Make sure that guards, and constants of what is summed, mean the same at all extents."""
+    """Check that guards, and constants in reductions, mean the same at all extents."""
     for load in stage.loads:
         for b in load.guard:
             moves = any((stage.name, t.axis) in rates for t in b.index.terms)
             if moves and (b.low > 0 or _dimension(b, load, expr) is None):
                 raise _unclear(expr, axis, f"'{load.tensor}' is guarded by more than its ends")
     summed = [a for a in stage.axes if a.kind == REDUCTION and (stage.name, a.name) in rates]
-    if any(a.extent == 1 for a in summed):  # the factor of a mean is 1 there, and was left out
+    if any(a.extent == 1 for a in summed):  # the factor of a mean is 1 then, and was left out
         raise _unclear(expr, axis, "it is summed over, and of one element a sum and a mean are the same")
     if summed:
         for s in expr.stages:

@@ -1,11 +1,4 @@
-"""TensorExpr: a small frozen DAG of stages over named axes.
-
-A stage writes one tensor. Its store index maps the spatial axes to the tensor's dimensions
-(the identity unless axes were fused or grouped); its body is a scalar tree over loads; an
-optional combiner reduces over the reduction axes. Axis names are shared between the stages of
-one expression: an axis of the same name means the same coordinate, which is what lets fusion and
-tiling act on all stages at once.
-"""
+"""TensorExpr: a small frozen DAG of stages over named axes, which the stages of one expression share."""
 
 from __future__ import annotations
 
@@ -27,10 +20,11 @@ from roller.expr.scalar import Index, Load, Scalar, loads
 
 SPATIAL, REDUCTION = "spatial", "reduction"
 
-#: Elements of a tensor and points of a stage at most: counts and bytes, padded on every axis, stay below 2**63.
+#: Largest number of elements of a tensor or points of a stage: counts and bytes, padded on every axis, stay below
+#: 2**63.
 MOST_POINTS = 2**56
 
-#: Elements that offsets in generated kernels, 32 bits wide, reach: a tensor must have fewer.
+#: Elements that 32-bit offsets in generated kernels reach; a tensor must have fewer.
 OFFSET_ELEMENTS = 2**31
 
 
@@ -43,7 +37,7 @@ class Axis:
     kind: str = SPATIAL
 
     def __post_init__(self) -> None:
-        """Reject extents no loop can have."""
+        """Reject extents that no loop can have."""
         if not isinstance(self.extent, (int, np.integer)) or isinstance(self.extent, bool):
             raise ExprError(
                 f"axis '{self.name}': expected an integer extent, got {shown(self.extent)}. Give concrete shapes; "
@@ -62,7 +56,7 @@ class Tensor:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        """Reject shapes and dtypes no array can have; a dtype has one name."""
+        """Reject invalid shapes and unknown dtypes, and replace an alias of a dtype by its name."""
         object.__setattr__(self, "dtype", canonical(self.dtype))
         if self.dtype not in DTYPE_BYTES:
             raise ExprError(
@@ -90,11 +84,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Stage:
-    """One loop nest: ``output[store] = combine over reduction axes of body``.
-
-    ``acc_dtype`` is the dtype the combiner accumulates in; the result is converted to the
-    output's dtype once.
-    """
+    """One loop nest: ``output[store] = combine over reduction axes of body``, accumulated in ``acc_dtype``."""
 
     output: Tensor
     axes: tuple[Axis, ...]
@@ -111,14 +101,14 @@ class Stage:
             raise ExprError(f"stage '{self.name}': has reduction axes but no combiner.")
 
     def __repr__(self) -> str:
-        """Name what it computes on one line; its body and indices are a tree."""
+        """Return the computation on one line."""
         from roller.expr.text import stage_text
 
         return one_line("Stage", stage_text(self))
 
     @property
     def name(self) -> str:
-        """The stage is named by the tensor it writes."""
+        """Name of the tensor that the stage writes."""
         return self.output.name
 
     @cached_property
@@ -128,7 +118,7 @@ class Stage:
 
     @cached_property
     def reduction_axes(self) -> tuple[Axis, ...]:
-        """Axes that are combined away."""
+        """Axes that the combiner reduces."""
         return tuple(a for a in self.axes if a.kind == REDUCTION)
 
     @cached_property
@@ -143,29 +133,32 @@ class Stage:
 
     @cached_property
     def points(self) -> int:
-        """Number of (spatial x reduction) points."""
+        """Number of points over all axes, spatial and reduction."""
         return int(np.prod([a.extent for a in self.axes], dtype=np.int64)) if self.axes else 1
 
 
 @dataclass(frozen=True)
 class TensorExpr:
-    """What the constructor knows about an operator; frozen, hashable and free of TVM.
+    """Tensor expression of an operator: frozen, hashable and free of TVM.
+
+    Each stage writes one tensor. Its store index maps the spatial axes to the tensor's dimensions; its body is a scalar
+    tree over loads; an optional combiner reduces over the reduction axes. Axes of one name in several stages are the
+    same coordinate, so fusion and tiling act on all stages at once.
 
     Parameters
     ----------
     name
-        A label for people (``"matmul"``); never used for a decision and not part of ``key``.
+        Label for messages and reports (``"matmul"``); never used for a decision and not part of ``key``.
     inputs
-        Tensors the caller passes, in call order.
+        Tensors that the caller passes, in call order.
     stages
         Loop nests in topological order; the last ones write the outputs.
     outputs
         Names of the result tensors.
     allow_padding
-        ``False`` forbids padding any axis in the upper layers (the expression is then tiled only by
-        divisors).
+        ``False`` forbids padding of any axis in the upper layers, so that only divisors are tile sizes.
     propagate_nan
-        Whether a maximum or minimum of NaN and a number is NaN, as in NumPy and PyTorch; where ``False``, kernels may
+        Whether a maximum or minimum of NaN and a number is NaN, as in NumPy and PyTorch; if ``False``, kernels may
         return either (``ConstructOptions.propagate_nan``).
     """
 
@@ -175,7 +168,7 @@ class TensorExpr:
     outputs: tuple[str, ...]
     allow_padding: bool = True
     propagate_nan: bool = True
-    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
+    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be reused.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
@@ -197,7 +190,7 @@ class TensorExpr:
                 raise ExprError(f"{self.name}: output '{o}' is written by no stage.")
 
     def _check_sizes(self, tensors: Iterable[Tensor]) -> None:
-        """Refuse what 64-bit counts of bytes, some tiles padded, cannot hold: they would wrap around silently."""
+        """Reject sizes whose padded byte counts would overflow 64 bits and wrap around silently."""
         shapes = [(f"tensor '{t.name}'", "elements", t.shape) for t in tensors]
         shapes += [(f"stage '{s.name}'", "points", tuple(s.extents.values())) for s in self.stages]
         for where, unit, shape in shapes:
@@ -244,7 +237,7 @@ class TensorExpr:
 
     @cached_property
     def anchor(self) -> Stage:
-        """The stage that decides the tiling: the reduction with most points, else the largest stage."""
+        """The stage that determines the tiling: the reduction with the most points, else the largest stage."""
         reducing = [s for s in self.stages if s.combiner is not None]
         return max(reducing or list(self.stages), key=lambda s: s.points)
 
@@ -255,12 +248,12 @@ class TensorExpr:
 
     @cached_property
     def output_tensors(self) -> tuple[Tensor, ...]:
-        """The result tensors."""
+        """The result tensors, in the order of ``outputs``."""
         return tuple(self.tensors[o] for o in self.outputs)
 
     @cached_property
     def epilogue(self) -> Stage | None:
-        """The element-wise stage that consumes the anchor's result in place, if that is all there is."""
+        """The element-wise stage that reads the anchor's result in place, if it is the only other stage."""
         if len(self.stages) != 2 or self.stages[0] is not self.anchor:
             return None
         last = self.stages[1]
@@ -270,7 +263,7 @@ class TensorExpr:
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations, a fused multiply-add counted as two (points x operations)."""
+        """Floating-point operations of all points; a fused multiply-add counts as two."""
         from roller.expr.scalar import Call, walk
 
         total = 0
@@ -281,12 +274,12 @@ class TensorExpr:
 
     @cached_property
     def compulsory_bytes(self) -> int:
-        """Whole inputs once plus outputs once (bytes)."""
+        """Bytes of all inputs plus bytes of all outputs, each once."""
         return sum(t.nbytes for t in self.inputs) + sum(t.nbytes for t in self.output_tensors)
 
     @cached_property
     def key(self) -> str:
-        """SHA-256 of the canonical (fused) form with all names replaced by positions; computed once."""
+        """SHA-256 of the canonical (fused) form with all names replaced by positions."""
         from roller.expr.canonical import fuse_axes
         from roller.expr.serialize import anonymous
 
@@ -301,11 +294,11 @@ class TensorExpr:
         return evaluate(self, arrays, points, magnitude=magnitude)
 
     def __str__(self) -> str:
-        """Name, axes, dtypes and epilogue on one line."""
+        """Return name, axes, dtypes and epilogue on one line."""
         from roller.expr.text import expr_text
 
         return expr_text(self)
 
     def __repr__(self) -> str:
-        """Return the same as a short line: its stages are pages."""
+        """Return the same, shortened."""
         return one_line("TensorExpr", str(self))

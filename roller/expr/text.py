@@ -1,4 +1,4 @@
-"""Expressions for people: dtypes, and what a last element-wise stage computes; nothing is ever parsed from it."""
+"""Text forms of expressions for messages and reports; nothing parses them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from roller.expr.scalar import Call, Cast, Const, IndexValue, Load, Scalar
 if TYPE_CHECKING:
     from roller.expr.tensor_expr import Stage, TensorExpr
 
-#: Functions written between their arguments, and how tightly they bind.
+#: Infix functions: their operator and precedence.
 _INFIX = {"add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2)}
-#: Binds tighter than any of them.
+#: Precedence above all infix operators.
 _ATOM = 3
-#: Characters of an epilogue at most.
+#: Largest number of characters of an epilogue.
 _MOST = 48
 
 
@@ -36,7 +36,7 @@ def expr_text(expr: TensorExpr) -> str:
 
 
 def _dtypes(expr: TensorExpr) -> str:
-    """Return storage of inputs and outputs, and what the anchor combines in where that differs from both."""
+    """Return the dtypes of inputs and outputs, and the accumulator's if it differs from both."""
     read = ", ".join(dict.fromkeys(t.dtype for t in expr.inputs))
     written = ", ".join(dict.fromkeys(t.dtype for t in expr.output_tensors))
     anchor = expr.anchor
@@ -46,7 +46,7 @@ def _dtypes(expr: TensorExpr) -> str:
 
 
 def stage_text(stage: Stage) -> str:
-    """Return what a stage computes, as an assignment.
+    """Return the computation of a stage as an assignment.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def stage_text(stage: Stage) -> str:
 
 
 def scalar_text(node: Scalar) -> str:
-    """Return a scalar tree as text, indices and conversions left out.
+    """Return a scalar tree as text, without indices and conversions.
 
     Examples
     --------
@@ -73,7 +73,7 @@ def scalar_text(node: Scalar) -> str:
 
 
 def _text(node: Scalar) -> tuple[str, int]:
-    """Return the text, and how tightly its outermost function binds."""
+    """Return the text and the precedence of its outermost function."""
     if isinstance(node, Cast):
         return _text(node.arg)
     if isinstance(node, Load):
@@ -86,7 +86,7 @@ def _text(node: Scalar) -> tuple[str, int]:
         sign, binds = _INFIX[node.fn]
         left, right = (_text(a) for a in node.args)
         first = left[0] if left[1] >= binds else f"({left[0]})"
-        # What is taken away or divided by keeps its parentheses beside its equals.
+        # Subtrahends and divisors of equal precedence keep their parentheses.
         second = right[0] if right[1] > binds or (right[1] == binds and node.fn in ("add", "mul")) else f"({right[0]})"
         return f"{first} {sign} {second}", binds
     if node.fn == "max" and isinstance(node.args[1], Const) and node.args[1].value == 0:

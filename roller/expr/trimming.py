@@ -1,8 +1,7 @@
-"""Canonical forms: a reduction passes no points that always add nothing.
+"""Canonical form: reductions without the points that add nothing to any output.
 
-A window with gaps wider than the image has taps that lie in the padding wherever the window stands: 3x3 taps 24 apart
-on an image of 17x17 are one tap, and the convolution is a matrix product. What the guards of a load say about its axes
-decides that, for any sum of products with a load that is zero outside, and for any reduction whose padding is neutral.
+A window with gaps wider than the image has taps that always lie in the padding: 3x3 taps 24 apart on a 17x17 image are
+one tap, and the convolution is a matrix product.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ from roller.expr.tensor_expr import Axis, Stage, TensorExpr
 
 
 def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` whose reductions begin and end where they first and last add something for any output.
-
-    Guards that hold everywhere after that are gone. An expression with nothing to trim is returned as it is.
+    """Return ``expr`` with reductions cut to the points that add to some output, and without guards that always hold.
 
     Examples
     --------
@@ -28,12 +25,9 @@ def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
     [8, 3, 3]
     >>> [a.extent for a in trimmed_reductions(wide).anchor.reduction_axes]
     [8, 1, 1]
-
-    Notes
-    -----
-    What is left out is zero times a finite weight: an infinity or NaN among the weights of such a tap no longer reaches
-    the result.
     """
+    # The points left out are zero times a finite weight: an infinity or NaN among the weights of such a tap no longer
+    # reaches the result.
     s = expr.anchor
     if s.combiner is None or (len(expr.stages) > 1 and expr.epilogue is None):
         return expr
@@ -52,7 +46,7 @@ def trimmed_reductions(expr: TensorExpr) -> TensorExpr:
 
 
 def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
-    """Return first and end of the points of a reduction axis that add something to some output; all where none do."""
+    """Return the first and the end of the reduction points that add to some output; all points if none do."""
     if any(not t.is_affine for ld in stage.loads for i in _indices(ld) for t in i.terms if t.axis == axis.name):
         return 0, axis.extent
     first, end = 0, axis.extent
@@ -65,7 +59,7 @@ def live_span(stage: Stage, axis: Axis) -> tuple[int, int]:
 
 
 def adds_nothing_outside(stage: Stage, load: Load) -> bool:
-    """Whether a point adds nothing to a stage's reduction where a guard of ``load`` fails."""
+    """Return whether a point adds nothing to a stage's reduction where a guard of ``load`` fails."""
     neutral = COMBINERS[stage.combiner or "sum"].neutral
 
     def zero(n: Scalar) -> bool:
@@ -85,7 +79,7 @@ def _indices(load: Load) -> tuple[Index, ...]:
 
 
 def _span(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return the points of ``axis`` at which a bound may hold: ``(first, end)``."""
+    """Return the points of ``axis`` at which a bound may hold, as ``(first, end)``."""
     step = sum(t.coef for t in b.index.terms if t.axis == axis.name)
     if step == 0:
         return 0, axis.extent
@@ -96,7 +90,7 @@ def _span(b: Bound, axis: Axis, extents: Mapping[str, int]) -> tuple[int, int]:
 
 
 def _range(index: Index, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Return the least and the largest value of an index, or bounds of them."""
+    """Return bounds of the least and the largest value of an index."""
     ends = [_ends(t, extents[t.axis]) for t in index.terms]
     return index.const + sum(low for low, _ in ends), index.const + sum(high for _, high in ends)
 
@@ -108,7 +102,7 @@ def _ends(t: Term, extent: int) -> tuple[int, int]:
 
 
 def _unguarded(load: Load, extents: Mapping[str, int]) -> Load:
-    """Return a load without the bounds that hold everywhere."""
+    """Return a load without the guards that always hold."""
 
     def may_fail(b: Bound) -> bool:
         least, most = _range(b.index, extents)

@@ -1,8 +1,7 @@
-"""How far predictions may be off: the device's validated errors, by what bounds an estimate.
+"""Expected errors of predictions: the validated errors of a device, by the bottleneck of an estimate.
 
-Two quantities that differ by much. Predicted seconds are off by all that is wrong with the spec and the model;
-the ratio of two candidates of one expression only by what is wrong for one of them and right for the other. Which
-candidates are worth timing is a question of ratios.
+The error of predicted seconds includes all errors of spec and model; the ratio of two candidates of one expression
+only errors that differ between them. Ratios decide which candidates are worth timing.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from roller.perf.batch import TileBatch
 from roller.tile.program import RProgram
 from roller.tile.structures import structure_named
 
-#: What is expected of a device nobody validated (its spec has no such field): wide, so that more is timed, not less.
+#: Errors of devices without validated ones (their spec has no such field): wide, so that more candidates are timed.
 UNVALIDATED = {
     "prediction_error": UNVALIDATED_ERROR,
     "matrix_error": UNVALIDATED_ERROR,
@@ -24,7 +23,7 @@ UNVALIDATED = {
     "ranking_error": 0.25,
     "same_kernel_error": 0.1,
 }
-#: Field of ``accuracy`` by the term that bounds an estimate.
+#: Field of ``accuracy`` by bottleneck.
 _FIELD = {
     "compute": "compute_error",
     "copy": "compute_error",
@@ -39,10 +38,6 @@ _FIELD = {
 def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, mechanisms: int = 0) -> float:
     """Return the expected relative error (one sigma) of a prediction bound by ``bottleneck``.
 
-    That of the bottleneck's class where the device gives one, else that of all predictions. Kernels that validated
-    those used no matrix unit: programs of one (``matrix``) have an error of their own. Each of as many ``mechanisms``
-    as no device has confirmed adds its own, independent of it (:func:`unconfirmed_mechanisms`).
-
     Examples
     --------
     >>> from roller.hardware import load_spec
@@ -50,6 +45,8 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, me
     >>> prediction_error(spec, "dram")
     0.05
     """
+    # The kernels that validated the errors of bottleneck classes used no matrix unit, so matrix programs have an error
+    # of their own. Each unconfirmed mechanism (:func:`unconfirmed_mechanisms`) adds an independent error.
     own = None if matrix else getattr(spec.accuracy, error_field(bottleneck))
     confirmed = own if own is not None else _field(spec, "matrix_error" if matrix else "prediction_error")
     if not mechanisms:
@@ -58,16 +55,14 @@ def prediction_error(spec: DeviceSpec, bottleneck: str, matrix: bool = False, me
 
 
 def error_field(bottleneck: str) -> str:
-    """Return the field of ``accuracy`` that is about estimates bound by ``bottleneck``."""
+    """Return the field of ``accuracy`` for estimates bound by ``bottleneck``."""
     return _FIELD.get(bottleneck, "prediction_error")
 
 
 def unconfirmed_mechanisms(batch: TileBatch, spec: DeviceSpec) -> tuple[str, ...]:
-    """Return what the programs of a batch do that none of the kernels which validated GPU specifications did.
-
-    Published kernels of threads have no pipelines of ours, walks along windows or Winograd transforms. Pipelines of
-    a matrix unit are compared (:mod:`benchmarks.model_devices`), and on a CPU random programs are.
-    """
+    """Return the mechanisms of a batch that no kernel used in validating GPU specifications."""
+    # The published kernels have none of these pipelines, sliding windows or Winograd transforms. Pipelines of matrix
+    # units are compared in benchmarks.model_devices, and CPUs are validated with random programs.
     if not spec.traits.blocks:
         return ()
     found = {
@@ -84,10 +79,7 @@ def ranking_error(spec: DeviceSpec, same_kernel: bool = False) -> float:
 
 
 def kernel_family(program: RProgram) -> tuple[Any, ...]:
-    """Return what candidates of one kernel share: form, structure, register tile, vectors, staging.
-
-    They differ in how many register tiles a block or task has and in how it steps along reductions: what is
-    mispredicted of their inner loop is mispredicted for all of them.
+    """Return the key of programs with one kernel: form, structure, register tile, vectors, staging.
 
     Examples
     --------
@@ -96,6 +88,8 @@ def kernel_family(program: RProgram) -> tuple[Any, ...]:
     >>> 1 < len({kernel_family(c.program) for c in found}) < 10
     True
     """
+    # Programs of a family differ in register tiles per block or task and in reduction steps, so errors of the inner
+    # loop are common to them.
     return (
         program.axis_names, program.structure, program.tiles[0], program.vector_axis, program.vector_elements,
         program.staged, program.split_k > 1, program.nontemporal,
@@ -103,10 +97,7 @@ def kernel_family(program: RProgram) -> tuple[Any, ...]:
 
 
 def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what kernel families share that differ in their register tile alone, or in what of it is a vector.
-
-    How such a tile reuses registers is what the model knows best. Kernels that do more than run one (Winograd's
-    transforms, passes over rows) are mispredicted by tile: each family is a form of its own.
+    """Return the key of kernel families that differ only in their register tile or its vector axis.
 
     Examples
     --------
@@ -116,6 +107,8 @@ def kernel_form(family: tuple[Any, ...]) -> tuple[Any, ...]:
     >>> len({kernel_form(f) for f in families}) < len(families)
     True
     """
+    # The model predicts register reuse best. Kernels with further work (Winograd transforms, passes over rows) have
+    # errors that depend on the tile, so each family is a form of its own.
     names, structure, *_ = family
     return (names, structure) if structure_named(structure).reuses else family
 

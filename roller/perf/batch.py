@@ -1,8 +1,4 @@
-"""TileBatch: many programs of one expression as arrays, priced together.
-
-Construction prices thousands of programs in milliseconds; pricing one program is a batch of one, so
-there is one model and one code path.
-"""
+"""TileBatch: many programs of one expression as arrays, priced together; one program is a batch of one."""
 
 from __future__ import annotations
 
@@ -25,15 +21,22 @@ from roller.tile.structures import Structure, structure_named
 
 @dataclass(frozen=True)
 class TileBatch:
-    """Programs as arrays: ``register`` and ``block`` tiles ``(N, axes)``, ``split_k`` ``(N,)``.
+    """Programs as arrays; fields without an array type are common to the batch and have their meaning in RProgram.
 
-    ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU). ``panel`` is
-    the CPU's l1 tile, absent on a GPU. ``structure``, ``staged``, ``constants``, ``nontemporal``, ``stages``,
-    ``raster``, ``fragment``, ``matrix_axes`` and ``open_axes`` are as in RProgram and common to the batch; programs in
-    which several tiles are in flight may each have ``stages``, and any programs ``raster``, of their own, ``(N,)``.
-    ``warm`` are inputs that whatever ran before left in the shared cache. ``moments_together``: kernels of others,
-    which take sums over one row in one pass where one needs the other's result. ``vectors``: elements along every axis
-    that a GPU's thread accesses at once, ``(N, axes)``, where programs say it; else their template chooses.
+    Parameters
+    ----------
+    register, block
+        Tiles ``(N, axes)``; ``block`` is the tile of the slowest tiled layer: a thread block (GPU) or a task (CPU).
+    split_k, stages, raster
+        ``(N,)``, or one value for all programs (not ``split_k``).
+    panel
+        The L1 tile of a CPU ``(N, axes)``; ``None`` on a GPU.
+    warm
+        Inputs that the previous kernel left in the shared cache.
+    moments_together
+        Whether the kernels (of other compilers) compute two dependent sums over one row in one pass.
+    vectors
+        Elements per access of a GPU thread along every axis ``(N, axes)``; ``None``: the template chooses.
     """
 
     geometry: Geometry
@@ -60,24 +63,21 @@ class TileBatch:
         return len(self.block)
 
     def take(self, index: NDArray[np.intp] | NDArray[np.bool_]) -> TileBatch:
-        """Return the selected programs; :meth:`of_tiles` computes nothing again for them."""
+        """Return the selected programs, which share the results of :meth:`of_tiles`."""
         stages = self.stages if isinstance(self.stages, int) else self.stages[index]
         return self.chosen(index, stages, self.raster if isinstance(self.raster, int) else self.raster[index])
 
     def chosen_anew(self) -> TileBatch:
-        """Return the programs without what they say of their vectors: tiles of other sizes have others."""
+        """Return the programs without their vectors, for tiles of other sizes."""
         return replace(self, vectors=None)
 
     def varied(self, stages: int | Sequence[int], raster: int | Sequence[int] = 1) -> TileBatch:
-        """Return the programs with other stages and orders of blocks: all with the first choice, then the second.
-
-        As many choices of either as of the other; a single one goes with every other.
-        """
+        """Return the programs with each choice of stages and rasters in turn; a single choice goes with all."""
         times, n = max(np.size(stages), np.size(raster)), len(self)
         return self.chosen(np.tile(np.arange(n), times), _each(stages, n), _each(raster, n))
 
     def chosen(self, index: NDArray[np.intp] | NDArray[np.bool_], stages: int | Ints, raster: int | Ints) -> TileBatch:
-        """Return the selected programs with other stages and orders of blocks, ``(N,)`` each."""
+        """Return the selected programs with other stages and rasters, ``(N,)`` each."""
         found = replace(
             self,
             register=self.register[index],
@@ -94,10 +94,7 @@ class TileBatch:
     def of_tiles(
         self, spec: DeviceSpec, key: Any, compute: Callable[[], tuple[NDArray[Any], ...]]
     ) -> tuple[NDArray[Any], ...]:
-        """Return arrays, ``(N,)`` each, that depend on a device, on tiles and ``split_k`` alone.
-
-        Computed once, neither again for programs that were taken from the batch.
-        """
+        """Return arrays ``(N,)`` that depend only on device, tiles and ``split_k``, computed once per batch."""
         found = self._kept(spec, key)
         if found is None:
             found = compute()
@@ -105,7 +102,7 @@ class TileBatch:
         return found
 
     def _kept(self, spec: DeviceSpec, key: Any) -> tuple[NDArray[Any], ...] | None:
-        """Return arrays that were computed for these programs or for those they were taken from."""
+        """Return arrays computed for these programs or for the batch they were taken from, or ``None``."""
         own: tuple[DeviceSpec, tuple[NDArray[Any], ...]] | None = self._memo.get(key)
         if own is not None and own[0] is spec:
             return own[1]
@@ -118,23 +115,23 @@ class TileBatch:
         return found
 
     def priced(self, spec: DeviceSpec, seconds: Floats) -> TileBatch:
-        """Return the batch, which remembers the times predicted for a device; copies of it do not."""
+        """Store the times predicted for a device in this batch, not in its copies, and return it."""
         self._memo["seconds"] = (spec, seconds)
         return self
 
     def known_seconds(self, spec: DeviceSpec) -> Floats | None:
-        """Return the times that :meth:`priced` was told for a device, ``(N,)``, or ``None``."""
+        """Return the times ``(N,)`` that :meth:`priced` stored for a device, or ``None``."""
         known: tuple[DeviceSpec | None, Floats | None] = self._memo.get("seconds", (None, None))
         return known[1] if known[0] is spec else None
 
     @cached_property
     def traits(self) -> Structure:
-        """What programs of its structure are like."""
+        """Traits of the programs' structure."""
         return structure_named(self.structure)
 
     @cached_property
     def is_open(self) -> NDArray[np.bool_]:
-        """Axes whose extents differ from call to call, ``(axes,)``."""
+        """Whether the extent of each axis differs from call to call, ``(axes,)``."""
         return np.array([n in self.open_axes for n in self.geometry.names], bool)
 
     @cached_property
@@ -144,12 +141,12 @@ class TileBatch:
 
     @property
     def sums_along_vectors(self) -> bool:
-        """Whether its vectors run along a reduction axis."""
+        """Whether the vectors run along a reduction axis."""
         return self.vector_axis is not None and not self.geometry.spatial[self.vector_axis]
 
     @cached_property
     def pipelined(self) -> bool:
-        """Whether several copies of staged tiles are in flight: of all programs, or of none."""
+        """Whether several copies of staged tiles are in flight, in all programs or in none."""
         return bool(np.max(self.stages, initial=1) > 1)
 
     @cached_property
@@ -162,13 +159,13 @@ class TileBatch:
 
     @cached_property
     def thread_axes(self) -> NDArray[np.bool_]:
-        """Axes that threads are spread over: the spatial ones, and reductions in ``rows``."""
+        """Mask of the axes over which threads are spread: spatial ones, and reductions in ``rows``."""
         spatial = self.geometry.spatial
         return np.ones_like(spatial) if self.traits.spreads_reductions else spatial
 
     @cached_property
     def threads(self) -> Ints:
-        """GPU threads per axis (of a ``matrix`` program: groups of ``fragment.threads``), ``(N, axes)``."""
+        """GPU threads per axis (groups of ``fragment.threads`` in a ``matrix`` program), ``(N, axes)``."""
         threads = -(-self.block // self.register)
         return threads if self.traits.spreads_reductions else np.where(self.thread_axes, threads, 1)
 
@@ -181,7 +178,7 @@ class TileBatch:
 
     @cached_property
     def running_steps(self) -> int | Ints:
-        """Reduction steps whose products still run as the next one starts."""
+        """Reduction steps whose products are still running when the next step starts."""
         f = self.fragment
         if f is None:
             return 0
@@ -191,7 +188,7 @@ class TileBatch:
 
     @property
     def steps_ahead(self) -> int | Ints:
-        """Reduction steps whose tiles are on their way while one is computed."""
+        """Reduction steps whose tiles are being copied while one is computed."""
         return self.stages - 1 - self.running_steps
 
     @cached_property
@@ -201,17 +198,17 @@ class TileBatch:
 
     @cached_property
     def blocks(self) -> Ints:
-        """Blocks of the launch, split-K parts included, ``(N,)``."""
+        """Blocks of the launch including split-K parts, ``(N,)``."""
         return product(self.counts, self._spatial) * self.split_k
 
     @cached_property
     def steps(self) -> Ints:
-        """Reduction steps one block takes, ``(N,)``."""
+        """Reduction steps of one block, ``(N,)``."""
         return -(-product(self.counts, self._reduced) // self.split_k)
 
     @cached_property
     def step_points(self) -> Ints:
-        """Reduction points in one step, ``(N,)``."""
+        """Reduction points of one step, ``(N,)``."""
         return product(self.block, self._reduced)
 
     @cached_property
@@ -229,7 +226,7 @@ class TileBatch:
         return {}
 
     def register_elements(self, access: Access) -> Ints:
-        """Elements of the data tile of a register tile, ``(N,)``."""
+        """Return the elements of the data tile of a register tile, ``(N,)``."""
         key = ("register", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.register)
@@ -237,7 +234,7 @@ class TileBatch:
         return found
 
     def block_elements(self, access: Access) -> Ints:
-        """Elements of the data tile of a block tile, ``(N,)``."""
+        """Return the elements of the data tile of a block tile, ``(N,)``."""
         key = ("block", id(access))
         if key not in self._memo:
             self._memo[key] = access.elements(self.block)
@@ -245,7 +242,7 @@ class TileBatch:
         return found
 
     def lanes(self, width: int) -> Ints:
-        """Lanes of one TEU per axis: reductions fastest, then the axis contiguous in the output, ``(N, axes)``."""
+        """Return the lanes of one TEU per axis ``(N, axes)``: reductions first, then contiguous output axes."""
         if width not in self._memo:
             self._memo[width] = self._lanes(width)
         found: Ints = self._memo[width]
@@ -262,12 +259,12 @@ class TileBatch:
 
 
 def _each(values: int | Sequence[int], programs: int) -> int | Ints:
-    """Return one value for every program, or each of several for as many."""
+    """Return one value for all programs, or each of several values for ``programs`` programs."""
     return values if isinstance(values, int) else np.repeat(np.asarray(values, np.int64), programs)
 
 
 def batch_of(programs: Sequence[RProgram]) -> TileBatch:
-    """Return programs of one expression, structure and vector axis as a batch, all of them pipelines or none."""
+    """Return programs of one expression, structure and vector axis, all pipelined or none, as a batch."""
     first = programs[0]
     g = Geometry.of(first.expr)
     layers = len(first.tiles)
@@ -294,12 +291,12 @@ def batch_of(programs: Sequence[RProgram]) -> TileBatch:
 
 
 def batched_axis(program: RProgram) -> str | None:
-    """Return the axis that programs of one batch have their vectors along, where a unit executes vectors."""
+    """Return the vector axis that the programs of a batch share on a SIMD device, else ``None``."""
     return program.vector_axis if KINDS[program.kind].simd else None
 
 
 def _vectors(programs: Sequence[RProgram], g: Geometry) -> Ints:
-    """Return the elements of a thread's vectors along every axis: of chunks that fill its tile, or single ones."""
+    """Return the vector elements of a thread along every axis: chunks that fill its tile, or one."""
     found = np.ones((len(programs), len(g.names)), np.int64)
     for row, p in zip(found, programs, strict=True):
         if p.vector_axis is not None and p.tile("register")[p.vector_axis] % p.vector_elements == 0:

@@ -1,4 +1,4 @@
-"""Estimate: what the micro performance model says of one program, with every term."""
+"""Estimate: the predicted time of one program, with every term."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from roller.errors import MALFORMED, ArtifactError
 
 @dataclass(frozen=True)
 class Estimate:
-    """A predicted time and why.
+    """Predicted time of a program, its bottleneck and its terms.
 
     Parameters
     ----------
     seconds
         Predicted seconds of one call.
     bottleneck
-        Name of the term that bounds it.
+        Name of the term that bounds the time.
     term_items
         ``((name, value), ...)``; names end in their unit (``_s``, ``_bytes``, ``_flops`` or none for counts).
     expected_error
-        Expected error of ``seconds``: one standard deviation of ``ln(measured / seconds)``; ``None`` where the
-        estimate was stored before estimates had one.
+        Expected error of ``seconds``: one standard deviation of ``ln(measured / seconds)``; ``None`` for estimates
+        stored by older versions.
     clock_hz
-        Clock of the arithmetic: the device's, or the one that a limit of its power leaves; ``None`` where the estimate
-        was stored before estimates had one.
+        Clock of the arithmetic (Hz): the device's, or a lower one under its power limit; ``None`` for estimates stored
+        by older versions.
 
     Examples
     --------
@@ -52,13 +52,13 @@ class Estimate:
 
     @property
     def interval_s(self) -> tuple[float, float]:
-        """Seconds one expected error below and above ``seconds``; both are ``seconds`` where no error is known."""
+        """Seconds one expected error below and above ``seconds``; both are ``seconds`` if no error is known."""
         factor = math.exp(self.expected_error or 0.0)
         return self.seconds / factor, self.seconds * factor
 
     @property
     def spread(self) -> str:
-        """How far ``seconds`` may be off, for people: the factor between it and either end of :attr:`interval_s`."""
+        """The factor between ``seconds`` and either end of :attr:`interval_s` as text, or ``""``."""
         return "" if self.expected_error is None else f" ×/÷ {math.exp(self.expected_error):.2f}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class Estimate:
         Raises
         ------
         ArtifactError
-            Where a field is missing or malformed.
+            If a field is missing or malformed.
         """
         try:
             return cls(data["seconds"], data["bottleneck"], tuple(data["terms"].items()), data.get("expected_error"),
@@ -83,13 +83,13 @@ class Estimate:
             raise ArtifactError(f"estimate: expected a serialised Estimate, got {err!r}. The file is damaged.") from err
 
     def __repr__(self) -> str:
-        """Return the same as a short line: its terms are dozens."""
+        """Return the same, shortened."""
         return one_line("Estimate", str(self))
 
     def _repr_html_(self) -> str:
-        """Every term, for a notebook."""
+        """Return every term as a table, for a notebook."""
         return html_table(str(self), ("term", "value"), ((n, f"{v:.6g}") for n, v in self.term_items))
 
     def __str__(self) -> str:
-        """Predicted time, how far it may be off, and bottleneck."""
+        """Return the predicted time, its error factor and the bottleneck."""
         return f"predicted {self.seconds * 1e3:.4g} ms{self.spread}, bound by {self.bottleneck}"

@@ -1,4 +1,4 @@
-"""Two alternating phases of several customers: how much of the shorter one hides behind the longer."""
+"""The time of alternating phases that several customers pass through: how far the shorter phases are hidden."""
 
 from __future__ import annotations
 
@@ -10,27 +10,22 @@ from roller.tile.geometry import Floats, Ints
 
 
 def overlapped(memory_s: Floats, compute_s: Floats, blocks: Ints | Floats | float) -> Floats:
-    """Return the time of two alternating phases of ``blocks`` co-resident customers.
-
-    A closed queueing network of two stations (Buzen): with ``rho`` the shorter over the longer phase the time is
-    ``longer * (1 - rho**(blocks+1)) / (1 - rho**blocks)``; the sum for one customer, the longer for many.
+    """Return the time of two alternating phases of ``blocks`` co-resident blocks, each phase serving one at a time.
 
     Examples
     --------
     >>> float(overlapped(np.array(1.0), np.array(1.0), np.array(1)))
     2.0
     """
+    # Closed queueing network of two stations (Buzen): with ``rho`` the shorter over the longer phase, the time is
+    # ``longer * (1 - rho**(blocks+1)) / (1 - rho**blocks)``: the sum for one customer, the longer phase for many.
     longest = np.maximum(np.maximum(memory_s, compute_s), 1e-30)
     rho = np.minimum(np.minimum(memory_s, compute_s) / longest, 1.0 - 1e-9)
     return np.asarray(longest * (1.0 - rho ** (blocks + 1)) / (1.0 - rho**blocks))
 
 
 def alternating(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
-    """Return the time in which all customers have gone once through several phases, each phase serving one at a time.
-
-    Mean value analysis of a closed network: ``phases_s`` are the phases of all ``customers`` together. One customer
-    needs their sum; the more there are, the more the shorter phases hide behind the longest. Between whole numbers
-    of customers the time is interpolated.
+    """Return the time in which all customers pass once through all phases, one at a time per phase.
 
     Examples
     --------
@@ -38,6 +33,8 @@ def alternating(phases_s: Sequence[Floats], customers: Floats | Ints) -> Floats:
     >>> float(alternating(two, np.array(1.0))), float(alternating(two, np.array(2.0)))
     (2.0, 1.5)
     """
+    # Mean value analysis of a closed queueing network; ``phases_s`` are the phases of all customers together. The time
+    # of one customer is their sum; between whole numbers of customers it is interpolated.
     total = np.maximum(_sum(phases_s), 1e-30)
     time = total + np.zeros(np.shape(customers))
     queues = [d / total for d in phases_s]

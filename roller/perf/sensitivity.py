@@ -1,4 +1,4 @@
-"""How predicted times follow the numbers of a device: elasticities of fixed programs, field by field."""
+"""Elasticities of predicted times with respect to each number of a device, for fixed programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller.hardware.checks import Quantity
 from roller.hardware.spec import settable
 from roller.tile.geometry import Floats
 
-#: Relative step of a field that can have any value.
+#: Relative step of a continuous field.
 STEP = 0.01
 
 Pricer = Callable[[DeviceSpec], Floats]
@@ -22,14 +22,14 @@ Pricer = Callable[[DeviceSpec], Floats]
 
 @dataclass(frozen=True)
 class FieldStep:
-    """A field of a device, and the devices that differ from it in this field.
+    """A field of a device, and the specs that differ from the device in this field.
 
     Parameters
     ----------
     field
         Dotted path.
     value
-        What the device has.
+        Value in the device's spec.
     quantity
         Unit and range.
     sides
@@ -43,7 +43,7 @@ class FieldStep:
 
 
 def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
-    """Return :data:`STEP` to either side, of a whole number at least one."""
+    """Return the values :data:`STEP` below and above, at least one apart for integers."""
     if not quantity.integer:
         return value / (1 + STEP), value * (1 + STEP)
     step = max(1, round(STEP * int(value)))
@@ -53,7 +53,7 @@ def nearest_values(value: float, quantity: Quantity) -> tuple[float, ...]:
 def field_steps(
     spec: DeviceSpec, values: Callable[[float, Quantity], Sequence[float]] = nearest_values
 ) -> Iterator[FieldStep]:
-    """Yield every numeric field of a device the model may read, with the devices that have other values of it."""
+    """Yield the step of every numeric field of a device that the model may read."""
     known = settable(spec)
     for field in spec.values():
         if not field.startswith("accuracy."):
@@ -66,11 +66,9 @@ def field_step(
     spec: DeviceSpec, field: str, quantity: Quantity,
     values: Callable[[float, Quantity], Sequence[float]] = nearest_values,
 ) -> FieldStep | None:  # fmt: skip
-    """Return the devices that differ in a field; ``None`` where there are none.
-
-    Bytes and powers of two go to their half and their double: they come in nothing between, and a program that just
-    fits says nothing.
-    """
+    """Return the step of a field, or ``None`` if no other value is valid."""
+    # Bytes and powers of two step to half and double: values in between do not occur, and a small step would change the
+    # result only for programs at the limit.
     value = spec.values()[field]
     whole = int(value) if quantity.integer else 0
     halves = quantity.integer and (whole & (whole - 1) == 0 or quantity.unit == "bytes")
@@ -79,7 +77,7 @@ def field_step(
         if other > 0:
             try:
                 sides.append((other, spec.with_overrides({field: other})))
-            except (SpecError, ValueError):  # out of range, or against another field: a budget above its capacity
+            except (SpecError, ValueError):  # out of range, or in conflict with another field (budget above capacity)
                 continue
     return FieldStep(field, value, quantity, tuple(sides)) if sides else None
 
@@ -90,7 +88,7 @@ def elasticity(step: FieldStep, price: Pricer, base: Floats) -> Floats:
 
 
 def slope(points: Iterable[tuple[float, Floats | Sequence[float]]]) -> Floats:
-    """Return the rise per width between the first and the last finite value of every column; 0 without a width."""
+    """Return rise over width between the first and the last finite value of each column, or 0 without a width."""
     ordered = sorted(points, key=lambda p: p[0])
     x, y = np.array([p[0] for p in ordered]), np.stack([p[1] for p in ordered])
     fits = np.isfinite(y)

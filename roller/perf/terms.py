@@ -1,7 +1,6 @@
-"""Terms: a predicted time as a tree of the numbers it was made of, and how each was made of those below it.
+"""Terms: a predicted time as a tree of the model's numbers, each with the rule that computed it from its parts.
 
-The numbers are those the model computed with; a tree adds which rule made which. Whoever applies the rules to the
-leaves gets the predicted seconds again, to the last bit (double precision, parts from left to right).
+Applying the rules to the leaves reproduces the predicted seconds exactly (double precision, parts left to right).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-#: What makes a term of its parts, by rule. Leaves are ``given``: counted from the program, or a number of the device.
+#: Description of each rule. Leaves are ``given``: counted from the program, or a number of the device.
 RULES: Mapping[str, str] = {
     "given": "counted from the program, or a number of the device",
     "sum": "parts added",
@@ -38,15 +37,15 @@ class Term:
     Parameters
     ----------
     name
-        What it is, in words.
+        Description in words.
     value, unit
         The number in full precision; ``"s"``, ``"bytes"``, ``"bytes/s"``, ``"cycles"``, or ``""`` for counts.
     rule
         Key of :data:`RULES`.
     parts
-        What the rule was applied to, in order; none of a ``given`` number.
+        Operands of the rule, in order; empty for a ``given`` number.
     layer
-        Memory layer it belongs to, or ``""``.
+        Memory layer of the number, or ``""``.
     """
 
     name: str
@@ -57,13 +56,13 @@ class Term:
     layer: str = ""
 
     def walk(self, depth: int = 0) -> Iterator[tuple[int, Term]]:
-        """Yield the term and all below it with their depths, parents first."""
+        """Yield the term and all terms below it with their depths, parents first."""
         yield depth, self
         for part in self.parts:
             yield from part.walk(depth + 1)
 
     def find(self, name: str) -> Term | None:
-        """Return the first term of that name, parents first; ``None`` where there is none."""
+        """Return the first term with this name, parents first, or ``None``."""
         return next((t for _, t in self.walk() if t.name == name), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,13 +76,13 @@ class Term:
 
 
 class Reader:
-    """Makes terms of one program, and of one wave where numbers differ between waves, from a batch's arrays."""
+    """Builds terms of one program, and of one wave if numbers differ between waves, from the arrays of a batch."""
 
     def __init__(self, row: int = 0, wave: int | None = None) -> None:
         self.row, self.wave = row, wave
 
     def number(self, value: Any) -> float:
-        """Return the number of this program in ``()``, ``(N,)`` or ``(waves, N)``."""
+        """Return this program's number in an array of shape ``()``, ``(N,)`` or ``(waves, N)``."""
         array = np.asarray(value)
         if array.ndim == 2:
             return float(array[self.wave if self.wave is not None else 0, self.row])
@@ -94,5 +93,5 @@ class Reader:
         return Term(name, self.number(value), unit, layer=layer)
 
     def made(self, rule: str, name: str, value: Any, unit: str, *parts: Term, layer: str = "") -> Term:
-        """Return a term that the model computed as ``value`` by a rule from parts."""
+        """Return a term whose ``value`` the model computed by a rule from parts."""
         return Term(name, self.number(value), unit, rule, parts, layer)

@@ -1,7 +1,6 @@
-"""What a price says of a device's matrix unit: which dtypes it lacks, and which of its instructions are not counted on.
+"""Notes on a device's matrix unit: dtypes it does not support, and instructions that the price does not count on.
 
-A product whose operands no matrix instruction takes is priced on the pipes, which may be a tenth of what a reader of
-the data sheet expects: that is said beside every price.
+A product that no matrix instruction supports is priced on the arithmetic pipes, which may take ten times as long.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from roller.expr import TensorExpr
 from roller.hardware import DeviceSpec
 from roller.hardware.architectures import own_matrix_family
 
-#: What people call the arithmetic pipes, by the language of a target.
+#: Common name of the arithmetic pipes, by the language of a target.
 _PIPES = {"cuda": "CUDA cores", "hip": "vector units"}
 
 
 def takes(fragment: Fragment, expression: TensorExpr) -> bool:
-    """Whether a fragment multiplies two inputs of an expression."""
+    """Return whether a fragment multiplies the two inputs of an expression."""
     anchor, tensors = expression.anchor, expression.tensors
     alike = [tensors[x.tensor].dtype for x in anchor.loads] == [fragment.operand] * 2
     return alike and anchor.combiner == "sum" and anchor.acc_dtype == fragment.accumulator
 
 
 def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: bool = False) -> tuple[str, ...]:
-    """Return a sentence for every dtype of a product that is not priced as the device's matrix unit might have it.
+    """Return a sentence for each dtype of a product that is not priced at the rate of the matrix unit.
 
     Examples
     --------
@@ -50,7 +49,7 @@ def unit_notes(expressions: Iterable[TensorExpr], spec: DeviceSpec, *, ours: boo
 
 
 def _operands(expression: TensorExpr) -> str | None:
-    """Return the dtype of a product's operands, ``None`` where it is no product of two of the same."""
+    """Return the dtype of both operands of a product, or ``None``."""
     anchor, tensors = expression.anchor, expression.tensors
     dtypes = {tensors[x.tensor].dtype for x in anchor.loads if x.tensor in tensors}
     return dtypes.pop() if anchor.combiner == "sum" and len(anchor.loads) == 2 and len(dtypes) == 1 else None
@@ -79,7 +78,7 @@ def _note(expression: TensorExpr, dtype: str, spec: DeviceSpec, ours: bool) -> s
 
 
 def _of_instructions(used: list[Fragment], dtype: str, spec: DeviceSpec, ours: bool) -> str:
-    """Return what is said of the instructions that a dtype is priced with; ``""`` where they are the fastest."""
+    """Return the note on the matrix instructions of a dtype, or ``""`` if they are the fastest."""
     known = {f.family for f in used}
     families = ", ".join(sorted(known))
     if ours and not any(f.emitted for f in used):

@@ -1,1 +1,1 @@
-"""TVM tensor expressions: printing scalar trees into them, and reading them (imports TVM)."""
+"""TVM tensor expressions: emission of scalar trees as TVM expressions, and the reader of TVM expressions."""

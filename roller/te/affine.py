@@ -1,7 +1,6 @@
-"""Integer expressions of TVM as indices and bounds: the arithmetic half of reading.
+"""TVM integer expressions as indices and bounds: the arithmetic part of the reader.
 
-Simplification is TVM's; the pattern of what remains is matched here term by term, so that an index
-is either understood exactly or refused by name.
+TVM simplifies an expression; the result is matched term by term, so each index is read exactly or refused.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ from roller.expr import Bound, Index, Load, Tensor, Term
 from roller.expr.inequalities import HalfBound
 from roller.te.compat import TensorLoad, analyzer, dtype_of, substitute, tirx
 
-#: Alternatives of conditions beyond which more conditions are not looked at.
+#: Number of alternatives above which further conditions are ignored.
 _MOST_CASES = 32
-#: Least and greatest integers of dtypes that axes may well leave.
+#: Least and greatest integers of the dtypes that an index may overflow.
 _RANGES = {"bool": (0, 1), "int8": (-128, 127), "uint8": (0, 255), "int16": (-(2**15), 2**15 - 1)}
 
 
 class NotAffineError(Exception):
-    """Internal: the expression is no quasi-affine index; carries the reason."""
+    """Internal: the expression is no quasi-affine index; the message is the reason."""
 
 
 class AxisSpace:
-    """The axes of one stage: variables, names, extents, and what the analyzer can prove of them."""
+    """The axes of one stage: variables, names, extents, and TVM's analyzer for them."""
 
     def __init__(self, axes: list[tuple[Any, str, int]]) -> None:
         self.names = {var: name for var, name, _ in axes}
         self.extents = {name: extent for _, name, extent in axes}
-        # Axes of extent 1 stay in the indices: a load then shows which dimension moves with which axis.
+        # Axes of extent 1 stay in the indices, so that a load shows which axis indexes which dimension.
         self._analyzer = analyzer([(var, extent) for var, _, extent in axes if extent > 1])
 
     def simplify(self, expr: Any, env: Mapping[Any, Any]) -> Any:
@@ -43,7 +42,7 @@ class AxisSpace:
         return self._index(self.simplify(expr, env))
 
     def _index(self, e: Any) -> Index:
-        """Return an index of what stays in the range of its dtype: narrow integers wrap around."""
+        """Return an index, after checking that it stays in the range of its dtype: narrow integers wrap around."""
         index, dtype = self._of(e), dtype_of(e)
         if dtype in _RANGES:
             low, high = index.range(self.extents)
@@ -76,7 +75,7 @@ class AxisSpace:
         raise NotAffineError(f"{type(e).__name__} is no index arithmetic")
 
     def _quasi(self, e: Any) -> Index:
-        """Match ``index // c`` or ``index % c``; truncation equals floor for indices that are never negative."""
+        """Match ``index // c`` or ``index % c``; truncation equals floor for non-negative indices."""
         whole, by = self._index(e.a), self._index(e.b)
         if by.terms or by.const <= 0:
             raise NotAffineError("it divides by something other than a positive constant")
@@ -126,7 +125,7 @@ def _add(a: Index, b: Index, factor: int) -> Index:
 
 
 def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
-    """Return an integer comparison as a bound on an index without constant and common factor."""
+    """Return an integer comparison as a bound on an index without a constant or a common factor."""
     kind = type(e)
     if kind not in (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ):
         raise NotAffineError(f"{kind.__name__} is no bound")
@@ -148,7 +147,7 @@ def comparison(space: AxisSpace, e: Any, env: Mapping[Any, Any]) -> HalfBound:
 
 
 def negated(bounds: list[HalfBound]) -> list[HalfBound]:
-    """Return what holds where a single one-sided bound fails; nothing is known of a conjunction."""
+    """Return the bound that holds where a single one-sided bound fails; none for other lists."""
     if len(bounds) != 1:
         return []
     b = bounds[0]
@@ -158,11 +157,9 @@ def negated(bounds: list[HalfBound]) -> list[HalfBound]:
 
 
 def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
-    """Return bounds that follow where a condition holds, or where it does not; what is no bound says nothing.
-
-    A conjunction implies what each part does, a disjunction the hull of what both do; the other way round
-    where one fails.
-    """
+    """Return the bounds implied by a condition that holds, or that fails; none if it is no bound."""
+    # A conjunction implies the bounds of both parts, a disjunction the hull of both; the reverse if the condition
+    # fails.
     if isinstance(e, tirx.Not):
         return implied(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -178,10 +175,7 @@ def implied(space: AxisSpace, e: Any, holds: bool) -> list[HalfBound]:
 
 
 def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
-    """Return alternatives of which one is true where a condition holds, or where it does not; none more than known.
-
-    Unlike :func:`implied`, it keeps what parts of a disjunction say together.
-    """
+    """Return alternatives of which one is true where a condition holds, or where it fails."""
     if isinstance(e, tirx.Not):
         return cases(space, e.a, not holds)
     if isinstance(e, (tirx.And, tirx.Or)):
@@ -199,12 +193,12 @@ def cases(space: AxisSpace, e: Any, holds: bool) -> list[list[HalfBound]]:
 
 
 def both(a: list[list[HalfBound]], b: list[list[HalfBound]]) -> list[list[HalfBound]]:
-    """Return the alternatives of two conditions together; those of the first where there are too many to look at."""
+    """Return the alternatives of two conditions combined, or those of the first if there are too many."""
     return [[*x, *y] for x in a for y in b] if len(a) * len(b) <= _MOST_CASES else a
 
 
 def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
-    """Return, of each index that both sides bound, the least bound that contains the two."""
+    """Return the hull of the bounds of each index that both sides bound."""
     one, other = ({x.index: _joint([y for y in side if y.index == x.index]) for x in side} for side in (a, b))
     out = []
     for index in (i for i in one if i in other):
@@ -216,16 +210,14 @@ def _hulls(a: list[HalfBound], b: list[HalfBound]) -> list[HalfBound]:
 
 
 def _joint(bounds: list[HalfBound]) -> tuple[int | None, int | None]:
-    """Return the low and high of several bounds on one index that hold together."""
+    """Return the intersection of several bounds on one index."""
     lows, highs = [b.low for b in bounds if b.low is not None], [b.high for b in bounds if b.high is not None]
     return max(lows, default=None), min(highs, default=None)
 
 
 def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor, extents: Mapping[str, int]) -> Load:
-    """Attach ``bounds`` to a load in normal form: on the load's own indices, within its tensor, only where needed.
-
-    A side a condition leaves open is closed by the tensor's bound, which the access cannot cross there.
-    """
+    """Attach ``bounds`` to a load in normal form: on its own indices, within its tensor, only where needed."""
+    # A side that a condition leaves open is closed by the bound of the tensor, which the access cannot cross there.
     limits: dict[Index, tuple[int, int]] = {b.index: (b.low, b.high) for b in load.guard}
     for b in bounds:
         index, low, high = _onto(load, b)
@@ -249,7 +241,7 @@ def guarded(load: Load, bounds: list[HalfBound], outside: float, tensor: Tensor,
 
 
 def _onto(load: Load, b: HalfBound) -> tuple[Index, int | None, int | None]:
-    """Move a bound onto the index of the load that is a multiple of it plus a constant, where there is one."""
+    """Rewrite a bound for an index of the load that is a multiple of the bounded index plus a constant, if any."""
     wanted = {(t.axis, t.div, t.mod): t.coef for t in b.index.terms}
     for index in load.index:
         have = {(t.axis, t.div, t.mod): t.coef for t in index.terms}

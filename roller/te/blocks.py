@@ -17,7 +17,7 @@ _UNSCHEDULED = "Pass the function te.create_prim_func returns, before any schedu
 
 @dataclass(frozen=True)
 class Block:
-    """One loop nest: ``buffer[spatial vars] = combine(value)``; vars are ``(var, extent, is_reduction)``."""
+    """One loop nest: ``buffer[spatial vars] = combine(value)``; variables are ``(var, extent, is_reduction)``."""
 
     buffer: Any
     variables: tuple[tuple[Any, int, bool], ...]
@@ -27,7 +27,7 @@ class Block:
 
 
 def tensor_of(buffer: Any, name: str) -> Tensor:
-    """Return the tensor a buffer declares; symbolic shapes, and memory that is not contiguous, are refused by name."""
+    """Return the tensor that a buffer declares; raise for symbolic shapes and non-contiguous memory."""
     if not is_buffer_var(buffer):
         raise ExprError(f"parameter '{name}': expected a buffer, got a scalar. Give it a value before compiling.")
     start = buffer.elem_offset
@@ -41,7 +41,7 @@ def tensor_of(buffer: Any, name: str) -> Tensor:
 
 
 def constant_extent(value: Any, where: str) -> int:
-    """Return an extent as an int, or raise an ExprError naming where it is symbolic."""
+    """Return an extent as an int, or raise an ExprError for a symbolic one."""
     if isinstance(value, int):
         return value
     if isinstance(value, tirx.IntImm):
@@ -68,7 +68,7 @@ def read_blocks(func: Any) -> list[Block]:
 
 
 def check_reduction(body: Any, where: str) -> None:
-    """Refuse what ``te.create_prim_func`` leaves out of a reduction without a word: its condition and its start."""
+    """Raise for a condition or an initial value of a reduction, which ``te.create_prim_func`` drops silently."""
     if not isinstance(body, tirx.Reduce):
         return
     if not _is_true(body.condition):
@@ -116,7 +116,7 @@ def _block(statement: Any) -> Block:
 
 
 def _check_loops(loops: list[Any], axes: Any, values: Any, where: str) -> None:
-    """Refuse loops that do not give every axis each of its values once: the axes are read, the loops are not."""
+    """Raise unless the loops give every axis each of its values once: the reader uses the axes, not the loops."""
     whole = {}
     for loop in loops:
         plain = loop.kind == tirx.ForKind.SERIAL and loop.thread_binding is None
@@ -164,7 +164,7 @@ def _read(block: Any, where: str) -> Block:
 
 
 def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
-    """Recognise ``out = out (+ * max min) value`` and check the neutral value it starts from."""
+    """Recognise ``out = out (+ * max min) value`` and check its initial value."""
 
     def is_self(e: Any) -> bool:
         return isinstance(e, TensorLoad) and e.source.same_as(store.buffer)
@@ -183,10 +183,7 @@ def _combiner(store: Any, init: Any, where: str) -> tuple[str, Any]:
 
 
 def subexpressions(e: Any, enter: Callable[[Any], bool] = lambda e: True) -> Iterator[Any]:
-    """Yield ``e`` and the scalar expressions below it, parents first.
-
-    Indices of loads are not entered, nor what ``enter`` refuses.
-    """
+    """Yield ``e`` and the expressions below it, parents first, but not indices of loads and rejected nodes."""
     fields = ("a", "b", "value", "body", "condition", "true_value", "false_value")
     left = [e]
     while left:
@@ -207,7 +204,7 @@ def _check_start(name: str, init: Any, where: str) -> None:
     neutral = COMBINERS[name].neutral
     if dtype == "bool":
         neutral = min(max(neutral, 0.0), 1.0)
-    elif COMBINERS[name].selects:  # from the end of its dtype
+    elif COMBINERS[name].selects:  # the least or greatest value of its dtype
         limit = tirx.min_value(dtype) if neutral < 0 else tirx.max_value(dtype)
         neutral = float(limit.value)
         start = max(min(start, abs(neutral)), -abs(neutral))  # an infinity is as neutral as the largest number

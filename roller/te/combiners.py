@@ -1,4 +1,4 @@
-"""Combiners in TVM's terms: one step, and the node by which a reduction of TVM's is recognised."""
+"""Combiners in TVM: one step, and the node by which a TVM reduction is recognised."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Expr = Any
 
 @dataclass(frozen=True)
 class TvmCombiner:
-    """A combiner of :mod:`roller.expr.combiners`: TVM's node for it, and one step on two expressions."""
+    """TVM's node for a combiner of :mod:`roller.expr.combiners`, and one step on two expressions."""
 
     node: Any
     step: Callable[[Expr, Expr], Expr]
 
 
 def of_truth(fn: Callable[[Expr, Expr], Expr], truth: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
-    """Return a function of two operands with its own meaning on truth values, which TVM does not order."""
+    """Return a function of two operands with a separate definition for bools, which TVM does not order."""
     return lambda a, b: truth(a, b) if dtype_of(a) == dtype_of(b) == "bool" else fn(a, b)
 
 
 def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) -> Callable[[Expr, Expr], Expr]:
-    """Return an extremum; of a literal other than the neutral value a node: TVM folds an infinity as if NaN lost."""
+    """Return an extremum that keeps finite literals as a node, because TVM folds an infinity as if NaN lost."""
 
     def step(a: Expr, b: Expr) -> Expr:
         literals = [x for x in (a, b) if isinstance(x, tirx.FloatImm)]
@@ -36,7 +36,7 @@ def _extremum(node: Any, plain: Callable[[Expr, Expr], Expr], neutral: float) ->
     return step
 
 
-# Of bits: TVM simplifies what an ``and`` of conditions asks last as if the rest held, and both sides are evaluated.
+# Bit operations on bools: TVM simplifies the last operand of ``and`` as if the others held, yet evaluates both sides.
 MAX = of_truth(_extremum(tirx.Max, tirx.max, -math.inf), lambda a, b: a | b)
 MIN = of_truth(_extremum(tirx.Min, tirx.min, math.inf), lambda a, b: a & b)
 

@@ -1,8 +1,4 @@
-"""Every TVM name that moved between releases, in one place (written for apache-tvm 0.27).
-
-Nothing else in roller names ``tvm.sym``, ``tvm.tirx`` or ``tvm.s_tir``: a move in a later release is
-a change of this file.
-"""
+"""The TVM names that moved between releases (for apache-tvm 0.27); no other module of roller uses these namespaces."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any
 from roller.core.imports import left_out
 
 try:
-    with left_out("torch"):  # which TVM loads where it is installed, for tensors that are none of ours
+    with left_out("torch"):  # TVM would load an installed torch, which is not needed here
         import tvm
         import tvm_ffi
         from tvm import sym, te, tirx
@@ -34,7 +30,7 @@ __all__ = [
 
 
 def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
-    """Return an arithmetic analyzer that knows ``0 <= var < extent`` of every pair."""
+    """Return an arithmetic analyzer with ``0 <= var < extent`` of every pair."""
     known = sym.Analyzer()
     for var, extent in extents:
         known.bind(var, tvm.ir.Range(0, extent))
@@ -42,16 +38,14 @@ def analyzer(extents: Sequence[tuple[Any, int]]) -> Any:
 
 
 class _Callbacks:
-    """Callbacks that raise nothing: TVM's traversals do not unwind, and an exception within one corrupts the heap.
+    """Traversal callbacks that never raise; the first exception is stored, and later nodes stay as they are."""
 
-    The first is kept, and the nodes that follow stay as they are.
-    """
-
+    # TVM's traversals do not unwind: an exception within one corrupts the heap.
     def __init__(self) -> None:
         self.raised: BaseException | None = None
 
     def safe(self, entries: Any, changes: bool) -> Any:
-        """Return entries ``(type, callback)``, a callback, or several of them, none of which raises."""
+        """Wrap an entry ``(type, callback)``, a callback, or a list of them so that none raises."""
         if (
             isinstance(entries, tuple)
             and len(entries) == 2
@@ -68,27 +62,27 @@ class _Callbacks:
             if self.raised is None:
                 try:
                     return callback(node)
-                except BaseException as err:  # noqa: BLE001 - raised again where the traversal is over
+                except BaseException as err:  # noqa: BLE001 - raised again after the traversal
                     self.raised = err
             return node if changes else None
 
         return run
 
     def done(self, result: Any) -> Any:
-        """Return what a traversal gave, or raise what a callback did."""
+        """Return the result of a traversal, or raise the exception of a callback."""
         if self.raised is not None:
             raise self.raised
         return result
 
 
 def structural_map(root: Any, callbacks: Any, order: str = "post") -> Any:
-    """Return ``tvm_ffi.structural_map``; what a callback raises is raised when the traversal is over."""
+    """Return ``tvm_ffi.structural_map``; an exception of a callback is raised after the traversal."""
     held = _Callbacks()
     return held.done(tvm_ffi.structural_map(root, held.safe(callbacks, True), order=order))
 
 
 def structural_walk(root: Any, callbacks: Any, order: str = "post") -> None:
-    """Do ``tvm_ffi.structural_walk``; what a callback raises is raised when the traversal is over."""
+    """Call ``tvm_ffi.structural_walk``; an exception of a callback is raised after the traversal."""
     held = _Callbacks()
     held.done(tvm_ffi.structural_walk(root, held.safe(callbacks, False), order=order))
 
@@ -117,12 +111,12 @@ def default_pipeline(target: Any) -> Any:
 
 def split_host_device(module: Any) -> Any:
     """Split a lowered module into the host module and ``{target: device module}``."""
-    # The attribute ``tvm.tirx.build`` is a function that hides the module of the same name.
+    # The attribute ``tvm.tirx.build`` is a function that shadows the module of the same name.
     return sys.modules["tvm.tirx.build"].split_host_device_mods(module)
 
 
 def build_here(module: Any, target: Any, finish: Callable[[Any, Any], Any]) -> Any:
-    """Compile a module for a processor as ``tvm.tirx.build`` does; ``finish(passes, module)`` runs the last passes."""
+    """Compile a module for a CPU as ``tvm.tirx.build`` does; ``finish(passes, module)`` runs the last passes."""
     pipeline, last, _ = default_pipeline(target)
     bound = tirx.transform.BindTarget(target.with_host(target))(module)
     host, _ = split_host_device(pipeline(bound))
@@ -130,13 +124,13 @@ def build_here(module: Any, target: Any, finish: Callable[[Any, Any], Any]) -> A
 
 
 def llvm_features(target: Any) -> list[str]:
-    """Return the names of all features LLVM knows of a target's processor."""
+    """Return the names of all features that LLVM knows for a target's processor."""
     return [str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)]
 
 
 def pure_operator(name: str, lowerings: Mapping[str, Callable[[Any], Any]]) -> Any:
-    """Register an operator without side effects, which loops may vectorise, and return it."""
-    # Attributes are set once for all functions of a process: TVM has no operator that is local to a module.
+    """Register and return an operator without side effects, which loops may vectorise."""
+    # The registration is global to the process: TVM has no operator that is local to a module.
     pure = 1  # CallEffectKind::kPure
     tvm.ir.op._ffi_api.RegisterOp(name, "arithmetic that is not simplified")
     for attribute, value in (("TCallEffectKind", pure), ("TVectorizable", True), ("TScriptPrinterName", name)):

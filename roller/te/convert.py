@@ -1,4 +1,4 @@
-"""TVM scalar expressions as scalar trees, with element-wise producers inlined."""
+"""Conversion of TVM scalar expressions to scalar trees, with element-wise producers inlined."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from roller.te.opaque_floats import opaque_value, transparent_value
 
 Env = Mapping[Any, Any]
 
-#: Nodes of one stage's body beyond which recomputing inlined producers is refused.
+#: Number of nodes of a stage's body above which inlining producers is refused.
 _MAX_NODES = 20_000
 
 _BINARY = (
@@ -45,7 +45,7 @@ _BINARY = (
     (tirx.BitwiseXor, "bitxor"), (tirx.LShift, "shl"), (tirx.RShift, "shr"), (tirx.Mod, "imod"),
 )  # fmt: skip
 
-#: Intrinsics of TVM by the name of the scalar function they are.
+#: Scalar function of each TVM intrinsic.
 _INTRINSICS = {
     **{f"tirx.{n}": n for n in ("exp", "log", "sqrt", "rsqrt", "tanh", "erf", "sigmoid", "pow", "floor", "ceil")},
     **{
@@ -66,15 +66,12 @@ class Converter:
     ----------
     name
         The stage's tensor, for messages.
-    space
-        Its axes.
     tensors
-        Tensors by buffer; a buffer that is absent is inlined from ``blocks``.
+        Tensors by buffer; an absent buffer is inlined from ``blocks``.
     blocks
-        Block by buffer it writes.
+        Blocks by the buffer they write.
     extremum
-        The stage's combiner where it is ``max`` or ``min``: padding with the extreme finite value is then
-        as good as an infinity.
+        The stage's combiner if it is ``max`` or ``min``: the extreme finite padding value then acts as an infinity.
     """
 
     def __init__(
@@ -83,11 +80,11 @@ class Converter:
     ) -> None:  # fmt: skip
         self.name, self.space, self.tensors, self.blocks, self.extremum = name, space, tensors, blocks, extremum
         self._nodes = 0
-        #: Conditions around what is converted now, and whether they hold there.
+        #: Conditions around the node that is being converted, and whether they hold there.
         self._known: list[tuple[Any, bool]] = []
 
     def body(self, e: Any) -> Scalar:
-        """Return what a stage computes as a scalar tree, each access guarded where it needs to be."""
+        """Return the value of a stage as a scalar tree with the guards that its accesses need."""
         by_name = {t.name: t for t in self.tensors.values()}
 
         def leaf(n: Scalar) -> Scalar:
@@ -163,11 +160,11 @@ class Converter:
         return Cast(to, self.scalar(inner, env))
 
     def _position(self, e: Any, env: Env, dtype: str) -> Scalar:
-        """Return integer arithmetic of axes as the value of an index, or part by part where it is none."""
+        """Return integer arithmetic of axes as the value of an index, or node by node if it is no index."""
         try:
             index = self.space.index(e, env)
         except NotAffineError as reason:
-            if isinstance(e, tirx.Cast) and _is_integer(e.value):  # of what its dtype cannot hold: it wraps around
+            if isinstance(e, tirx.Cast) and _is_integer(e.value):  # the value overflows its dtype and wraps around
                 value: Scalar = Cast(dtype_of(e), self._position(e.value, env, dtype_of(e.value)))
                 return value if dtype == dtype_of(e) else Cast(dtype, value)
             if isinstance(e, (tirx.Var, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod)):
@@ -183,7 +180,7 @@ class Converter:
         return self._value_of(index, dtype) if index.terms else Const(index.const, dtype)
 
     def _value_of(self, index: Index, dtype: str) -> Scalar:
-        """Return the value of an index; one beyond 32 bits, in which code has indices, as arithmetic on its terms."""
+        """Return the value of an index; beyond 32 bits, the index type of code, as arithmetic on its terms."""
         low, high = index.range(self.space.extents)
         if dtype != "int64" or max(abs(low), abs(high)) < OFFSET_ELEMENTS:
             return IndexValue(index, dtype)
@@ -210,12 +207,13 @@ class Converter:
         load = Load(tensor.name, tuple(index))
         if not self._known or _stays_inside(load, tensor, self.space.extents):
             return load
-        # What all alternatives have in common becomes a guard on the way back; the rest is known only here.
+        # The caller turns bounds common to all alternatives into guards; only here are the alternatives themselves
+        # known.
         known = self._alternatives()
         return closed(load, tensor.shape, known, self.space.extents) if len(known) > 1 else load
 
     def _alternatives(self) -> list[list[HalfBound]]:
-        """Return alternatives of which one is true where the conditions around hold."""
+        """Return alternatives of which one is true where the enclosing conditions hold."""
         out: list[list[HalfBound]] = [[]]
         for condition, holds in self._known:
             out = both(out, cases(self.space, condition, holds))
@@ -228,7 +226,7 @@ class Converter:
         self._known.pop()
 
     def _choice(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
-        """Return a selection: a guard where the condition bounds an access, else ``select``."""
+        """Return a selection: a guard if the condition bounds an access, else ``select``."""
         known = transparent_value(self.space.simplify(opaque_value(condition), env))
         if isinstance(known, tirx.IntImm):
             return self.scalar(yes if int(known.value) else no, env)
@@ -252,10 +250,8 @@ class Converter:
         return Call("select", (self.scalar(known, {}), here, elsewhere))
 
     def _choice_by_data(self, condition: Any, yes: Any, no: Any, env: Env) -> Scalar:
-        """Return a selection by data; what it asks of positions besides is asked first: it may keep the loads inside.
-
-        The condition stays as it was written: what simplification leaves has lost the guards its own parts imply.
-        """
+        """Return a selection by data, tested after the conditions on positions, which may keep loads inside."""
+        # The condition is used as written: simplification drops the guards that its own parts imply.
         for kind, joined in ((tirx.And, tirx.all), (tirx.Or, tirx.any)):
             parts = _parts(condition, kind)
             data = [p for p in parts if _reads_data(p)]
@@ -273,14 +269,14 @@ class Converter:
                 return n
             tensor = by_name[n.tensor]
             if outside is None and _stays_inside(n, tensor, self.space.extents):
-                return n  # the selection around it drops the value; a guard would only stand in the way of vectors
+                return n  # the enclosing selection drops the value, and a guard would prevent vectorisation
             fill = (n.outside if n.guard else 0.0) if outside is None else outside
             return guarded(n, bounds, fill, tensor, self.space.extents)
 
         return transform(value, leaf)
 
     def _extreme(self, value: float, dtype: str) -> float:
-        """Return the infinity a finite extreme stands for under the stage's own maximum or minimum."""
+        """Return the infinity that a finite extreme replaces under the stage's own maximum or minimum."""
         sign = {"max": -1.0, "min": 1.0}.get(self.extremum or "")
         if sign is None or "float" not in dtype:
             return value
@@ -289,10 +285,8 @@ class Converter:
 
 
 def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[str, str]) -> bool:
-    """Whether every load of ``value`` being ``fill`` makes it ``wanted``, so that a guard on loads is enough.
-
-    A conversion changes what goes through it: of -0.125, one to integers and back leaves 0.
-    """
+    """Return whether ``value`` is ``wanted`` if all its loads are ``fill``, so that guards on loads suffice."""
+    # Conversions change a value: a conversion of -0.125 to an integer and back gives 0.
     found = loads(value)
     if not found or any(isinstance(n, IndexValue) for n in walk(value)):
         return False
@@ -315,13 +309,13 @@ def _passes_through(value: Scalar, fill: float, wanted: float, dtypes: Mapping[s
 
 
 def _stays_inside(load: Load, tensor: Tensor, extents: Mapping[str, int]) -> bool:
-    """Whether no index of a load leaves its tensor wherever the axes stand."""
+    """Return whether every index of a load stays inside its tensor for all values of the axes."""
     ranges = [i.range(extents) for i in load.index]
     return all(low >= 0 and high < size for (low, high), size in zip(ranges, tensor.shape, strict=True))
 
 
 def _parts(e: Any, kind: Any) -> list[Any]:
-    """Return the conditions that an ``And`` or ``Or`` joins, nested ones taken apart."""
+    """Return the operands of nested ``And`` or ``Or`` nodes."""
     return [*_parts(e.a, kind), *_parts(e.b, kind)] if isinstance(e, kind) else [e]
 
 

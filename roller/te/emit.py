@@ -1,8 +1,6 @@
-"""Scalar trees and indices of :mod:`roller.expr` as TVM expressions.
+"""Emission of scalar trees and indices of :mod:`roller.expr` as TVM expressions, the inverse of the reader.
 
-The inverse of reading a tensor expression: code generators build their own staged TVM programs
-(padded, packed, tiled) and fill in the arithmetic here, so that CPU and GPU share one meaning of
-every scalar function.
+CPU and GPU code generators build staged TVM programs (padded, packed, tiled) and fill in the arithmetic here.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from roller.te.combiners import MAX, MIN, TVM_COMBINERS, of_truth
 from roller.te.compat import Call as TvmCall
 from roller.te.compat import TensorLoad, dtype_of, te, tirx
 
-#: Binary digits of the integers that C computes in 32 bits.
+#: Bits of the integer dtypes that C computes in 32 bits.
 _DIGITS = {"int8": 8, "uint8": 8, "int16": 16}
 #: A TVM primitive expression; TVM is untyped for the checker.
 Expr: TypeAlias = Any
@@ -53,16 +51,15 @@ def emit_index(index: Index, env: Mapping[str, Expr]) -> Expr:
 
 
 def without_opposites(index: Index) -> Index:
-    """Return the same index without remainders of quotients of which others are subtracted.
-
-    TVM 0.27 looks at guards loop by loop: within one in which both are the same (``i // 2`` and ``i // 2 % 4`` for
-    eight lanes) it keeps their difference as a term of scale 0, and divides by that. As quotients they differ.
+    """Return an equal index without remainders of quotients that other terms subtract.
 
     Examples
     --------
     >>> [(t.coef, t.div, t.mod) for t in without_opposites(Index((Term("i", 1, 2), Term("i", -1, 2, 4)))).terms]
     [(4, 8, 0)]
     """
+    # TVM 0.27 simplifies guards loop by loop: where both terms are equal (``i // 2`` and ``i // 2 % 4`` for eight
+    # lanes), it keeps their difference as a term of scale 0 and divides by that scale. As quotients they differ.
     signs: dict[tuple[str, int], set[bool]] = {}
     for t in index.terms:
         signs.setdefault((t.axis, t.div), set()).add(t.coef > 0)
@@ -98,7 +95,7 @@ def all_of(conditions: list[Expr]) -> Expr:
 
 
 def constant(value: float, dtype: str) -> Expr:
-    """Return a literal; what is beyond ``dtype`` is its last value: an infinity, of integers the largest or least."""
+    """Return a literal; a value beyond ``dtype`` becomes an infinity, or the nearest integer of the dtype."""
     if dtype == "bool":
         return tirx.const(value not in (0.0, float("-inf")), dtype)
     if "float" not in dtype:
@@ -129,10 +126,10 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
         return _truth(position) if node.dtype == "bool" else _converted(_low_digits(position, node.dtype), node.dtype)
     if isinstance(node, Cast):
         value = emit_scalar(node.arg, env, tensors, as_written=as_written)
-        if node.dtype in NARROW_FLOATS and isinstance(value, tirx.FloatImm):  # which TVM converts without rounding it
+        if node.dtype in NARROW_FLOATS and isinstance(value, tirx.FloatImm):  # TVM converts literals without rounding
             value = constant(float(stored(value.value, node.dtype)), "float32")
         as_is = node.dtype != "bool" or (as_written and not isinstance(value, (tirx.IntImm, tirx.FloatImm)))
-        if not any(True for _ in loads(node.arg)):  # TVM takes it that positions lose nothing
+        if not any(True for _ in loads(node.arg)):  # TVM assumes that converted positions keep their value
             value = _low_digits(value, node.dtype)
         return _converted(value, node.dtype) if as_is else _truth(value)
     assert isinstance(node, Call)
@@ -141,7 +138,7 @@ def emit_scalar(node: Scalar, env: Mapping[str, Expr], tensors: Mapping[str, Any
 
 
 def _converted(value: Expr, dtype: str) -> Expr:
-    """Return a value in another dtype; TVM refuses literals beyond the range of integers, which C wraps."""
+    """Return a value in another dtype; integer literals wrap as in C, because TVM rejects those out of range."""
     if "int" in dtype and isinstance(value, (tirx.IntImm, tirx.FloatImm)):
         held = np.int64(value.value) if isinstance(value, tirx.IntImm) else np.float64(value.value)
         return tirx.const(int(converted_values(np.asarray(held), dtype)), dtype)
@@ -149,7 +146,7 @@ def _converted(value: Expr, dtype: str) -> Expr:
 
 
 def reducer(combiner: str) -> Callable[..., Expr]:
-    """Return the TVM reducer ``f(expr, axis=[...])`` of a combiner name, with its exact neutral value."""
+    """Return the TVM reducer ``f(expr, axis=[...])`` of a combiner, with its exact neutral value."""
     neutral, step = COMBINERS[combiner].neutral, TVM_COMBINERS[combiner].step
     reduce: Callable[..., Expr] = te.comm_reducer(
         lambda x, y: step(x, y), lambda dtype: constant(neutral, dtype), name=f"roller_{combiner}"
@@ -163,7 +160,7 @@ def combine(combiner: str, a: Expr, b: Expr) -> Expr:
 
 
 def _truth(x: Expr) -> Expr:
-    """Return whether a number is not zero: TVM has no conversion of a literal beyond 1 to a truth value."""
+    """Return whether a number is not zero; TVM cannot convert literals above 1 to bool."""
     kind = dtype_of(x)
     return x if kind == "bool" else tirx.NE(x, constant(0, kind))
 
@@ -191,11 +188,9 @@ def _promoted(a: Expr, b: Expr) -> tuple[Expr, Expr]:
 
 
 def _as_node(node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], Expr]) -> Callable[[Expr, Expr], Expr]:
-    """Return arithmetic that builds ``node`` of floating point, and ``plain`` of integers.
+    """Return arithmetic that builds ``node`` for floats and ``plain`` for integers."""
 
-    TVM's operators fold what is exact in real numbers alone: ``x + 0``, ``x * 0``, ``0 / x``.
-    """
-
+    # TVM's operators fold ``x + 0``, ``x * 0`` and ``0 / x``, which is exact for real numbers only.
     def built(a: Expr, b: Expr) -> Expr:
         a, b = _promoted(a, b) if "float" in dtype_of(a) + dtype_of(b) else (a, b)
         return node(a, b) if "float" in dtype_of(a) else plain(a, b)
@@ -204,10 +199,7 @@ def _as_node(node: Callable[[Expr, Expr], Expr], plain: Callable[[Expr, Expr], E
 
 
 def _div(a: Expr, b: Expr) -> Expr:
-    """Return a quotient of floating point; by a literal zero a product with infinity, which is the same.
-
-    TVM refuses to print or simplify a division by a literal zero.
-    """
+    """Return a float quotient; division by a literal zero, which TVM rejects, becomes a product with infinity."""
     a, b = _promoted(_float(a), _float(b))
     if isinstance(b, tirx.FloatImm) and b.value == 0:
         return tirx.Mul(a, constant(math.copysign(math.inf, b.value), dtype_of(b)))
@@ -215,12 +207,7 @@ def _div(a: Expr, b: Expr) -> Expr:
 
 
 def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
-    """Return ``a`` where ``condition`` holds, else ``b``; only the chosen one is evaluated where that matters.
-
-    A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
-    implies would go, or the remainder of an index (``x[i % 4]`` where ``i < 4``), and the load would leave its tensor.
-    Control flow makes the same simplification right. Conditions on data imply nothing of positions, and stay selects,
-    which vectorise.
+    """Return ``a`` where ``condition`` holds, else ``b``, by control flow if a select could read out of bounds.
 
     Examples
     --------
@@ -229,13 +216,17 @@ def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
     >>> type(choose(i < 4, guarded, x[0])).__name__, type(choose(x[0] < x[1], guarded, x[0])).__name__
     ('Call', 'Select')
     """
+    # A vector select evaluates both sides, and TVM simplifies each as if its condition held: a guard that the condition
+    # implies, or the remainder of an index (``x[i % 4]`` where ``i < 4``), would be dropped, and the load would leave
+    # its tensor. With control flow this simplification is correct. Conditions on data imply nothing about positions and
+    # stay selects, which vectorise.
     if _is_positional(condition) and any(_has_branch(x) or _folds(x, condition) for x in (a, b)):
         return tirx.if_then_else(condition, a, b)
     return tirx.Select(condition, a, b)
 
 
 def _is_positional(condition: Expr) -> bool:
-    """Whether a condition says anything of loop variables; what loads give, guarded ones too, are opaque values."""
+    """Return whether a condition reads loop variables other than through loads, which are opaque values."""
     return any(isinstance(e, tirx.Var) for e in subexpressions(condition, enter=lambda e: not _is_branch(e)))
 
 
@@ -244,7 +235,7 @@ def _has_branch(e: Expr) -> bool:
 
 
 def _folds(e: Expr, condition: Expr) -> bool:
-    """Whether a load of an expression takes a quotient or remainder of what a condition speaks of."""
+    """Return whether an index in ``e`` takes a quotient or remainder of a variable of ``condition``."""
     spoken_of = {x for x in subexpressions(condition, enter=lambda e: not _is_branch(e)) if isinstance(x, tirx.Var)}
     indices = (i for x in subexpressions(e) if isinstance(x, TensorLoad) for i in x.indices)
     folded = (x for i in indices for x in subexpressions(i) if isinstance(x, (tirx.FloorDiv, tirx.FloorMod)))
@@ -256,7 +247,7 @@ def _is_branch(e: Expr) -> bool:
 
 
 def _guarded(divide: Callable[[Expr, Expr], Expr], a: Expr, b: Expr, negated: Callable[[], Expr]) -> Expr:
-    """Return an integer division that no data can make a processor trap: 0 by zero, and never the least by -1."""
+    """Return an integer division that never traps: 0 for division by zero, and the negation for division by -1."""
     dtype = dtype_of(b)
     zero, one = constant(0, dtype), constant(1, dtype)
     if dtype.startswith("u") or dtype == "bool":
@@ -273,7 +264,7 @@ def _neg(a: Expr) -> Expr:
 
 
 def _abs(x: Expr) -> Expr:
-    """Return the absolute value: of an integer by a choice, as TVM has it, which must not take a guard away."""
+    """Return the absolute value; of an integer as a choice that keeps guards."""
     dtype = dtype_of(x)
     if "float" in dtype or dtype.startswith("u"):
         return tirx.abs(x)
@@ -281,12 +272,10 @@ def _abs(x: Expr) -> Expr:
 
 
 def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
-    """Return integer arithmetic that stays in its dtype.
+    """Return integer arithmetic that wraps in its dtype."""
 
-    C computes integers of less than 32 bits in 32, and TVM simplifies as if none ever wrapped around: what follows,
-    a comparison or a quotient, would see digits that the dtype does not have. Wider ones may not overflow at all.
-    """
-
+    # C computes integers below 32 bits in 32 bits, and TVM simplifies as if none wrapped: a comparison or a quotient
+    # would see bits that the dtype does not have. Wider integers must not overflow at all.
     def wrapped(*operands: Expr) -> Expr:
         narrow = all(dtype_of(x) in _DIGITS for x in operands)
         if not narrow:
@@ -299,12 +288,12 @@ def _wrapping(fn: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def _low_digits(x: Expr, dtype: str) -> Expr:
-    """Return what integers of 32 bits are in a narrower dtype, as integers of 32 bits; others as they are."""
+    """Return 32-bit integers wrapped to a narrower dtype, still as 32-bit integers; others unchanged."""
     if dtype not in _DIGITS or dtype_of(x) != "int32":
         return x
     past = 1 << _DIGITS[dtype]
     half = 0 if dtype.startswith("u") else past // 2
-    # By bits, which compilers drop: TVM refuses to convert a constant to a dtype that does not hold it.
+    # Bit operations, which compilers remove: TVM rejects the conversion of a constant that overflows the dtype.
     return (x + half & past - 1) - half
 
 
@@ -314,7 +303,7 @@ def _real(fn: Callable[[Expr], Expr]) -> Callable[[Expr], Expr]:
 
 _TRIGONOMETRIC = ("sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh")
 
-#: Functions whose results may need more digits than their operands have.
+#: Functions whose results may overflow the dtype of their operands.
 _ARITHMETIC: dict[str, Callable[..., Expr]] = {
     "add": _as_node(tirx.Add, operator.add),
     "sub": _as_node(tirx.Sub, operator.sub),

@@ -1,10 +1,7 @@
-"""Maxima and minima of floating point in which NaN wins, as NumPy and PyTorch have them.
+"""Float maxima and minima in which NaN wins, as in NumPy and PyTorch.
 
-A processor's maximum compares: ``a > b ? a : b`` is the second operand where either is NaN (x86's ``maxps``). So an
-operand that is certainly not NaN, a literal say, comes first, and NaN costs nothing; of two that may be NaN, one is
-compared with itself too, and chosen where it differs. That is a function: an operand is used several times, and TVM's
-analyzer would see a binding of it (``Let``) several times over. LLVM inlines it (:func:`with_functions`); CUDA C gets
-functions whose text is chosen by what the architecture has (:mod:`roller.templates.gpu.emit.extrema`).
+A hardware maximum ``a > b ? a : b`` (x86's ``maxps``) returns its second operand if either is NaN, so an operand that
+is never NaN comes first; otherwise a function also compares one operand with itself.
 """
 
 from __future__ import annotations
@@ -15,14 +12,14 @@ from typing import Any
 
 from roller.te.compat import Call, dtype_of, structural_walk, tirx, tvm
 
-#: The operator of a call of a function by its name.
+#: TVM's operator for a call of an external function by name.
 _CALL = "tirx.call_pure_extern"
-#: Nodes this module is about.
+#: TVM nodes of extrema.
 EXTREMA = ("Max", "Min")
 
 
 def never_nan(e: Any) -> bool:
-    """Whether an expression is certainly not NaN: a literal, or an integer converted.
+    """Return whether an expression is certainly not NaN: a literal, or a converted integer.
 
     Examples
     --------
@@ -37,7 +34,9 @@ def never_nan(e: Any) -> bool:
 
 
 def in_llvm(node: str) -> Callable[[Any], Any]:
-    """Return what makes code for LLVM of a call with two operands; :func:`with_functions` has what it calls."""
+    """Return the lowering of an extremum's call for LLVM; :func:`with_functions` adds the functions it calls."""
+    # A function, because operands occur several times, and TVM's analyzer would see a ``Let`` binding several times
+    # over.
     compare = getattr(tirx, node)
 
     def lowered(call: Any) -> Any:
@@ -53,7 +52,7 @@ def in_llvm(node: str) -> Callable[[Any], Any]:
 
 
 def with_functions(module: Any) -> Any:
-    """Return a module with the text of the functions that :func:`in_llvm` has it call."""
+    """Return a module with the LLVM text of the functions that lowered extrema call."""
     functions = {v: f.with_body(_with_functions(f.body)) for v, f in module.functions.items()}
     return tvm.IRModule(functions, attrs=module.attrs)
 
@@ -78,7 +77,7 @@ def _functions(dtype: str) -> tuple[str, ...]:
 
 
 def _text(name: str, dtype: str) -> str:
-    """Return the function in LLVM's language: the second operand where it is NaN, else what the comparison says."""
+    """Return the LLVM function: the second operand if it is NaN, else the result of the comparison."""
     scalar, _, lanes = dtype.partition("x")
     t = {"float32": "float", "float64": "double"}[scalar]
     t = f"<{lanes} x {t}>" if lanes else t
@@ -95,7 +94,7 @@ def _text(name: str, dtype: str) -> str:
 
 
 def in_c(node: str) -> Callable[[Any], Any]:
-    """Return what makes a call of a device function of a call with two operands; what is never NaN comes first."""
+    """Return the lowering of an extremum's call to a device function, with an operand that is never NaN first."""
 
     def lowered(call: Any) -> Any:
         a, b = call.args
@@ -107,7 +106,7 @@ def in_c(node: str) -> Callable[[Any], Any]:
 
 
 def function_name(node: str, dtype: str, *, known: bool) -> str:
-    """Return the name of the device function of an extremum; of a ``known`` first operand, which is not NaN.
+    """Return the name of an extremum's device function; ``known``: the first operand is never NaN.
 
     Examples
     --------

@@ -1,22 +1,7 @@
-"""Floating-point arithmetic that TVM's passes do not simplify.
+"""Protect floating-point arithmetic from TVM's passes, which simplify it as if it were exact (``x + c - c`` to ``x``).
 
-TVM simplifies floating point as if it were exact: ``x + c - c`` becomes ``x``, ``x == x`` becomes true. Before a module
-enters TVM's pipeline, :func:`opaque` turns its floating-point nodes into calls of operators that no simplifier knows;
-integers and indices, those inside these calls too, stay nodes and are simplified. ``LowerIntrin``, the last pass of
-every pipeline, turns the calls back into nodes; so does :func:`transparent`, for modules that are printed.
-:func:`function_of` does both around ``te.create_prim_func``, which simplifies, too.
-
-Notes
------
-- An opaque product within an opaque sum becomes a node together with the sum: ``LowerIntrin`` makes a multiply-add of
-  a sum only where it sees the product as a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
-- TVM gives LLVM an *ordered* comparison for ``!=``, which is false where an operand is NaN. LLVM therefore gets the
-  negation of ``==``; in C, ``!=`` is right.
-- NaN wins in a maximum or minimum (:mod:`roller.te.extrema`), unless the module is to ignore it. The maximum and
-  minimum of what is narrower than float32 are those of float32, where nothing is rounded.
-- Arithmetic on literals, left after unrolling, is folded here in its own dtype; TVM folds in float64 and refuses to
-  divide by zero.
-- bfloat16 and float8 stay nodes: TVM's legalising passes convert them, and must recognise them.
+:func:`opaque` turns float nodes into calls of operators that no simplifier knows; integers and indices stay nodes.
+``LowerIntrin``, the last pass of every pipeline, turns the calls back into nodes, as does :func:`transparent`.
 """
 
 from __future__ import annotations
@@ -31,19 +16,20 @@ import numpy as np
 from roller.te.compat import Call, compute_op, dtype_of, pure_operator, structural_map, te, tirx, tvm, tvm_ffi
 from roller.te.extrema import EXTREMA, in_c, in_llvm
 
-#: Nodes that become opaque, and what they compute.
+#: Nodes that become opaque, and their NumPy functions.
 _NODES: dict[str, Callable[[Any, Any], Any]] = {
     "Add": np.add, "Sub": np.subtract, "Mul": np.multiply, "Div": np.divide, "Max": np.maximum, "Min": np.minimum,
     "EQ": np.equal, "NE": np.not_equal, "LT": np.less, "LE": np.less_equal, "GT": np.greater, "GE": np.greater_equal,
 }  # fmt: skip
-#: Operands of nodes that become opaque; vectors have their lanes in the name.
+#: Dtypes whose operations become opaque; vectors have their lanes in the name. bfloat16 and float8 stay nodes: TVM's
+#: legalising passes convert them, and must recognise them.
 _FLOATS = re.compile(r"float(?:16|32|64)(?:x\d+)?")
 _ANY_FLOATS = re.compile(r"b?float.*")
 _NARROW = re.compile(r"(?:b?float16|float8_\w+?)(x\d+)?")
 
 
 def _node_of(call: Any) -> Any:
-    """Return the node of a call of an opaque operator, or its number."""
+    """Return the node of a call of an opaque operator; arithmetic on literals is folded."""
     name, operands = call.op.name, list(call.args)
     number = _number(call)
     if number is not None:
@@ -51,13 +37,15 @@ def _node_of(call: Any) -> Any:
     if name == _name("Div"):
         divisor = _number(operands[1])
         return tirx.Div(*operands) if divisor is None else _quotient(operands[0], divisor)
+    # An opaque product within an opaque sum becomes a node together with the sum: ``LowerIntrin`` makes a multiply-add
+    # only if the product is a node. TVM lets LLVM contract both (``AllowFPOpFusion``).
     if name == _name("Add"):
         operands = [_node_of(x) if _is_opaque(x, "Mul") else x for x in operands]
     return getattr(tirx, name.removeprefix("roller."))(*operands)
 
 
 def _quotient(dividend: Any, divisor: Any) -> Any:
-    """Return a quotient by a literal; by zero a product with infinity, which is the same: TVM refuses to divide."""
+    """Return a quotient by a literal; division by zero, which TVM rejects, becomes an equal product with infinity."""
     literal = divisor.value if isinstance(divisor, tirx.Broadcast) else divisor
     if literal.value != 0:
         return tirx.Div(dividend, divisor)
@@ -72,7 +60,7 @@ def _negated_equality(call: Any) -> Any:
 
 
 def _number(expr: Any) -> Any:
-    """Return the literal that arithmetic on literals is; ``None`` where it is on anything else."""
+    """Return the literal value of arithmetic on literals, or ``None`` if an operand is no literal."""
     if isinstance(expr, tirx.FloatImm):
         return expr
     if isinstance(expr, tirx.Broadcast):
@@ -90,6 +78,7 @@ def _number(expr: Any) -> Any:
 
 
 def _computed(name: str, a: Any, b: Any) -> Any:
+    # Folded in its own dtype, after unrolling: TVM folds in float64 and rejects a division by zero.
     dtype = dtype_of(a)
     with np.errstate(all="ignore"):
         value = _NODES[name.removeprefix("roller.")](*(np.dtype(dtype).type(x.value) for x in (a, b)))
@@ -105,11 +94,12 @@ def _is_opaque(expr: Any, node: str) -> bool:
 
 
 def _plain(call: Any) -> Any:
-    """Return the node of an extremum that the target computes as it likes where an operand is NaN."""
+    """Return the node of an extremum that may return any operand if one is NaN."""
     return getattr(tirx, call.op.name.removeprefix("roller.Any"))(*call.args)
 
 
-#: How each operator becomes nodes: by language, ``"default"`` for all others.
+#: Lowering of each operator to nodes by language, ``"default"`` for all others. TVM gives LLVM an *ordered* comparison
+#: for ``!=``, which is false for NaN, so LLVM gets the negation of ``==``; in C, ``!=`` is right.
 _LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
     **{_name(node): {"default": _node_of} for node in _NODES},
     **{_name(node): {"default": _node_of, "llvm": in_llvm(node), "cuda": in_c(node)} for node in EXTREMA},
@@ -118,27 +108,25 @@ _LOWERINGS: dict[str, dict[str, Callable[[Any], Any]]] = {
 }
 _NAMES = frozenset(map(_name, _NODES))
 _OPERATORS = {name: pure_operator(name, lowerings) for name, lowerings in _LOWERINGS.items()}
-#: The same for conditions while ``LowerIntrin`` runs, which leaves them alone.
+#: Operators of conditions while ``LowerIntrin`` runs, which does not lower them.
 _HELD = {name: pure_operator(f"{name}.held", {}) for name in _LOWERINGS}
 
 
 def opaque(module: Any, *, propagate_nan: bool = True) -> Any:
-    """Return a module with its floating-point arithmetic as calls of operators that TVM does not simplify."""
+    """Return a module with its float arithmetic as calls of operators that TVM does not simplify."""
     return _mapped(module, _hiding(_FLOATS, narrow=_NARROW, propagate_nan=propagate_nan))
 
 
 def transparent(module: Any) -> Any:
-    """Return the module whose :func:`opaque` form ``module`` is, with whatever passes have done since."""
+    """Return the module whose :func:`opaque` form is ``module``, including the changes of later passes."""
     return _mapped(module, _SHOWING)
 
 
 def finished(passes: Any, module: Any, *, language: str) -> Any:
-    """Return what the last passes of a pipeline, which turn opaque calls into nodes, make of a module.
+    """Run the last passes of a pipeline, which turn opaque calls into nodes, and return the module."""
 
-    ``LowerIntrin`` simplifies the conditions of branches and selections to learn from them: those on data stay opaque
-    until it is done.
-    """
-
+    # ``LowerIntrin`` simplifies the conditions of branches and selections to learn from them, so conditions on data
+    # stay opaque until it has run.
     def held(call: Any) -> Any:
         operator = _HELD.get(getattr(call.op, "name", ""))
         return call if operator is None else Call(operator, list(call.args), ret_ty=call.ty)
@@ -167,18 +155,18 @@ def finished(passes: Any, module: Any, *, language: str) -> Any:
 
 
 def function_of(tensors: Sequence[Any]) -> Any:
-    """Return what ``te.create_prim_func`` makes of tensors, with floating-point arithmetic as they have it."""
+    """Return the PrimFunc of tensors with their float arithmetic unsimplified."""
     function = te.create_prim_func(_opaque_tensors(tensors))
     return function.with_body(structural_map(function.body, _SHOWING))
 
 
 def opaque_value(expr: Any) -> Any:
-    """Return an expression in its opaque form, whichever floating-point dtypes it has."""
+    """Return an expression in its opaque form, for all float dtypes."""
     return structural_map(expr, _hiding(_ANY_FLOATS))
 
 
 def transparent_value(expr: Any) -> Any:
-    """Return the expression whose :func:`opaque_value` ``expr`` is."""
+    """Return the expression whose :func:`opaque_value` is ``expr``."""
     return structural_map(expr, _SHOWING)
 
 
@@ -199,7 +187,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
     def hidden(body: Sequence[Any]) -> list[Any]:
         if not isinstance(body[0], tirx.Reduce):
             return [structural_map(value, rules) for value in body]
-        # The combiner stays what readers know; reductions of several results have one source, the same object.
+        # The combiner keeps the form that readers recognise; reductions of several results share one source object.
         source = tvm_ffi.convert([structural_map(x, rules) for x in body[0].source])
         return [tirx.Reduce(r.combiner, source, r.axis, r.condition, r.value_index, r.init) for r in body]
 
@@ -220,7 +208,7 @@ def _opaque_tensors(tensors: Sequence[Any]) -> list[Any]:
 def _hiding(
     floats: re.Pattern[str], *, narrow: re.Pattern[str] | None = None, propagate_nan: bool = True
 ) -> list[tuple[Any, Callable[[Any], Any]]]:
-    """Return how the arithmetic of some dtypes becomes calls; extrema of ``narrow`` ones those of float32."""
+    """Return the rules that turn float arithmetic into calls; extrema of ``narrow`` dtypes become float32 ones."""
 
     def hider(node: str) -> Callable[[Any], Any]:
         name = f"roller.Any{node}" if node in EXTREMA and not propagate_nan else _name(node)

@@ -1,8 +1,7 @@
-"""TVM tensor expressions and unscheduled PrimFuncs as TensorExpr, and back.
+"""The reader of TVM tensor expressions and unscheduled PrimFuncs as TensorExpr, and the inverse.
 
-Reading goes through the blocks of the PrimFunc and arithmetic analysis; operator names, tags, annotations and
-printed IR play no part, and whatever else a node says is read or refused. Element-wise producers (padding included)
-are inlined into their consumers, which leaves the normal form: reductions, and one element-wise stage per output.
+It reads the blocks of the PrimFunc by arithmetic analysis and ignores operator names, tags and annotations.
+Element-wise producers (padding included) are inlined, which leaves reductions and one element-wise stage per output.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from roller.te.opaque_floats import function_of
 
 __all__ = ["read", "to_te"]
 
-#: Axis of extent 1 that stands for the coordinates of a scalar result; stages share it.
+#: Axis of extent 1 for a scalar result; all stages share it.
 _ONE = "one"
 
 
@@ -72,7 +71,7 @@ def _read(source: Any, name: str) -> TensorExpr:
 
 
 def _function(tensors: list[Any]) -> Any:
-    """Return the function that TVM makes of tensors; it simplifies indices, and refuses some literals in doing so."""
+    """Return TVM's function of tensors; TVM simplifies indices and rejects some literals while building it."""
     try:
         return function_of(tensors)
     except (ValueError, tvm.error.InternalError) as err:
@@ -84,7 +83,7 @@ def _function(tensors: list[Any]) -> Any:
 
 
 def _call_order(tensors: list[Any]) -> list[Any]:
-    """Complete a list of outputs by the placeholders they reach; check that every operation can be read."""
+    """Prepend the placeholders that the outputs reach, if missing, and check that every operation can be read."""
     found: list[Any] = []
     seen: set[Any] = set()
 
@@ -137,7 +136,7 @@ def _read_function(func: Any, name: str) -> TensorExpr:
 
 
 def _labels(buffers: list[Any]) -> dict[Any, str]:
-    """Name every buffer; a second one of the same name gets a number."""
+    """Name every buffer; repeated names get a number."""
     out: dict[Any, str] = {}
     for b in buffers:
         label, n = b.name, 1
@@ -170,7 +169,7 @@ def _stage(block: Block, tensors: dict[Any, Tensor], blocks: dict[Any, Block], n
     body = Converter(out.name, space, tensors, blocks, extremum).body(block.value)
     acc = dtype_of(block.value)
     if isinstance(body, Cast) and block.combiner is None and body.dtype == out.dtype:
-        # Of what was read, not of the block's value: that may be the load of an inlined tensor.
+        # The dtype of the converted body, because the block's value may be the load of an inlined tensor.
         before = computed_dtype(body.arg, {t.name: t.dtype for t in tensors.values()})
         alike = before is not None and ("float" in before) == ("float" in out.dtype)
         if alike and before is not None and (before == "bool") == (out.dtype == "bool"):
@@ -209,11 +208,9 @@ def _fold_conversions(stages: list[Stage], outputs: tuple[str, ...]) -> list[Sta
 
 
 def _name_axes(stages: list[Stage]) -> list[Stage]:
-    """Give axes their final names: one name per coordinate over all stages.
-
-    Two axes are the same coordinate where they index the same dimension of the same tensor, are of one kind
-    and extent; intermediate tensors decide before inputs do.
-    """
+    """Give axes their final names, one name per coordinate over all stages."""
+    # Two axes of one kind and extent are the same coordinate if they index the same dimension of the same tensor;
+    # intermediate tensors take precedence over inputs.
     coordinate: dict[tuple[str, int], list[Axis]] = {}
     taken: dict[str, Axis] = {}
     made: set[str] = set()

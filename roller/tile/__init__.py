@@ -1,4 +1,4 @@
-"""rTiles, rPrograms, tile instructions, alignment rules."""
+"""Tiles (rTiles), tiled programs (rPrograms), tile instructions and alignment rules."""
 
 from roller.tile.program import RProgram
 from roller.tile.structures import STRUCTURES

@@ -1,12 +1,7 @@
-"""Tile inference over many tiles at once: which data a tile of axis extents touches.
+"""Data tiles of many tiles at once: the data that a tile of axis extents reads, in arrays ``(N, axes)``.
 
-A tile gives an extent to every axis of the anchor stage. Along each dimension of a tensor it touches
-``1 + sum(|coef| * (t - 1))`` elements, clipped to what the whole axes touch. An access without windows (every
-dimension moves with one axis at most) holds ``t`` elements along a strided dimension: positions it can never
-hit are not part of the data tile. A guarded dimension includes its border: the padding
-values occupy the data tile although they are never loaded. A quasi-affine access (implicit GEMM) is gathered: its data
-tile holds one element per combination of the axes it depends on. All functions take integer arrays
-``(N, axes)``: one row per tile.
+Along a dimension a tile touches ``1 + sum(|coef| * (t - 1))`` elements, clipped to the positions of the whole axes.
+Data tiles include the padding of guarded dimensions; a quasi-affine access (implicit GEMM) is gathered.
 """
 
 from __future__ import annotations
@@ -28,14 +23,14 @@ Floats = NDArray[np.float64]
 #: Integers or floats.
 _Number = TypeVar("_Number", np.int64, np.float64)
 
-#: Widest access of a GPU's thread to memory (bytes).
+#: Widest memory access of a GPU thread (bytes).
 VECTOR_BYTES = 16
-#: Codes of tile extents up to which those that occur are found by counting, not by sorting.
+#: Number of codes of tile extents up to which the distinct ones are found by counting instead of sorting.
 _COUNTED_CODES = 1 << 16
 
 
 def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]:
-    """Return the product of some columns per row, ``(N,)``; faster than a reduction along rows of a few numbers."""
+    """Return the product of some columns per row, ``(N,)``; faster than a reduction along short rows."""
     total: NDArray[_Number] | None = None
     for c in columns:
         total = table[:, c] if total is None else total * table[:, c]
@@ -44,12 +39,21 @@ def product(table: NDArray[_Number], columns: Iterable[int]) -> NDArray[_Number]
 
 @dataclass(frozen=True)
 class Access:
-    """One tensor as the anchor touches it: a load, or the store.
+    """One access of the anchor to a tensor: a load, or the store.
 
-    ``coefficients`` is ``(dimensions, axes)``; ``uses`` says which axes the tensor depends on;
-    ``gather`` marks quasi-affine accesses; ``guard`` says where they are inside; ``reloads`` says over which axes'
-    tiles data are loaded again (operands of an epilogue come once per output tile, not per reduction step);
-    ``spatial`` masks the spatial axes.
+    Parameters
+    ----------
+    coefficients
+        ``(dimensions, axes)``.
+    uses
+        Mask of the axes that the tensor depends on.
+    gather
+        Whether the access is quasi-affine; its data tile has one element per combination of the axes it uses.
+    reloads
+        Mask of the axes over whose tiles data are loaded again: an epilogue's operands once per output tile, not per
+        reduction step.
+    spatial
+        Mask of the spatial axes.
     """
 
     tensor: Tensor
@@ -72,7 +76,7 @@ class Access:
 
     @cached_property
     def touched(self) -> NDArray[np.bool_]:
-        """Axes that the loaded value depends on: the tensor does, or a guard."""
+        """Mask of the axes that the loaded value depends on, through the tensor or a guard."""
         guarding = {x for b in self.guard for x in b.index.axes}
         return np.asarray(self.uses | np.array([n in guarding for n in self.axis_names], bool))
 
@@ -86,10 +90,9 @@ class Access:
 
     @cached_property
     def shared(self) -> tuple[bool, ...]:
-        """Per dimension, whether several axes share its positions; axes of one kind that write a number do not.
-
-        Bounds cut through a shared dimension and a box holds it whole, overlapping (:attr:`window_axes`) or not.
-        """
+        """Per dimension, whether several axes that are not digits of one number share its positions."""
+        # Bounds may cut a shared dimension, and a box contains all of it, whether windows overlap (`window_axes`) or
+        # not.
         kinds = [
             {n: int(e) for n, e, s in zip(self.axis_names, self.axis_extents, self.spatial, strict=True) if s == kind}
             for kind in (True, False)
@@ -98,12 +101,12 @@ class Access:
 
     @cached_property
     def shared_axes(self) -> NDArray[np.bool_]:
-        """Axes of dimensions that several share: windows, overlapping or side by side, and what they lie along."""
+        """Mask of the axes of shared dimensions: windows, overlapping or adjacent, and the axes they lie along."""
         return np.asarray((self.coefficients[np.array(self.shared, bool)] != 0).any(axis=0))
 
     @cached_property
     def window_axes(self) -> NDArray[np.bool_]:
-        """Axes of windows, and spatial axes they slide along: :func:`~roller.expr.sliding.sliding_axes`."""
+        """Mask of window axes and the spatial axes they slide along (:func:`~roller.expr.sliding.sliding_axes`)."""
         extents = dict(zip(self.axis_names, self.axis_extents.tolist(), strict=True))
         spatial = {n: extents.pop(n) for n, s in zip(self.axis_names, self.spatial, strict=True) if s}
         sliding = {a for i in self.index if not self.gather for a in sliding_axes(i, spatial, extents)}
@@ -115,20 +118,20 @@ class Access:
 
     @cached_property
     def _limits(self) -> Ints:
-        """Most positions of the lattice along each dimension: those of the whole axes, borders included."""
+        """Largest number of lattice positions per dimension: those of the whole axes, borders included."""
         whole = self._steps @ (self.axis_extents - 1) + 1
         shape = np.array(self.tensor.shape, np.int64).reshape(-1)
         inside = (shape - 1) // self.lattice + 1 if len(shape) else shape
         return whole if self.bounds else np.minimum(whole, inside)
 
     def extents(self, tiles: Ints) -> Ints:
-        """Extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
+        """Return the extent of the data tile per dimension, ``(N, dimensions)`` elements (affine accesses)."""
         if not self.coefficients.shape[0]:
             return np.ones((len(tiles), 0), np.int64)
         return np.stack([self.extent(d, tiles) for d in range(len(self._steps))], axis=1)
 
     def extent(self, d: int, tiles: Ints) -> Ints:
-        """Extent of the data tile along one dimension, ``(N,)``."""
+        """Return the extent of the data tile along one dimension, ``(N,)``."""
         touched: Ints | None = None
         first = 1
         for a, step in self._moves[d]:
@@ -145,17 +148,17 @@ class Access:
 
     @cached_property
     def _moves(self) -> tuple[tuple[tuple[int, int], ...], ...]:
-        """Per dimension, the axes that move it and their steps."""
+        """Per dimension, the axes that index it and their steps."""
         return tuple(tuple((int(a), int(row[a])) for a in np.flatnonzero(row)) for row in self._steps)
 
     def row_elements(self, tiles: Ints) -> Ints:
-        """Elements per row of the data tile as it lies in scratchpad (last dimension last), ``(N,)``."""
+        """Return the elements per row of the data tile in scratchpad (last dimension last), ``(N,)``."""
         if self.gather or not self._moves:
             return self.elements(tiles)
         return self.extent(len(self._moves) - 1, tiles)
 
     def elements(self, tiles: Ints) -> Ints:
-        """Elements of the data tile, ``(N,)``."""
+        """Return the elements of the data tile, ``(N,)``."""
         total: Ints | None = None
         for d, moves in enumerate(() if self.gather else self._moves):
             if moves:
@@ -177,10 +180,7 @@ class Access:
         return tuple((a, int(self.axis_extents[a])) for a in self.used_axes)
 
     def points(self, tiles: Ints) -> Ints:
-        """Different elements that the points of a tile read, ``(N,)``.
-
-        As :meth:`elements`, without what a stride leaves out between them.
-        """
+        """Return the distinct elements that the points of a tile read ``(N,)``, without those a stride skips."""
         total = np.ones(len(tiles), np.int64)
         if self.gather:
             return self.elements(tiles)
@@ -191,10 +191,8 @@ class Access:
         return total
 
     def runs(self, tiles: Ints) -> tuple[Ints, Ints]:
-        """Rows of a data tile and elements from the first to the last of one contiguous row.
-
-        A row is the product of fully covered trailing dimensions times the next extent.
-        """
+        """Return the rows of a data tile, and the elements from the first to the last of one contiguous row."""
+        # A row is the product of the fully covered trailing dimensions times the next extent.
         if self.gather:
             run = np.minimum(self._gather_run(tiles), self.elements(tiles))
             return -(-self.elements(tiles) // run), run
@@ -220,10 +218,8 @@ class Access:
         return rows, span
 
     def _gather_run(self, tiles: Ints) -> Ints:
-        """Mean contiguous elements of a gathered tile: along the axis that walks the last dimension.
-
-        Where its rows wrap around, the next one may follow in memory (all columns of an image) or not.
-        """
+        """Return the mean number of contiguous elements along the axis that indexes the last dimension."""
+        # Where a row wraps around, the next row may follow in memory (all columns of an image) or not.
         position = {n: i for i, n in enumerate(self.axis_names)}
         for t in self.index[-1].terms if self.index else ():
             if abs(t.coef) == 1 and t.div == 1:
@@ -232,7 +228,7 @@ class Access:
         return np.ones(len(tiles), np.int64)
 
     def _breaks(self, axis: str) -> float:
-        """Share of the neighbours along an axis that do not follow each other in memory."""
+        """Return the share of neighbours along an axis that are not adjacent in memory."""
         key = ("breaks", axis)
         if key not in self._memo:
             extent = int(self.axis_extents[self.axis_names.index(axis)])
@@ -240,11 +236,9 @@ class Access:
         return float(self._memo[key])
 
     def loaded_elements(self, tiles: Ints) -> Floats:
-        """Elements loaded over all tiles of the launch, positions outside the tensor excluded.
-
-        Exact: per dimension the in-bounds lengths of all tile positions are summed; axes the tensor does
-        not depend on multiply by their number of tiles (nothing survives from one tile to the next).
-        """
+        """Return the elements loaded over all tiles of the launch, without positions outside the tensor."""
+        # Exact: the in-bounds lengths of all tile positions are summed per dimension; axes the tensor does not depend
+        # on multiply by their number of tiles, because no data survives from one tile to the next.
         reload: Floats = np.ones(len(tiles))
         for a in self._again:
             reload = reload * -(-self.axis_extents[a] // tiles[:, a])
@@ -262,7 +256,7 @@ class Access:
 
     @cached_property
     def groups(self) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]:
-        """Dimensions that move together (they share an axis: a diagonal), and the axes that move them."""
+        """Groups of dimensions that share an axis (a diagonal), and the axes that index them."""
         groups: list[tuple[set[int], set[int]]] = []
         for d, row in enumerate(self.coefficients):
             dims, axes = {d}, {int(a) for a in np.flatnonzero(row)}
@@ -273,11 +267,11 @@ class Access:
         return tuple((tuple(sorted(dims)), tuple(sorted(axes))) for dims, axes in groups)
 
     def _group_sum(self, dims: tuple[int, ...], axes: tuple[int, ...], tiles: Ints) -> Floats:
-        """Sum over tile positions of the in-bounds elements along the dimensions of one group."""
+        """Return the sum over tile positions of the in-bounds elements along the dimensions of one group."""
         if not axes:
             return np.ones(len(tiles))
         if len(dims) == len(axes) == 1 and self.coefficients[dims[0], axes[0]] == 1 and self.constants[dims[0]] == 0:
-            inside = min(int(self.axis_extents[axes[0]]), self.tensor.shape[dims[0]])  # guards may keep the rest out
+            inside = min(int(self.axis_extents[axes[0]]), self.tensor.shape[dims[0]])  # guards may exclude the rest
             return np.full(len(tiles), float(inside))
         codes, span = tiles[:, axes[0]], int(tiles[:, axes[0]].max(initial=0)) + 1
         for a in axes[1:]:
@@ -302,7 +296,7 @@ class Access:
         return sums[inverse]
 
     def pieces(self, d: int, axes: tuple[int, ...], tile: Ints) -> tuple[Ints, Ints]:
-        """First position and number of positions touched along one dimension, per tile position over ``axes``."""
+        """Return first position and number of positions along one dimension, per tile position over ``axes``."""
         moves = [(int(tile[a]), int(self.coefficients[d, a]), int(self.axis_extents[a])) for a in axes]
         return tile_pieces(int(self.constants[d]), moves, int(self.lattice[d]), self.tensor.shape[d])
 

@@ -1,4 +1,4 @@
-"""Alignment rules: one function each, in one list. A program either meets a rule or names it in ``relaxed``."""
+"""Alignment rules, one function each, in one list; a program meets each rule or names it in ``relaxed``."""
 
 from __future__ import annotations
 
@@ -22,10 +22,7 @@ Rule: TypeAlias = "Callable[[RProgram, DeviceSpec, float], bool]"
 
 
 def execution_unit(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
-    """Rule 1: the threads of a block fill whole TEUs; on a CPU the vectorised axis is a multiple of the lanes.
-
-    Tiles of a matrix unit are multiples of its fragment.
-    """
+    """Rule 1: threads of a block fill whole TEUs, a CPU's vectors fill lanes, and matrix tiles fill fragments."""
     if program.fragment is not None:
         f, tile = program.fragment, program.tile("register")
         sizes = zip(program.matrix_axes, (f.m, f.n, f.k), strict=True)
@@ -43,13 +40,13 @@ def transaction(program: RProgram, spec: DeviceSpec, epsilon: float) -> bool:
     block = tuple(program.block_tile.values())
     size = spec.home.transaction_bytes
     known = program.expr._memo.setdefault("transactions", {})
-    if (block, size) not in known:  # programs that share a block tile share the answer
+    if (block, size) not in known:  # the result depends only on the block tile
         known[block, size] = bool(whole_transactions(Geometry.of(program.expr), np.array([block], np.int64), size)[0])
     return bool(known[block, size])
 
 
 def find_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
-    """Find what :func:`transaction` is asked about programs of one expression, all at once."""
+    """Compute the results of :func:`transaction` for programs of one expression together."""
     size, found = spec.home.transaction_bytes, [products_program(p) or p for p in programs]
     for expr in {id(p.expr): p.expr for p in found}.values():
         blocks = list(dict.fromkeys(tuple(p.block_tile.values()) for p in found if p.expr is expr))
@@ -59,12 +56,12 @@ def find_transactions(programs: Sequence[RProgram], spec: DeviceSpec) -> None:
 
 
 def whole_transactions(geometry: Geometry, tiles: Ints, size: int) -> np.ndarray:
-    """Mask of block tiles whose data tiles all consist of whole transactions of ``size`` bytes, ``(N,)``."""
+    """Return the mask ``(N,)`` of block tiles whose data tiles consist of transactions of ``size`` bytes."""
     good = np.ones(len(tiles), bool)
     for access in geometry.loads:
         if not access.coefficients.shape[0]:
             continue
-        # Of windows that reach a whole dimension from several blocks, each sees but a part.
+        # If several blocks have windows over the whole dimension, each block reads only a part of it.
         several = (-(-geometry.extents // tiles) > 1).astype(np.int64) @ (access.coefficients != 0).T > 0
         extents = access.extents(tiles)
         good &= ~(several & (extents >= np.array(access.tensor.shape))).any(axis=1)
@@ -105,6 +102,6 @@ RULES: dict[str, Rule] = {
 
 
 def broken_rules(program: RProgram, spec: DeviceSpec, epsilon: float = 1.0) -> tuple[str, ...]:
-    """Return the names of the rules a program does not meet; a GPU's Winograd programs are asked for their product."""
+    """Return the names of the rules that a program (of a GPU's Winograd, its product) does not meet."""
     program = products_program(program) or program
     return tuple(name for name, rule in RULES.items() if not rule(program, spec, epsilon))

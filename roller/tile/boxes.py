@@ -1,7 +1,7 @@
-"""Boxes: which positions of a tensor a tile reads or writes, so that a unit holds them, and no others, in scratchpad.
+"""Boxes: the positions of a tensor that a tile reads or writes, and that a unit holds in its scratchpad.
 
-One rule serves price and code: per dimension an interval on a lattice, as interval arithmetic has it for the axes of a
-tile. Affine indices have exact boxes; quotients and remainders of axes have boxes that may hold a little more.
+Price and code share this definition: an interval on a lattice per dimension, exact for affine indices and possibly
+larger for quotients and remainders of axes.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from roller.expr import Index, Stage, Tensor, TensorExpr
 from roller.expr.scalar import Term
 from roller.tile.geometry import Ints
 
-#: What one store of a worker writes; of narrower elements it writes the neighbours again.
+#: Bytes that one store of a worker writes; a store of a narrower element also rewrites its neighbours.
 WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Box:
-    """A tensor as the stages of an expression touch it, by the axes of tiles.
+    """A tensor with all accesses of an expression's stages.
 
     Parameters
     ----------
-    tensor
-        What is touched.
     accesses
-        All the indices it is touched by; one tuple of dimensions each.
+        All index tuples by which it is accessed.
     extents
-        Of every axis that occurs.
+        Extent of every axis that occurs.
     """
 
     tensor: Tensor
@@ -42,7 +40,7 @@ class Box:
 
     @cached_property
     def lattice(self) -> tuple[int, ...]:
-        """Spacing of the touched positions per dimension; 1 where accesses are shifted against each other."""
+        """Spacing of the touched positions per dimension; 1 if accesses are offset from each other."""
         found = []
         for d in range(len(self.tensor.shape)):
             indices = {a[d] for a in self.accesses}
@@ -51,10 +49,7 @@ class Box:
         return tuple(found)
 
     def counts(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return positions of the lattice per dimension that a tile touches at most, wherever it lies.
-
-        ``tile`` has extents by axis; axes it lacks are whole.
-        """
+        """Return the most lattice positions per dimension that a tile touches; axes not in ``tile`` are whole."""
         whole, out = dict(self.extents), []
         for d, (step, size) in enumerate(zip(self.lattice, self.tensor.shape, strict=True)):
             spans = [_span(a[d], tile, whole) for a in self.accesses]
@@ -64,7 +59,7 @@ class Box:
         return out
 
     def pitches(self, tile: Mapping[str, Ints | int]) -> list[Ints]:
-        """Return the extents of a unit's copy: rows are whole words, so that no two workers write one word."""
+        """Return the extents of a unit's copy; rows are whole words, so that no two workers write one word."""
         out = self.counts(tile)
         several = max(1, WORD_BYTES // self.tensor.itemsize_bytes)
         if out:
@@ -72,14 +67,14 @@ class Box:
         return out
 
     def elements(self, tile: Mapping[str, Ints | int]) -> Ints:
-        """Return elements of a unit's copy."""
+        """Return the elements of a unit's copy."""
         total: Ints = np.asarray(max(1, WORD_BYTES // self.tensor.itemsize_bytes) if not self.tensor.shape else 1)
         for n in self.pitches(tile):
             total = total * n
         return total
 
     def start(self, ranges: Mapping[str, tuple[int, int]]) -> tuple[int, ...]:
-        """Return the first position per dimension that points of ``ranges`` (first, last by axis) touch inside."""
+        """Return the first position inside per dimension that points of ``ranges`` (first, last by axis) touch."""
         whole, found = dict(self.extents), []
         for d, step in enumerate(self.lattice):
             low = min(least(a[d], ranges, whole) for a in self.accesses)
@@ -88,7 +83,7 @@ class Box:
 
 
 def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]) -> Ints | int:
-    """Return the distance between the first and the last position that an index takes over a tile, at most."""
+    """Return an upper bound of the distance between the first and the last position of an index over a tile."""
     total: Ints | int = 0
     for t in index.terms:
         extent = np.minimum(np.asarray(tile.get(t.axis, whole[t.axis]), np.int64), whole[t.axis])
@@ -97,7 +92,7 @@ def _span(index: Index, tile: Mapping[str, Ints | int], whole: Mapping[str, int]
 
 
 def _quotients(t: Term, extent: Ints, whole: int) -> Ints:
-    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours of tiles that start at multiples of it."""
+    """Return how far ``axis // div % mod`` moves over ``extent`` neighbours that start at multiples of it."""
     if t.is_affine:
         return extent - 1
     aligned = (extent % t.div == 0) | (t.div % extent == 0)
@@ -138,11 +133,9 @@ def boxes_of(expr: TensorExpr) -> dict[str, Box]:
 
 
 def whole_axes(expr: TensorExpr) -> frozenset[str]:
-    """Return the axes that a tile must take whole: elsewhere a unit would read what another one computed.
-
-    A stage reads what an earlier one wrote at the very position its tile wrote, or over whole axes of it. Reductions of
-    several stages are whole too; those of an anchor that comes first may go in steps.
-    """
+    """Return the axes that a tile must take whole, because a unit would otherwise read another unit's results."""
+    # A stage reads an earlier result at the position its own tile wrote, or over whole axes. Reductions of several
+    # stages are whole too; those of an anchor that comes first may go in steps.
     stages = {s.name: s for s in expr.stages}
     found = {a.name for s in expr.stages for a in s.reduction_axes if s is not expr.anchor}
     if expr.stages[0] is not expr.anchor:
@@ -155,6 +148,6 @@ def whole_axes(expr: TensorExpr) -> frozenset[str]:
 
 
 def _moved(writer: Stage, index: tuple[Index, ...]) -> set[str]:
-    """Return the axes of dimensions that a load reads elsewhere than its tile wrote them."""
+    """Return the axes of dimensions that a load reads at other positions than its tile wrote."""
     pairs = zip(writer.store, index, strict=True)
     return {a for store, load in pairs if store != load for a in (*store.axes, *load.axes)}

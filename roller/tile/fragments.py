@@ -1,9 +1,7 @@
-"""Operands of a matrix instruction: which load is A and which is B, how their tiles lie in scratchpad, what reads cost.
+"""Operands of a matrix instruction: which load is A and which is B, their layout in scratchpad, and bank conflicts.
 
-A is the load that moves with the m axis, B the one that moves with the n axis; both move with the k axis. A matrix
-unit reads *rows* of 16 bytes of a staged tile: eight elements of half precision that follow each other along k, or
-along m (n), in which case the instruction that loads them transposes. A tile whose rows would not start at multiples
-of 16 bytes (windows, strides) is staged by axes instead. Construction and code generation both read this module.
+A load that the m axis indexes is A, one that the n axis indexes is B; the k axis indexes both. A matrix unit reads rows
+of 16 bytes; a tile whose rows would not be aligned to 16 bytes (windows, strides) is staged by axes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from roller.tile.layout import TileLayout, tile_layout
 from roller.tile.program import RProgram
 from roller.tile.steps import break_share, mean_step
 
-#: One row of a matrix that ``ldmatrix`` reads (bytes), and the rows it reads at once.
+#: Bytes of one matrix row that ``ldmatrix`` reads, and the rows it reads at once.
 ROW_BYTES = 16
 PHASE_ROWS = 8
 
@@ -33,14 +31,12 @@ class Operand:
 
     Parameters
     ----------
-    load, tensor
-        What is staged.
     axis, k_axis
-        The spatial axis it moves with (m for A, n for B), and the reduction axis along k.
+        The spatial axis that indexes it (m for A, n for B), and the reduction axis along k.
     layout
-        Of the block's tile; rows run along ``row_axis``, which is ``k_axis`` or ``axis``.
+        Layout of the block's tile; rows run along ``row_axis``.
     row_axis
-        Axis along which scratchpad rows are contiguous.
+        Axis along which scratchpad rows are contiguous: ``k_axis`` or ``axis``.
     """
 
     load: Load
@@ -57,7 +53,7 @@ class Operand:
 
     @property
     def chunk(self) -> int:
-        """Elements of one row of a matrix: 16 bytes."""
+        """Elements of a 16-byte matrix row."""
         return ROW_BYTES // self.tensor.itemsize_bytes
 
     @property
@@ -74,7 +70,7 @@ class Operand:
         return math.prod(self.layout.extents[:-1]) * (self.layout.extents[-1] + padding)
 
     def offset(self, local: Mapping[str, int], padding: int) -> int:
-        """Return the position of a point of the tile (elements); axes that are not given are 0."""
+        """Return the position of a point of the tile (elements); missing axes are 0."""
         point = {**dict.fromkeys((t.axis for i in self.layout.dims for t in i.terms), 0), **local}
         return sum(int(i(point)) * p for i, p in zip(self.layout.dims, self.layout.pitches(padding), strict=True))
 
@@ -116,7 +112,7 @@ def program_operands(program: RProgram) -> tuple[Operand, Operand]:
 def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: Mapping[str, int]) -> Operand:
     layout = tile_layout(stage, load, tensor, tile)
     rows = _row_axis(layout, tensor, tile)
-    # Elements of one byte cannot be transposed on the way: an instruction moves pairs of bytes.
+    # One-byte elements cannot be transposed while they are loaded: the instruction moves pairs of bytes.
     allowed = (k,) if tensor.itemsize_bytes == 1 else (axis, k)
     best = min(allowed, key=lambda a: _apart(load, tensor, a, stage.extents[a]))
     if rows == best or (rows in allowed and not layout.axes):
@@ -129,15 +125,13 @@ def _operand(stage: Stage, load: Load, tensor: Tensor, axis: str, k: str, tile: 
 
 @lru_cache(maxsize=4096)
 def _apart(load: Load, tensor: Tensor, axis: str, extent: int) -> tuple[bool, float]:
-    """Return what sorts axes by how nearly their neighbours are neighbours in memory.
-
-    A few long jumps (from image to image) matter less than a stride between all of them.
-    """
+    """Return the sort key of axes by contiguity: whether most neighbours are not adjacent, and their mean step."""
+    # A few long jumps (from image to image) cost less than a stride between all neighbours.
     return break_share(load.index, tensor.shape, axis, extent) > 0.5, mean_step(load.index, tensor.shape, axis, extent)
 
 
 def _row_axis(layout: TileLayout, tensor: Tensor, tile: Mapping[str, int]) -> str:
-    """Return the axis rows of a tile run along; nothing where they would not be runs of whole 16-byte rows."""
+    """Return the axis of a tile's rows, or ``""`` if they are not sequences of whole 16-byte rows."""
     chunk = ROW_BYTES // tensor.itemsize_bytes
     last = layout.dims[-1] if layout.dims else Index()
     moving = [t for t in last.terms if tile[t.axis] > 1]
@@ -165,20 +159,19 @@ def _moves(load: Load) -> frozenset[str]:
 
 
 def spread_pitch(columns: int) -> int:
-    """Return the elements between rows of accumulators in scratchpad: an odd number of eights, so that banks differ."""
+    """Return the elements between accumulator rows in scratchpad: an odd multiple of eight, so that banks differ."""
     return columns + (8 if columns // 8 % 2 == 0 else 16)
 
 
 def spread_bytes(fragment: Fragment, columns: int) -> int:
-    """Return the scratchpad in which one group spreads a row of its fragments before it stores results (bytes)."""
+    """Return the scratchpad bytes into which one group writes a row of fragments before it stores them."""
     return fragment.m * spread_pitch(columns) * DTYPE_BYTES[fragment.accumulator]
 
 
 def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
-    """Return the scratchpad of a block (bytes): the tiles of all stages, and the results in their place afterwards.
-
-    Warp groups store straight from their sums, and their tiles have no gaps (:mod:`roller.tile.warp_groups`).
-    """
+    """Return the scratchpad bytes of a block: the tiles of all stages, reused for the results afterwards."""
+    # Warp groups store directly from their accumulators, and their tiles have no padding
+    # (:mod:`roller.tile.warp_groups`).
     assert program.fragment is not None
     if program.fragment.reads_scratchpad:
         rows, columns, depth = (program.block_tile[a] for a in program.matrix_axes)
@@ -195,16 +188,12 @@ def pool_bytes(program: RProgram, staged: tuple[Operand, Operand]) -> int:
 
 @dataclass(frozen=True)
 class Swizzle:
-    """A permutation of the 16-byte chunks within the rows of a tile that parts the banks of neighbouring rows.
-
-    Rows of ``row`` elements, a power of two of chunks: the chunk's number is combined (exclusive or) with the row's,
-    modulo the chunks that all banks hold together. It moves whole chunks, so that vectors stay in one piece, and
-    repeats every eight rows.
+    """Permutation of 16-byte chunks that moves neighbouring rows of a tile to different banks.
 
     Parameters
     ----------
     chunk, row
-        Elements of a chunk and of a row.
+        Elements of a chunk and of a row; a row has a power of two of chunks.
     """
 
     chunk: int
@@ -217,20 +206,20 @@ class Swizzle:
 
     @property
     def keys(self) -> int:
-        """Different keys: chunks of a row, at most as many as all banks hold."""
+        """Number of distinct keys: the chunks of a row, at most the chunks that all banks hold."""
         return min(self.row // self.chunk, PHASE_ROWS)
 
     def __call__(self, offset: int) -> int:
-        """Return where the element ``offset`` of a tile lies."""
+        """Return the position of the element ``offset`` of a tile."""
+        # The chunk's number is XORed with the row's. Whole chunks move, so vectors stay contiguous; the pattern repeats
+        # every eight rows.
         return offset ^ offset // self.period % self.keys * self.chunk
 
 
 def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | None:
-    """Return the swizzle of a staged tile; ``None`` where rows are padded, or cannot be permuted.
-
-    Instructions that address every row themselves (``ldmatrix``) take any permutation, others a pitch. Tiles gathered
-    by axes are left as they are: a thread's elements are then a constant apart.
-    """
+    """Return the swizzle of a staged tile, or ``None`` if its rows are padded or cannot be permuted."""
+    # Instructions that address each row (``ldmatrix``) work with any permutation, others need a pitch. Tiles gathered
+    # by axes are not permuted, so that a thread's elements stay a constant distance apart.
     row, chunk = operand.layout.extents[-1], operand.chunk
     if padding or operand.layout.axes or not fragment.knows_lanes or row <= chunk or row & (row - 1):
         return None
@@ -238,10 +227,9 @@ def swizzle(operand: Operand, fragment: Fragment, padding: int) -> Swizzle | Non
 
 
 def phases(operand: Operand, fragment: Fragment, padding: int) -> list[list[int]]:
-    """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together.
-
-    One list per matrix of eight rows in the fragment; an operand's other fragments lie at multiples of these.
-    """
+    """Return the byte addresses of the rows a TEU reads, by phase: the eight rows that are served together."""
+    # One list per matrix of eight rows in the fragment; an operand's other fragments are at multiples of these
+    # addresses.
     chunk, size = operand.chunk, operand.tensor.itemsize_bytes
     extent = {operand.k_axis: fragment.k, operand.axis: max(fragment.m, fragment.n)}
     moved = swizzle(operand, fragment, padding) or (lambda offset: offset)
@@ -267,10 +255,8 @@ def conflicts(operand: Operand, fragment: Fragment, padding: int, banks: int, ba
 
 
 def fragment_padding(operand: Operand, fragment: Fragment, banks: int, bank_width_bytes: int) -> tuple[int, int]:
-    """Return the least storage padding (elements) with the fewest conflicts, and the conflicts left.
-
-    None where a swizzle parts the banks. Rows stay multiples of what the fragment asks of them.
-    """
+    """Return the least storage padding (elements) with the fewest conflicts, and the remaining conflicts."""
+    # No padding is needed if a swizzle separates the banks. Rows stay multiples of the fragment's row.
     step = fragment.row_bytes // operand.tensor.itemsize_bytes
     least = -operand.layout.extents[-1] % step
     best = (conflicts(operand, fragment, least, banks, bank_width_bytes), least)

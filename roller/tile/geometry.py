@@ -1,4 +1,4 @@
-"""Geometry: what tile inference needs of an expression, its tensors as accesses (:mod:`roller.tile.access`)."""
+"""Geometry: the axes and accesses of an expression from which data tiles are computed (:mod:`roller.tile.access`)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,16 @@ __all__ = ["Access", "Floats", "Geometry", "Ints", "access_of", "product", "stor
 
 @dataclass(frozen=True)
 class Geometry:
-    """Everything tile inference needs of an expression, prepared once.
+    """Axes and accesses of an expression, prepared once for tile inference.
 
-    ``loads`` are the anchor's distinct loads of tensors, ``store`` its output, ``extras`` the tensors
-    only an epilogue reads (indexed by spatial axes, streamed once per output tile).
+    Parameters
+    ----------
+    loads
+        The anchor's distinct loads.
+    store
+        The anchor's output.
+    extras
+        Tensors that only an epilogue reads, indexed by spatial axes and streamed once per output tile.
     """
 
     expr: TensorExpr
@@ -41,12 +47,12 @@ class Geometry:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """Spatial axes in the order threads and blocks run over them: the one contiguous in the output last."""
+        """Spatial axes in the order of threads and blocks, the axis contiguous in the output last."""
         return tuple(a for a in store_order(self.expr.anchor, self.names) if self.spatial[a])
 
     @cached_property
     def written(self) -> Access:
-        """The store as memory sees it: what follows the anchor on the chip may end in another dtype."""
+        """The store to memory, whose dtype is that of the output rather than of the anchor."""
         if len(self.expr.output_tensors) != 1:
             return self.store
         (out,), own = self.expr.output_tensors, self.store.tensor
@@ -66,7 +72,7 @@ class Geometry:
 
     @cached_property
     def load_names(self) -> tuple[str, ...]:
-        """Tensors the anchor loads."""
+        """Names of the tensors that the anchor loads."""
         return tuple(dict.fromkeys(a.tensor.name for a in self.loads))
 
     @cached_property
@@ -76,11 +82,9 @@ class Geometry:
 
     @cached_property
     def reduction_order(self) -> tuple[int, ...]:
-        """Reduction axes in the order CPU kernels loop over them: those of windows outermost, side by side too.
-
-        Innermost, LLVM unrolls a window fully and keeps the values neighbouring steps share in registers, which the
-        accumulators need.
-        """
+        """Reduction axes in the loop order of CPU kernels: windows outermost."""
+        # LLVM would fully unroll an innermost window and keep the values that neighbouring steps share in registers,
+        # which the accumulators need.
         return tuple(sorted(self.reduced_axes, key=lambda a: not any(x.shared_axes[a] for x in self.loads)))
 
     @cached_property
@@ -89,24 +93,24 @@ class Geometry:
         return (*self.loads, *self.extras)
 
     def counts(self, tiles: Ints) -> Ints:
-        """Tiles per axis, ``(N, axes)``."""
+        """Return the tiles per axis, ``(N, axes)``."""
         return -(-self.extents // tiles)
 
     def blocks(self, tiles: Ints) -> Ints:
-        """Output tiles of the launch, ``(N,)``."""
+        """Return the output tiles of the launch, ``(N,)``."""
         outputs = np.ones(len(tiles), np.int64)
         for a in self.spatial_axes:
             outputs = outputs * -(-self.extents[a] // tiles[:, a])
         return outputs
 
     def footprint_bytes(self, tiles: Ints) -> Ints:
-        """F(T): bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""
+        """F(T): return the bytes of all data tiles and of the output tile, without storage padding, ``(N,)``."""
         reads = sum((a.elements(tiles) * a.tensor.itemsize_bytes for a in self.loads), np.zeros(len(tiles), np.int64))
         return reads + self.store.elements(tiles) * self.store.tensor.itemsize_bytes
 
 
 def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return positions in ``names`` of the stage's spatial axes, the one contiguous in its output last."""
+    """Return positions in ``names`` of the stage's spatial axes, the axis contiguous in its output last."""
     pitch: list[int] = []
     step = 1
     for n in reversed(stage.output.shape):
@@ -126,10 +130,7 @@ def store_order(stage: Stage, names: tuple[str, ...]) -> tuple[int, ...]:
 def access_of(
     expr: TensorExpr, tensor: Tensor, index: tuple[Index, ...], guard: tuple[Bound, ...], *, every_step: bool
 ) -> Access:
-    """Return a tensor as it is touched by ``index`` (in axes of the anchor) under ``guard``.
-
-    ``every_step``: what does not move with a reduction axis is loaded again at each of its steps.
-    """
+    """Return the access to a tensor by ``index`` under ``guard``; ``every_step``: each reduction step reloads it."""
     names = tuple(a.name for a in expr.axes)
     coefficients = np.zeros((len(index), len(names)), np.int64)
     gather = False
@@ -163,14 +164,14 @@ def access_of_load(expr: TensorExpr, load: Load) -> Access:
 def _build(expr: TensorExpr) -> Geometry:
     anchor = expr.anchor
     own = {a.name for a in expr.axes}
-    # The same elements under another guard are a load, and a tile, of their own.
+    # The same elements under another guard are a separate load, with a separate tile.
     loads = [access_of_load(expr, ld) for ld in anchor.loads]
     extras = []
     for s in expr.stages:
         if s is anchor:
             continue
         for ld in s.loads:
-            # A tensor another stage also reads is streamed with the anchor; intermediates never leave the chip.
+            # A tensor that the anchor also reads is streamed with the anchor; intermediates never leave the chip.
             new = ld.tensor in {t.name for t in expr.inputs} and ld.tensor not in {a.tensor.name for a in loads}
             if new and all(set(i.axes) <= own for i in ld.index):
                 extras.append(access_of(expr, expr.tensors[ld.tensor], ld.index, ld.guard, every_step=False))

@@ -1,8 +1,7 @@
-"""How a staged data tile lies in scratchpad, and what one TEU's reads of it cost in bank conflicts.
+"""Layout of a staged data tile in scratchpad, and the bank conflicts of one TEU's reads of it.
 
-A load whose indices are affine is staged as the *box* it touches, in the tensor's own layout; a
-quasi-affine load, or a strided one without windows, is staged by the *axes* it depends on (the im2col
-tile). Code generation and the bank rule both read this module, so they cannot disagree.
+An affine load is staged as the box it touches, in the tensor's own layout; a quasi-affine load, or a strided one
+without windows, is staged by the axes it depends on (the im2col tile).
 """
 
 from __future__ import annotations
@@ -24,17 +23,14 @@ from roller.tile.windows import Halo, halo, slide_of
 
 @dataclass(frozen=True)
 class TileLayout:
-    """Dimensions of a staged tile: ``dims`` are indices of local axis coordinates, row-major over ``extents``.
-
-    ``axes`` names the axes of a tile staged by axes; empty for a box of the tensor.
-    """
+    """Row-major dimensions of a staged tile: ``dims`` index local axes; ``axes`` is empty for a box of the tensor."""
 
     dims: tuple[Index, ...]
     extents: tuple[int, ...]
     axes: tuple[str, ...] = ()
 
     def pitches(self, padding: int = 0) -> tuple[int, ...]:
-        """Elements between neighbours per dimension with ``padding`` elements appended to each row."""
+        """Return the elements between neighbours per dimension with ``padding`` elements appended to each row."""
         return pitches((*self.extents[:-1], self.extents[-1] + padding))
 
 
@@ -51,7 +47,7 @@ def tile_layout(stage: Stage, load: Load, tensor: Tensor, tile: Mapping[str, int
 
 
 def window_halo(program: RProgram) -> Halo:
-    """Return how a program of structure ``window`` lays out the rows of its staged tile."""
+    """Return the layout of the rows of the staged tile of a ``window`` program."""
     slide = slide_of(program.expr.anchor)
     assert slide is not None
     tensor = program.expr.tensors[slide.source.tensor]
@@ -69,26 +65,25 @@ def program_layout(program: RProgram, load: Load) -> TileLayout:
 
 
 def has_tile(tensor: str, index: Sequence[Index], staged: Collection[str]) -> bool:
-    """Whether a load comes through the scratchpad: of a tensor that is ``staged``, but no single element of it."""
+    """Return whether a load reads the scratchpad: its tensor is ``staged`` and it is not a single element."""
     return tensor in staged and any(i.terms for i in index)
 
 
 def staged_axes(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
-    """Return the axes a staged tile is indexed by; empty where it is a box of the tensor."""
+    """Return the axes that index a staged tile, or ``()`` if it is a box of the tensor."""
     return tile_layout(stage, load, tensor, stage.extents).axes
 
 
-#: Rounds of a copy against those of one without idle threads: address arithmetic saved is worth this many.
+#: Ratio of a copy's rounds to those without idle threads up to which the saved address arithmetic is worth it.
 IDLE_ROUNDS = 1.5
 
 
 def copy_lead(counts: Ints, threads: Ints) -> Ints:
-    """Return how many leading dimensions of staged tiles the rounds of their copies step over, ``(N,)``.
-
-    All threads of a round share the trailing ones, so that the addresses of all rounds differ by constants and
-    cost neither arithmetic nor registers. Threads that find no row idle; where too many would, the tile is copied as
-    one run. ``counts`` are vectors per dimension ``(N, dimensions)``, ``threads`` the threads of a block ``(N,)``.
-    """
+    """Return how many leading dimensions of staged tiles the rounds of their copies step over, ``(N,)``."""
+    # All threads of a round share the trailing dimensions, so that the addresses of successive rounds differ by
+    # constants and need neither arithmetic nor registers. Threads without a row are idle; if too many are, the tile is
+    # copied as one run. ``counts`` are vectors per dimension ``(N, dimensions)``, ``threads`` the threads of a block
+    # ``(N,)``.
     rank = counts.shape[1]
     behind = [np.ones(len(counts), np.int64)]  # elements of the last dimensions
     for d in range(rank - 1, -1, -1):
@@ -112,25 +107,25 @@ def copy_rounds(counts: Ints, threads: Ints) -> tuple[Ints, Ints]:
 
 
 def row_axis(stage: Stage, load: Load, tensor: Tensor) -> str | None:
-    """Return the axis that rows of a staged tile run along; ``None`` for windows and constants."""
+    """Return the axis of a staged tile's rows, or ``None`` for windows and constants."""
     layout = tile_layout(stage, load, tensor, stage.extents)
     last = layout.dims[-1].terms if layout.dims else ()
     return last[0].axis if len(last) == 1 and last[0].coef == 1 else None
 
 
-#: Orders found so far: they depend on the stage and the load alone.
+#: Cache of axis orders, which depend only on the stage and the load.
 _ORDERS: dict[tuple[Stage, Load], tuple[str, ...]] = {}
 
 
 def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
-    """Axes a load depends on, the most contiguous one last."""
+    """Return the axes a load depends on, the most contiguous one last."""
     order: tuple[str, ...] | None = _ORDERS.get((stage, load))
     if order is not None:
         return order
     used = [a for a in stage.axes if any(a.name in i.axes for i in (*load.index, *(b.index for b in load.guard)))]
     step = {a.name: mean_step(load.index, tensor.shape, a.name, a.extent) for a in used}
     last = min(used, key=lambda a: (step[a.name], a.kind != SPATIAL))
-    # Reduction axes outside: a step of the reduction then reads one run of the tile.
+    # Reduction axes come first, so that a step of the reduction reads one run of the tile.
     rest = sorted((a for a in used if a is not last), key=lambda a: a.kind == SPATIAL)
     order = (*(a.name for a in rest), last.name)
     if len(_ORDERS) > 4096:
@@ -141,10 +136,12 @@ def _axes_order(stage: Stage, load: Load, tensor: Tensor) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LaneReads:
-    """Where the lanes of the first TEU start reading a staged tile.
+    """First reads of a staged tile by the lanes of one TEU, at element ``column + (row_elements + padding) * row``.
 
-    The element address of a lane is ``column + (row_elements + padding) * row``; ``width`` consecutive elements are
-    read at once, in groups of ``min(lanes, banks) / width`` lanes, as the hardware serves vector reads.
+    Parameters
+    ----------
+    width
+        Elements of one vector read; the hardware serves ``min(lanes, banks) / width`` lanes together.
     """
 
     columns: tuple[int, ...]
@@ -159,7 +156,7 @@ class LaneReads:
         return max(self.degrees(padding, banks, bank_width_bytes))
 
     def degrees(self, padding: int, banks: int, bank_width_bytes: int) -> tuple[int, ...]:
-        """Return, for every group of lanes served together, the most distinct words one bank serves."""
+        """Return the most distinct words one bank serves, for every group of lanes served together."""
         key = (padding, banks, bank_width_bytes)
         if key not in self._memo:
             self._memo[key] = self._count(*key)
@@ -180,15 +177,15 @@ class LaneReads:
         return tuple(found)
 
     def _groups(self, banks: int) -> list[set[tuple[int, int]]]:
-        """Return where reads start, columns and rows, per group of lanes that are served together."""
-        # A wavefront wider than the banks is served in groups of as many lanes as there are banks.
+        """Return the columns and rows where reads start, per group of lanes that are served together."""
+        # A wavefront wider than the number of banks is served in groups of one lane per bank.
         group = max(1, min(len(self.columns), banks) // self.width)
         starts = list(zip(self.columns, self.rows, strict=True))
         return [set(starts[n : n + group]) for n in range(0, len(starts), group)]
 
 
 def thread_chunks(program: RProgram) -> dict[str, int]:
-    """Return how many elements a thread's tile holds in a row along each axis: all, or a chunk where it interleaves."""
+    """Return the contiguous elements of a thread's tile along each axis: all, or a chunk if interleaved."""
     register, threads = program.tile("register"), program.threads
     chunks = {}
     for a in program.axes:
@@ -199,10 +196,8 @@ def thread_chunks(program: RProgram) -> dict[str, int]:
 
 
 def fragment_spread(program: RProgram) -> dict[str, float]:
-    """Return, per staged tensor, elements a thread reads for its tile against those of a tile in one piece.
-
-    Windows of neighbouring outputs share elements; those of interleaved chunks do not.
-    """
+    """Return, per staged tensor, the elements a thread reads relative to those of a contiguous tile."""
+    # Windows of neighbouring outputs share elements; windows of interleaved chunks do not.
     register, chunks = tuple(program.tile("register").values()), tuple(thread_chunks(program).values())
     found: dict[str, float] = {}
     for access in Geometry.of(program.expr).loads:
@@ -217,12 +212,12 @@ def fragment_spread(program: RProgram) -> dict[str, float]:
 
 
 def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
-    """Return, per staged tensor, how one TEU reads its tile (the first load of each tensor)."""
+    """Return, per staged tensor, one TEU's reads of its tile (the first load of each tensor)."""
     if "lane_reads" in program._memo:
         found: dict[str, LaneReads] = program._memo["lane_reads"]
         return found
     key: tuple[object, ...] | None = None
-    if not program.traits.slides_windows:  # rows of windows start where those of their tensor do
+    if not program.traits.slides_windows:  # rows of windows depend on the extents of their tensor
         vectors = program.vector_axis, program.vector_elements
         key = (_kind_of_reads(program.expr), program.tiles, *vectors, program.interleaved, program.staged, lanes)
     out = _READS.get(key)
@@ -236,15 +231,15 @@ def lane_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     return out
 
 
-#: Reads found so far, of expressions whose loads are alike whatever their extents, and of programs.
+#: Cache of reads, by the kind of the expression (independent of its extents) and the program's tiles.
 _READS: dict[tuple[object, ...] | None, dict[str, LaneReads]] = {}
 _MOST_READS = 1 << 14
-#: Numbers of what :func:`lane_reads` asks of an expression.
+#: Numbers of expression kinds, by the properties that :func:`lane_reads` depends on.
 _KINDS: dict[tuple[object, ...], int] = {}
 
 
 def _kind_of_reads(expr: TensorExpr) -> int:
-    """Return a number that expressions share whose tiles of equal extents are read alike."""
+    """Return a number common to expressions whose tiles of equal extents are read in the same way."""
     found: int | None = expr._memo.get("kind_of_reads")
     if found is None:
         loads = tuple((ld.tensor, ld.index, ld.guard) for ld in expr.anchor.loads)
@@ -293,18 +288,16 @@ def _found_reads(program: RProgram, lanes: int) -> dict[str, LaneReads]:
     return out
 
 
-#: Storage paddings that are tried: so many multiples of a copy's vector.
+#: Largest storage padding that is tried, in vectors of the copy.
 PADDING_STEPS = 8
 
 
 @lru_cache(maxsize=4096)
 def storage_padding(reads: LaneReads, banks: int, bank_width_bytes: int, vectors: bool = True) -> tuple[int, int]:
-    """Return the smallest storage padding (elements) with the fewest conflicts, and that conflict degree.
-
-    The published pad is the first guess of the paper; here every multiple of the copy vector up to eight of
-    them is enumerated over one TEU (design.md section 3, rule 3). Without ``vectors`` copies move single elements, and
-    any padding will do.
-    """
+    """Return the smallest storage padding (elements) with the fewest conflicts, and the conflict degree."""
+    # The paper's published pad is only a first guess; here every multiple of the copy vector up to eight is enumerated
+    # over one TEU (design.md section 3, rule 3). Without ``vectors``, copies move single elements, and any padding is
+    # valid.
     vector = max(1, VECTOR_BYTES // reads.itemsize_bytes) if vectors else 1
     step = vector if reads.row_elements % vector == 0 else 1
     best = (reads.degree(0, banks, bank_width_bytes), 0)

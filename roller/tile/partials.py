@@ -1,19 +1,19 @@
-"""How the parts of a split reduction are combined: the second kernel, as code generation and the model see it."""
+"""The second kernel of a split reduction, which combines the partial results; for code generation and the model."""
 
 from __future__ import annotations
 
-#: Parts up to which one thread adds those of a result, all loaded at once.
+#: Number of parts up to which one thread adds all parts of a result, loaded at once.
 UNROLLED_PARTS = 32
-#: Threads of a block that share results with more parts: at most so many results lie beside each other in it.
+#: Threads of a block that combine results of more parts; also the most adjacent results of a block.
 COMBINING_THREADS = 256
-#: Parts a thread loads before it adds the first of them.
+#: Parts a thread loads before its first addition.
 _LOADED = 16
-#: Threads that shuffle with each other.
+#: Threads of a warp, which exchange values by shuffles.
 _WARP = 32
 
 
 def combining_lanes(parts: int, results: int) -> int:
-    """Return how many threads share the parts of one of ``results`` results that lie beside each other in a block.
+    """Return the number of threads that combine one of ``results`` adjacent results of a block.
 
     Examples
     --------
@@ -26,7 +26,7 @@ def combining_lanes(parts: int, results: int) -> int:
 
 
 def parts_loaded(parts: int, lanes: int) -> int:
-    """Return how many parts each of ``lanes`` threads loads at once.
+    """Return the number of parts that each of ``lanes`` threads loads at once.
 
     Examples
     --------

@@ -1,11 +1,4 @@
-"""RProgram: one rTile per tiled memory layer, and everything code generation needs to know of them.
-
-Layers are listed from fastest to slowest. On a GPU the ``register`` tile belongs to one thread, the
-``shared`` tile to one block; on a CPU the ``register`` tile is the micro-kernel, the ``l1`` tile the
-panel step, the ``l2`` tile one parallel task. Per axis every tile is a multiple of the tile above it
-(closer to the arithmetic); the slowest layer holds the whole tensors. Extents may exceed the axis:
-the excess is padding in the upper layers, never a padded copy in DRAM.
-"""
+"""RProgram: a tiling of an expression, with one rTile per tiled memory layer."""
 
 from __future__ import annotations
 
@@ -24,7 +17,8 @@ from roller.expr.serialize import expr_from_dict, expr_to_dict
 from roller.tile.program_name import ProgramName, name_of
 from roller.tile.structures import Structure, structure_named
 
-#: Register tiles of a row from which on non-temporal programs start them at cache lines; the ends overlap.
+#: Least register tiles per row for which non-temporal programs align them to cache lines; the tiles at the ends
+#: overlap.
 ALIGNED_TILES = 4
 
 
@@ -32,26 +26,31 @@ ALIGNED_TILES = 4
 class RProgram:
     """A complete tiling of an expression for one kind of device.
 
+    On a GPU the ``register`` tile belongs to one thread and the ``shared`` tile to one block; on a CPU the ``register``
+    tile is the micro-kernel, the ``l1`` tile the panel step and the ``l2`` tile one parallel task. Per axis, every tile
+    is a multiple of the tile of the next faster layer; the slowest layer holds the whole tensors. Extents may exceed
+    the axis: the excess is padding in the faster layers, never a padded copy in DRAM.
+
     Parameters
     ----------
     expr
-        The canonical (fused or grouped) expression the tiles refer to.
+        The canonical (fused or grouped) expression that the tiles refer to.
     kind
-        Of its devices: ``"gpu"``, ``"cpu"`` or ``"bsp"``.
+        Kind of device: ``"gpu"``, ``"cpu"`` or ``"bsp"``.
     structure
-        ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same by a matrix unit; the register tile
-        belongs to the threads of one ``fragment``), ``"window"`` (GPU: a reduction over windows alone, threads walk
-        the input rows of a strip of outputs; see :mod:`roller.tile.windows`), ``"rows"`` (reduction without reuse,
-        and multi-stage expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window
-        by Winograd's algorithm, output tiles of that many elements a side; see :mod:`roller.tile.winograd` for a CPU,
-        and for a GPU, where the tiles are those of a batched product, :mod:`roller.tile.winograd_products`).
+        ``"tiled"`` (reduction with reuse), ``"matrix"`` (GPU: the same on a matrix unit; the register tile belongs to
+        the threads of one ``fragment``), ``"window"`` (GPU: a reduction over windows only, in which threads move along
+        the input rows of a strip of outputs; see :mod:`roller.tile.windows`), ``"rows"`` (reduction without reuse, and
+        multi-stage expressions), ``"streaming"`` (no reduction), ``"winograd2"`` and ``"winograd4"`` (a 3x3 window by
+        Winograd's algorithm with output tiles of that many elements per side; see :mod:`roller.tile.winograd` for
+        CPUs and :mod:`roller.tile.winograd_products` for GPUs, where the tiles are those of a batched product).
     tiles
         ``((layer, extents), ...)`` from fastest to slowest; extents in elements over ``expr.axes``.
     storage_padding
         ``((tensor, elements), ...)``: elements appended to each row of a staged data tile.
     staged
         Inputs copied through the scratchpad (GPU) or into packed panels (CPU); others are read in place. GPU ``rows``:
-        those whose rows stay in the scratchpad from stage to stage.
+        inputs whose rows stay in the scratchpad from stage to stage.
     vector_axis
         Axis whose register tile is loaded, computed or stored as vectors; ``None`` for scalars.
     vector_elements
@@ -63,21 +62,21 @@ class RProgram:
         Number of parts the reduction is split into over blocks; each part writes a partial result that a
         second, deterministic pass combines.
     relaxed
-        Names of alignment rules this program does not meet and is priced for.
+        Names of alignment rules that this program does not meet; its price includes the cost.
     constants
-        Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed ahead of all calls.
+        Inputs whose values do not change from call to call; CPU: those also ``staged`` are packed before all calls.
     nontemporal
-        CPU: whole lines of the results are written past the caches, which then need not read them first.
+        CPU: whole lines of the results bypass the caches, which then need not read the lines first.
     stages
-        GPU: copies of every staged tile in the scratchpad. With more than one, that many reduction steps less one
-        are loaded ahead of the arithmetic.
+        GPU: copies of every staged tile in the scratchpad; with more than one, ``stages - 1`` reduction steps are
+        loaded ahead of the arithmetic.
     raster
-        GPU: block tiles of the slower of the two fastest output axes that blocks run over before the faster one
+        GPU: block tiles of the slower of the two fastest output axes that blocks cover before the faster one
         advances, so that a wave of blocks covers a squarer piece of the output.
     fragment, matrix_axes
         The matrix instruction of a ``"matrix"`` program, and the axes along its m, n and k.
     open_axes
-        Axes whose extents differ from call to call: the code is the same for all of them where it can be.
+        Axes whose extents differ from call to call; the code is the same for all extents where possible.
     """
 
     expr: TensorExpr
@@ -98,11 +97,11 @@ class RProgram:
     fragment: Fragment | None = None
     matrix_axes: tuple[str, ...] = ()
     open_axes: tuple[str, ...] = ()
-    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be found.
+    # Not an argument: dataclasses.replace must start a new one, or results of the old value would be reused.
     _memo: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False, hash=False)
 
     def __post_init__(self) -> None:
-        """Check that every tile has the anchor's rank and divides the one below it."""
+        """Check that every tile has the anchor's rank and is a multiple of the next faster tile."""
         rank = len(self.expr.axes)
         above: tuple[int, ...] | None = None
         for layer, extents in self.tiles:
@@ -122,17 +121,17 @@ class RProgram:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Axes the tiles are extents of."""
+        """Axes of the tiles' extents."""
         return self.expr.axes
 
     @cached_property
     def traits(self) -> Structure:
-        """What programs of its structure are like."""
+        """Traits of the program's structure."""
         return structure_named(self.structure)
 
     @property
     def sums_along_vectors(self) -> bool:
-        """Whether its vectors run along a reduction axis."""
+        """Whether the vectors run along a reduction axis."""
         return any(a.name == self.vector_axis and a.kind != SPATIAL for a in self.axes)
 
     @cached_property
@@ -143,7 +142,7 @@ class RProgram:
         return names
 
     def reading(self, reads: Mapping[str, Any]) -> RProgram:
-        """Return the program, which knows how its lanes read staged tiles: as without padding, which moves no lane."""
+        """Store the lanes' reads of staged tiles, which storage padding does not change, and return the program."""
         self._memo["lane_reads"] = reads
         return self
 
@@ -166,10 +165,7 @@ class RProgram:
 
     @cached_property
     def threads(self) -> dict[str, int]:
-        """GPU: threads per axis = block tile / register tile (reduction axes only in ``rows``).
-
-        Of a ``matrix`` program: groups of ``fragment.threads``.
-        """
+        """GPU: threads per axis (``matrix``: groups of ``fragment.threads``); reduction axes only in ``rows``."""
         register, block = self.tile("register"), self.block_tile
         return {
             a.name: block[a.name] // register[a.name] if a.kind == SPATIAL or self.traits.spreads_reductions else 1
@@ -199,12 +195,12 @@ class RProgram:
 
     @property
     def emitted(self) -> bool:
-        """Whether a template generates code of it; else it is constructed and priced only."""
+        """Whether a template generates code for the program; otherwise it is only constructed and priced."""
         return self.fragment is None or self.fragment.emitted
 
     @property
     def mechanisms(self) -> tuple[str, ...]:
-        """What it does beyond tiling, in words: matrix instruction, pipeline, order of blocks, split reduction."""
+        """Mechanisms beyond tiling as text: matrix instruction, pipeline stages, raster, split reduction."""
         numbers = (("stages", self.stages), ("raster", self.raster), ("split_k", self.split_k))
         fragment = (self.fragment.name,) if self.fragment else ()
         return (*fragment, *(f"{name}={n}" for name, n in numbers if n > 1))
@@ -244,7 +240,7 @@ class RProgram:
         Raises
         ------
         ArtifactError
-            Where a field is missing or malformed.
+            If a field is missing or malformed.
         """
         try:
             return cls(
@@ -259,7 +255,7 @@ class RProgram:
                 data["interleaved"],
                 data["split_k"],
                 tuple(data["relaxed"]),
-                tuple(data.get("constants", ())),  # files of before they were known have none
+                tuple(data.get("constants", ())),  # files of older versions have none
                 data.get("nontemporal", False),
                 data.get("stages", 1),
                 data.get("raster", 1),
@@ -272,21 +268,21 @@ class RProgram:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 over everything that distinguishes this program."""
+        """SHA-256 over all fields of the program."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
-        """Operator and tiles; :meth:`__str__` has all fields."""
+        """Return operator and tiles; :meth:`__str__` has all fields."""
         return one_line("RProgram", f"{self.expr.name}: {self}")
 
     def _repr_html_(self) -> str:
-        """Tiles by layer, for a notebook."""
+        """Return the tiles by layer as a table, for a notebook."""
         rows = [(layer, *extents) for layer, extents in self.tiles]
         how = ", ".join([f"{self.kind}/{self.structure}", *self.mechanisms])
         return html_table(f"{self.expr}: {how}", ("layer", *self.axis_names), rows)
 
     def __str__(self) -> str:
-        """Its name (:mod:`roller.tile.program_name`): all fields on one line; injective for one expression."""
+        """Return the name (:mod:`roller.tile.program_name`): all fields on one line, unique within an expression."""
         tiles = ((layer, tuple(zip(self.axis_names, extents, strict=True))) for layer, extents in self.tiles)
         vector = None if self.vector_axis is None else (self.vector_axis, self.vector_elements)
         fragment = None if self.fragment is None else self.fragment.name

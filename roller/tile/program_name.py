@@ -1,11 +1,7 @@
-"""The name of a program: every field on one line, written so that the program can be read back from it.
+"""The name of a program: all its fields on one line, from which the program can be read back.
 
-``construct`` prints it and ``predict``, ``explain`` and ``why_not`` take it::
-
-    gpu/tiled register[i=8 j=4 k=1] shared[i=128 j=64 k=32] vector=j:4 staged=A,B interleaved split_k=2 stages=3
-
-Fields that say nothing (no vectors, nothing staged, one stage) are left out. Names of axes and tensors stand as they
-are; one that would be misread (spaces, brackets, commas, quotes) stands as a JSON string.
+``gpu/tiled register[i=8 j=4] shared[i=128 j=64] vector=j:4 staged=A,B stages=3``: fields with default values are left
+out, and an ambiguous name of an axis or tensor is written as a JSON string.
 """
 
 from __future__ import annotations
@@ -25,16 +21,16 @@ _EXTENT = re.compile(rf'\s*({_STRING}|[^\s="]+)=(\d{{1,18}})(?=\s|$)')
 _FIELD = re.compile(rf'\s*(\w+)(?:=((?:{_STRING}|[^\s"])+))?(?=\s|$)')
 _ITEM = re.compile(rf'((?:{_STRING}|[^",])+)(?:,|$)')
 
-#: Fields that hold a number, a list of names, or nothing.
+#: Fields with a number, a list of names, or no value.
 _NUMBERS, _LISTS, _FLAGS = ("split_k", "stages", "raster"), ("staged", "constants"), ("interleaved", "nontemporal")
 _FIELDS = ("vector", "staged", "pad", "fragment", "relaxed", *_NUMBERS, *_LISTS, *_FLAGS)
-#: Where names come from.
+#: Remedy in errors.
 REMEDY = "Copy the name from `roller construct`, or str(program)."
 
 
 @dataclass(frozen=True)
 class ProgramName:
-    """What the name of a program says; fields as in :class:`~roller.tile.program.RProgram`, unchecked.
+    """The fields of a program's name as in :class:`~roller.tile.program.RProgram`, unchecked.
 
     Parameters
     ----------
@@ -69,7 +65,7 @@ class ProgramName:
 
 
 def name_of(said: ProgramName) -> str:
-    """Return the name of a program; no two programs of one expression share it."""
+    """Return the name of a program, unique within its expression."""
     words = [f"{said.kind}/{said.structure}"]
     for layer, extents in said.tiles:
         words.append(f"{layer}[{' '.join(f'{_quoted(n)}={e}' for n, e in extents)}]")
@@ -96,7 +92,7 @@ def name_of(said: ProgramName) -> str:
 
 
 def read_name(text: str) -> ProgramName:
-    """Return what the name of a program says.
+    """Parse the name of a program.
 
     Examples
     --------
@@ -130,7 +126,7 @@ def read_name(text: str) -> ProgramName:
 
 
 def _value(name: str, value: str | None, where: str) -> object:
-    """Return the value of a field from its text."""
+    """Parse the value of a field."""
     if name in _FLAGS:
         if value is not None:
             raise _refused(f"'{name}' without a value", where)
@@ -164,7 +160,7 @@ def _extents(text: str, where: str) -> tuple[tuple[str, int], ...]:
 
 
 def _items(text: str, where: str) -> list[str]:
-    """Return the parts of a list, at commas that stand in no string."""
+    """Split a list at the commas outside JSON strings."""
     found, at = [], 0
     while at < len(text):
         item = _ITEM.match(text, at)
@@ -193,7 +189,7 @@ def _name(text: str, where: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name as it stands where it cannot be misread, else as a JSON string (a shell's quotes escaped)."""
+    """Return a name unchanged if it is unambiguous, else as a JSON string with single quotes escaped."""
     if _PLAIN.fullmatch(name):
         return name
     return json.dumps(name).replace("'", "\\u0027")

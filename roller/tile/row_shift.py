@@ -1,7 +1,7 @@
-"""Rows that do not all start at a multiple of a vector: positions counted from the boundary before a row's start.
+"""Rows that do not all start at a vector boundary: positions counted from the boundary before a row's start.
 
-An element at column ``c`` of a row that starts ``s`` elements behind a boundary has position ``c + s``. A vector of
-positions is aligned in every row, whatever its pitch; the first and the last of a row are vectors in part.
+Column ``c`` of a row that starts ``s`` elements after a boundary has position ``c + s``, so a vector of positions is
+aligned in every row; the first and the last vector of a row are partial.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from roller.tile.steps import pitches
 
 @dataclass(frozen=True)
 class RowShift:
-    """How far rows start behind the boundary before them.
+    """Distance of rows from the vector boundary before their start.
 
     Parameters
     ----------
     axis
         The axis along a row.
     start
-        Where a row starts (elements, coefficients modulo ``width``); the shift is its remainder by ``width``.
+        Start of a row (elements, coefficients modulo ``width``); the shift is its remainder by ``width``.
     width
         Elements of a vector.
     """
@@ -35,7 +35,7 @@ class RowShift:
     width: int
 
     def aligned_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
-        """Return the widest vector (elements) that aligned positions of an access are, in every row."""
+        """Return the widest vector (elements) to which positions of an access are aligned in every row."""
         start = _row_start(index, tensor, self.axis)
         if start is None:
             return 1
@@ -48,14 +48,12 @@ class RowShift:
         return width
 
     def vector_elements(self, index: Sequence[Index], tensor: Tensor) -> int:
-        """Return the elements of one access at aligned positions: as many as are aligned, and one access takes."""
+        """Return the elements of one access at aligned positions, limited by the widest access."""
         return min(self.aligned_elements(index, tensor), VECTOR_BYTES // tensor.itemsize_bytes)
 
     def fits(self, extent: int, covered: int | Ints) -> bool | np.ndarray:
-        """Whether tiles that cover so many elements of a row of ``extent`` hold all its positions, ``(N,)``.
-
-        What a thread holds and the scratchpad are counted for the steps of the elements.
-        """
+        """Return whether tiles that cover ``covered`` elements hold all positions of a row, ``(N,)``."""
+        # A thread's values and the scratchpad are sized for the steps of the elements.
         found: bool | np.ndarray = self.positions(extent) <= covered
         return found
 
@@ -66,10 +64,8 @@ class RowShift:
 
 
 def row_shift(stage: Stage, tensors: Mapping[str, Tensor], width: int) -> RowShift | None:
-    """Return the shift that aligns the largest load along a stage's rows; ``None`` where all rows are aligned.
-
-    Also where the stage has no row: several reduction axes, or no load whose elements are neighbours along it.
-    """
+    """Return the shift that aligns the largest load along a stage's rows, or ``None`` if all are aligned."""
+    # Stages with several reduction axes, or without a load that is contiguous along them, have no rows to shift.
     if len(stage.reduction_axes) != 1 or width == 1:
         return None
     row = stage.reduction_axes[0]
@@ -84,7 +80,7 @@ def row_shift(stage: Stage, tensors: Mapping[str, Tensor], width: int) -> RowShi
 
 
 def _row_start(index: Sequence[Index], tensor: Tensor, axis: str) -> Index | None:
-    """Return where rows along ``axis`` start (elements); ``None`` where their elements are no neighbours."""
+    """Return the start of rows along ``axis`` (elements), or ``None`` if their elements are not adjacent."""
     along = [t for i in index for t in i.terms if t.axis == axis]
     if along != [Term(axis)] or Term(axis) not in index[-1].terms:
         return None

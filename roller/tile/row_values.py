@@ -1,9 +1,7 @@
-"""What a row kernel computes once instead of once per element: values of a row, and values that two stages share.
+"""Values that a row kernel computes once instead of once per element: values of a row, and values shared by two stages.
 
-A value of a row depends on no column: it is computed before the columns are walked. A division whose divisor is such a
-value becomes a multiplication with its reciprocal where that is safe (:func:`with_reciprocals`). A value of an element
-that a reduction computes and a later stage needs again stays in a register where the row does (:func:`shared_values`).
-The template and the model both ask here.
+A value of a row depends on no column. A division by such a value becomes a multiplication by its reciprocal where that
+is safe (:func:`with_reciprocals`); values of elements that two stages need stay in registers (:func:`shared_values`).
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ from roller.expr.conversions import dtypes_of, priced_mix, stored_conversion
 from roller.expr.scalar import loads
 from roller.tile.rows import kept_loads, row_stages
 
-#: Smallest normal number of float32 (and far above that of float64): its reciprocal is finite and precise.
+#: Smallest normal number of float32 (far above float64's); its reciprocal is finite and exact.
 _SMALLEST = 2.0**-126
-#: Functions that jump: a rounding more in what they compare or round could change the result by a whole step.
+#: Discontinuous functions: one more rounding in their operands could change the result by a whole step.
 _JUMPS = ("floor", "ceil", "eq", "lt", "le")
 _UNKNOWN = float("-inf")
 
@@ -43,9 +41,9 @@ class RowForm:
     Parameters
     ----------
     body
-        What is computed at one element, divisions by row values replaced by multiplications where safe.
+        The value of one element, with safe divisions by row values replaced by multiplications.
     row
-        Parts of ``body`` with special functions that depend on no column: each is computed once per row.
+        Subtrees of ``body`` with special functions that depend on no column; each is computed once per row.
     """
 
     body: Scalar
@@ -53,7 +51,7 @@ class RowForm:
 
 
 def row_form(expr: TensorExpr, s: Stage, columns: Collection[str]) -> RowForm:
-    """Return the form of a stage that walks ``columns``; a stage with one result per row is as it was."""
+    """Return the row form of a stage over ``columns``; a stage with one result per row is unchanged."""
     if not columns:
         return RowForm(s.body, ())
     body = with_reciprocals(expr, s, columns)
@@ -63,15 +61,14 @@ def row_form(expr: TensorExpr, s: Stage, columns: Collection[str]) -> RowForm:
 def shared_values(expr: TensorExpr) -> tuple[Scalar, ...]:
     """Return the values of an element that a reduction computes and a later stage needs at the same element.
 
-    The largest parts with a special function that depends on the columns: anything cheaper is computed again. They
-    are parts of :attr:`RowForm.body`.
-
     Examples
     --------
     >>> from roller import ops
     >>> [v.fn for v in shared_values(ops.softmax((8, 100)))]
     ['exp']
     """
+    # The largest subtrees of :attr:`RowForm.body` with a special function of the columns; anything cheaper is
+    # recomputed.
     if "shared_values" not in expr._memo:
         known: set[Scalar] = set()
         found: list[Scalar] = []
@@ -96,7 +93,7 @@ class Share(Enum):
 
 
 def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
-    """Return how often, the dtype of the rate, instruction class and count of all arithmetic of a row expression."""
+    """Return share, dtype of the rate, instruction class and count of all arithmetic of a row expression."""
     if "row_mix" not in expr._memo:
         found: dict[tuple[Share, str, str], float] = {}
         columns = {a.name for a in expr.anchor.reduction_axes}
@@ -127,7 +124,7 @@ def row_mix(expr: TensorExpr) -> tuple[tuple[Share, str, str, float], ...]:
 
 
 def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ...]:
-    """Return how often results are converted to the dtype they are stored in, and the rate of that."""
+    """Return the share and the rate of the conversions of results to the dtype they are stored in."""
     if "row_conversions" not in expr._memo:
         found = []
         for r in row_stages(expr):
@@ -140,7 +137,7 @@ def row_conversions(expr: TensorExpr) -> tuple[tuple[Share, tuple[str, str]], ..
 
 
 def shared_words(expr: TensorExpr) -> int:
-    """Return values per element that shared values hold beyond the kept inputs whose place they take."""
+    """Return the values per element that shared values need beyond the kept inputs that they replace."""
     if "shared_words" not in expr._memo:
         shared = shared_values(expr)
         stages = [r for r in row_stages(expr) if r.aligned]
@@ -154,7 +151,7 @@ def shared_words(expr: TensorExpr) -> int:
 
 
 def replaced(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
-    """Return ``body`` with parts replaced, the largest first."""
+    """Return ``body`` with subtrees replaced, the largest first."""
     if body in values:
         return values[body]
     if isinstance(body, Call):
@@ -163,21 +160,19 @@ def replaced(body: Scalar, values: Mapping[Scalar, Scalar]) -> Scalar:
 
 
 def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Scalar:
-    """Return the body of a stage with ``y * (1 / x)`` for ``y / x`` where ``x`` is certain to be a normal number.
-
-    The product has one rounding more than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
-    that :mod:`roller.runtime.check` grants. The reciprocal of a subnormal ``x`` could overflow where the quotient is
-    finite, so that only a divisor that :func:`least` proves to be no smaller than the smallest normal number
-    qualifies: a softmax's sum (at least 1), a norm with its epsilon; not a bare sum of magnitudes. Above
-    ``2**126`` the reciprocal is subnormal and loses two bits; infinities and NaN come out as from the division.
-    Divisions below a comparison, a rounding or a conversion to integers stay: those would jump.
-    """
+    """Return the body of a stage with ``y * (1 / x)`` for ``y / x`` where ``x`` is certainly a normal number."""
+    # The product has one more rounding than the quotient: at most 1.5 units in the last place instead of 0.5, of the 8
+    # that :mod:`roller.runtime.check` allows. The reciprocal of a subnormal ``x`` could overflow where the quotient is
+    # finite, so the divisor must be at least the smallest normal number (:func:`least`): a softmax's sum (at least 1)
+    # or a norm with its epsilon, but not a bare sum of magnitudes. Above ``2**126`` the reciprocal is subnormal and
+    # loses two bits; infinities and NaN give the same results as the division. Divisions inside comparisons, rounding
+    # functions and conversions to integers stay, because these are discontinuous.
     tensors = expr.tensors
     if "float" not in s.output.dtype:
         return s.body
     read = (
         tensors[ld.tensor].dtype for ld in s.loads if ld.tensor in tensors
-    )  # not a split reduction's partial results
+    )  # excludes a split reduction's partial results
     wide = "float64" in {s.acc_dtype, s.output.dtype, *read}
     one = Const(1.0, "float64" if wide else "float32")
 
@@ -196,7 +191,7 @@ def with_reciprocals(expr: TensorExpr, s: Stage, columns: Collection[str]) -> Sc
 
 
 def least(n: Scalar, expr: TensorExpr) -> float:
-    """Return a value that ``n`` is certain not to fall below (NaN aside), ``-inf`` where nothing is known.
+    """Return a lower bound of ``n`` (NaN aside), or ``-inf`` if none is known.
 
     Examples
     --------
@@ -226,13 +221,13 @@ def least(n: Scalar, expr: TensorExpr) -> float:
         return min(low[1:])
     if n.fn == "mul" and n.args[0] == n.args[1]:
         return max(0.0, low[0]) * max(0.0, low[1])
-    # Sums and products of what is not negative; a quotient may round to zero.
+    # Sums and products of non-negative values; a quotient may round to zero.
     exact = {"add": sum(low), "mul": low[0] * low[1] if min(low) > 0 else 0.0, "div": 0.0} if len(low) == 2 else {}
     return exact.get(n.fn, _UNKNOWN) if min(low) >= 0 else _UNKNOWN
 
 
 def _least_result(s: Stage, expr: TensorExpr) -> float:
-    """Least value of a stage's result; sums of ``exp(x - max(x))`` hold the term of the maximum itself, which is 1."""
+    """Return a lower bound of a stage's result; a sum of ``exp(x - max(x))`` contains the term 1 of the maximum."""
     low = least(s.body, expr)
     if s.combiner is None or COMBINERS[s.combiner].selects:
         return low
@@ -242,7 +237,7 @@ def _least_result(s: Stage, expr: TensorExpr) -> float:
 
 
 def _shifted(s: Stage, expr: TensorExpr) -> bool:
-    """Whether a stage sums ``exp(x - m)`` where ``m`` is the largest ``x`` of the same sum."""
+    """Return whether a stage sums ``exp(x - m)`` where ``m`` is the largest ``x`` of the same sum."""
     body = s.body
     if not (isinstance(body, Call) and body.fn == "exp"):
         return False
@@ -252,7 +247,7 @@ def _shifted(s: Stage, expr: TensorExpr) -> bool:
     value, largest = shift.args
     assert isinstance(largest, Load)
     m = next((x.stage for x in row_stages(expr) if x.stage.name == largest.tensor), None)
-    # Stages without the same axes bear other names in what they load, so that equal bodies are equal values.
+    # Stages with other axes have other names in their loads, so equal bodies are equal values.
     return (
         m is not None and m.combiner == "max" and m.body == value and m.store == largest.index
         and m.axes == s.axes and not largest.guard
@@ -260,7 +255,7 @@ def _shifted(s: Stage, expr: TensorExpr) -> bool:
 
 
 def _moves(n: Scalar, columns: Collection[str]) -> bool:
-    """Whether a value depends on a column."""
+    """Return whether a value depends on a column."""
     indices = [
         i for x in walk(n) if isinstance(x, Load | IndexValue)
         for i in ((x.index,) if isinstance(x, IndexValue) else (*x.index, *(b.index for b in x.guard)))
@@ -273,7 +268,7 @@ def _special(n: Scalar) -> bool:
 
 
 def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
-    """Yield the largest parts that depend on no column and hold a special function."""
+    """Yield the largest subtrees that depend on no column and contain a special function."""
     if not _moves(body, columns):
         if any(_special(n) for n in walk(body)):
             yield body
@@ -285,12 +280,12 @@ def _row_parts(body: Scalar, columns: Collection[str]) -> Iterator[Scalar]:
 
 
 def _worth(n: Call, columns: Collection[str]) -> bool:
-    """Whether a value is worth a register: a special function of the columns; no truth value."""
+    """Return whether a value is worth a register: it has a special function of the columns and is no bool."""
     return n.fn not in _JUMPS and any(_special(x) and _moves(x, columns) for x in walk(n))
 
 
 def _first(body: Scalar, known: Collection[Scalar]) -> Iterator[Scalar]:
-    """Yield the largest parts of a body that are known."""
+    """Yield the largest subtrees of a body that are known."""
     if body in known:
         yield body
     elif isinstance(body, Call):

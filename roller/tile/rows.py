@@ -1,9 +1,7 @@
-"""Row expressions: which stages run over the same columns of a row, and what of the inputs they share.
+"""Row expressions: the stages over the columns of a row, and the input elements they share.
 
-A row expression has one result (or one per row) for every point of the anchor's spatial axes, the *rows*. What a stage
-walks beyond them are its *columns*: the reduction axes of a reduction, the remaining axes of an element-wise result.
-Stages whose columns have the anchor's extents are spread over threads alike, so that an input element a thread needs
-in one stage it needs in the others too: it can be kept in a register. The template and the model both ask here.
+Rows are the points of the anchor's spatial axes. The columns of a stage are its other axes; stages whose columns have
+the anchor's extents are spread over threads alike, so a thread can keep an input element in a register for all of them.
 """
 
 from __future__ import annotations
@@ -15,22 +13,22 @@ from roller.expr import Call, Index, Load, Scalar, Stage, Tensor, TensorExpr, ma
 from roller.expr.index_arithmetic import composed
 from roller.tile.steps import mean_step
 
-#: Functions whose result is a truth value, of another type than a floating-point result they may be stored as.
+#: Functions with a bool result, even if it is stored as a float.
 _LOGICAL = ("eq", "lt", "le")
 
 
 @dataclass(frozen=True)
 class RowStage:
-    """A stage of a row expression, in the names of the anchor's axes where it is spread like the anchor.
+    """A stage of a row expression.
 
     Parameters
     ----------
     stage
-        The stage; element-wise producers are part of its body, ``aligned`` columns bear the anchor's names.
+        The stage with element-wise producers inlined; ``aligned`` columns have the anchor's names.
     columns
-        Names of its axes that are no rows, in order; none: one result per row.
+        Names of its axes that are no rows, in order; empty for one result per row.
     aligned
-        Whether it walks the anchor's columns.
+        Whether its columns have the anchor's extents.
     """
 
     stage: Stage
@@ -39,7 +37,7 @@ class RowStage:
 
 
 def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
-    """Return the stages a row kernel runs, in order; element-wise stages nobody asked for live in their readers."""
+    """Return the stages of a row kernel in order; element-wise intermediates are inlined into their readers."""
     if "row_stages" not in expr._memo:
         rows = {a.name for a in expr.anchor.spatial_axes}
         wide: dict[str, Stage] = {}
@@ -58,10 +56,8 @@ def row_stages(expr: TensorExpr) -> tuple[RowStage, ...]:
 
 
 def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
-    """Return the loads that a thread which holds all its columns of a row issues once for all stages.
-
-    Those of inputs that move with the columns and that several stages read, or a reduction; in the anchor's names.
-    """
+    """Return the loads that a thread with all columns of a row issues once for all stages, in the anchor's names."""
+    # Loads of inputs by the columns, which several stages or a reduction read.
     if "kept_loads" not in expr._memo:
         inputs, columns = {t.name for t in expr.inputs}, {a.name for a in expr.anchor.reduction_axes}
         uses: dict[Load, int] = {}
@@ -76,7 +72,7 @@ def kept_loads(expr: TensorExpr) -> tuple[Load, ...]:
 
 
 def rows_fuse(expr: TensorExpr) -> bool:
-    """Whether all stages run over the rows of the anchor, each row on its own."""
+    """Return whether all stages run over the rows of the anchor, each row independently."""
     if "rows_fuse" not in expr._memo:
         expr._memo["rows_fuse"] = _fuse(expr)
     return bool(expr._memo["rows_fuse"])
@@ -98,7 +94,7 @@ def _fuse(expr: TensorExpr) -> bool:
 
 
 def _same_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], is_guarded: bool) -> bool:
-    """Whether a load of ``producer`` stays within the reader's own row."""
+    """Return whether a load of ``producer`` stays within the reader's own row."""
     if is_guarded:
         return False
     for where, i in zip(producer.store, index, strict=True):
@@ -108,7 +104,7 @@ def _same_row(producer: Stage, index: tuple[Index, ...], rows: dict[str, int], i
 
 
 def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
-    """Return the axis along which the largest load of a stage is most nearly contiguous."""
+    """Return the axis along which the largest load of a stage is closest to contiguous."""
     candidates = [
         (-tensors[ld.tensor].elements, mean_step(ld.index, tensors[ld.tensor].shape, a.name, a.extent), n, a.name)
         for ld in stage.loads
@@ -119,7 +115,7 @@ def contiguous_axis(stage: Stage, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
-    """Replace loads of element-wise results by what they are computed from, where that is plain arithmetic."""
+    """Replace loads of element-wise results by their arithmetic if it is a plain float computation."""
 
     def swap(n: Scalar) -> Scalar:
         s = producers.get(n.tensor) if isinstance(n, Load) and not n.guard else None
@@ -145,7 +141,7 @@ def _inlined(body: Scalar, producers: Mapping[str, Stage]) -> Scalar:
 
 
 def _renamed(expr: TensorExpr, s: Stage, columns: tuple[str, ...]) -> RowStage:
-    """Give the columns the anchor's names where their extents are the anchor's."""
+    """Give the columns the anchor's names if their extents are the anchor's."""
     own = {a.name: a.extent for a in s.axes}
     theirs = expr.anchor.reduction_axes
     aligned = [own[c] for c in columns] == [a.extent for a in theirs] and bool(columns)

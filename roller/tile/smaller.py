@@ -1,7 +1,7 @@
-"""A program of the same structure on smaller extents: fewer tiles, each like the ones it stands for.
+"""Shrink a program to fewer tiles of the same kind, for example to emulate it.
 
-An axis shrinks by whole blocks, so that its last tile, every guard and every vector stays what it was. It may only
-where every access agrees on how much smaller the tensors become, and no condition names a position on it.
+Axes shrink by whole blocks, so the last tile, guards and vectors stay the same. All accesses must agree on the new
+tensor shapes, and no condition may name a position on the axis.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from roller.expr import SPATIAL, Axis, Index, Load, Stage, Tensor, TensorExpr, l
 from roller.expr.scalar import Bound, Scalar, Term
 from roller.tile.program import RProgram
 
-#: Elements that extents keep their remainder of: what vectors, transactions and swizzles may depend on.
+#: Modulus whose remainder extents keep, because vectors, transactions and swizzles may depend on it (elements).
 _KEPT = 64
 
 
 def smaller(program: RProgram, tiles: int = 3) -> RProgram | None:
-    """Return a program whose axes have only a few tiles, or ``None`` where none may shrink.
+    """Return a program whose axes have only ``tiles`` tiles or a few more, or ``None`` if no axis may shrink.
 
     Examples
     --------
@@ -42,7 +42,7 @@ def smaller(program: RProgram, tiles: int = 3) -> RProgram | None:
 
 
 def _axes(expr: TensorExpr) -> Iterable[Axis]:
-    """Return the axes of all stages, each once; none that has different extents."""
+    """Return the axes of all stages, each once, except those with different extents."""
     found: dict[str, set[Axis]] = {}
     for s in expr.stages:
         for a in s.axes:
@@ -51,26 +51,26 @@ def _axes(expr: TensorExpr) -> Iterable[Axis]:
 
 
 def _extent(program: RProgram, axis: Axis, tiles: int) -> int:
-    """Return the least extent of an axis that keeps its remainders, its steps and its periods."""
+    """Return the least extent of an axis with the same remainders, steps and periods."""
     block = program.block_tile.get(axis.name, 1)
     reduces = axis.name in program.axis_names and axis.name not in program.grid
     periods = [t.div * max(t.mod, 1) for t in _terms(program.expr, axis.name)]
     unit = math.lcm(block, _KEPT if _has_stride(program.expr, axis.name) else 1, *periods)
-    # A power of two is divided by shifts, and simplifies further than other numbers.
+    # Divisions by powers of two become shifts, which simplify further, so the count stays a power of two or no power.
     count = -(-axis.extent // block)
     tiles = tiles + 1 if count & (count - 1) == 0 and tiles & (tiles - 1) else tiles
     if reduces:
         unit, least = math.lcm(unit, block * program.split_k), block * program.split_k * (program.stages + 2)
     else:
         unit, least = unit * (program.raster if axis.name in program.grid else 1), block * tiles
-    # The last block tile may reach past the end: what it holds is counted.
+    # The last block tile may exceed the axis; its actual extent is kept.
     least = max(least, 2 * max(periods, default=1)) - block + 1
     least += (axis.extent - least) % unit
     return min(least, axis.extent)
 
 
 def _has_stride(expr: TensorExpr, axis: str) -> bool:
-    """Whether the extent of an axis is part of a distance between elements: in any dimension but the first."""
+    """Return whether the extent of an axis is part of a stride: it indexes a dimension other than the first."""
     places = [i for s in expr.stages for i in (s.store, *(ld.index for ld in loads(s.body)))]
     return any(axis in i.axes for index in places for i in index[1:])
 
@@ -87,7 +87,7 @@ def _indices(s: Stage) -> list[Index]:
 
 
 def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None:
-    """Return the expression with another extent of an axis, or ``None`` where tensors would not agree."""
+    """Return the expression with another extent of an axis, or ``None`` if tensor shapes would not agree."""
     less = axis.extent - extent
     shrink: dict[tuple[str, int], set[int]] = {}
     for s in expr.stages:
@@ -108,7 +108,7 @@ def _with_extent(expr: TensorExpr, axis: Axis, extent: int) -> TensorExpr | None
 
 
 def _reach(index: Index, axis: str, less: int) -> int:
-    """Return by how much the largest value of an index goes down; negative where that is not known."""
+    """Return the decrease of the largest value of an index, negative if it is unknown."""
     total = 0
     for t in index.terms:
         if t.axis != axis or t.mod:
@@ -120,7 +120,7 @@ def _reach(index: Index, axis: str, less: int) -> int:
 
 
 def _is_edge(expr: TensorExpr, load: Load, b: Bound) -> bool:
-    """Whether a guard keeps an index within its tensor, and says nothing else."""
+    """Return whether a guard only keeps an index within its tensor."""
     shape = expr.tensors[load.tensor].shape
     return any(i == b.index and (b.low, b.high) == (0, n) for i, n in zip(load.index, shape, strict=True))
 

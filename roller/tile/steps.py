@@ -1,4 +1,4 @@
-"""Distances in memory between neighbours along an axis, of affine and quasi-affine (fused) indices."""
+"""Distances in memory between neighbours along an axis, for affine and quasi-affine (fused) indices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from roller.expr import Index
 
-#: Points along an axis that are looked at to find how often its rows wrap around.
+#: Points along an axis that are sampled to find how often its rows wrap around.
 _SAMPLE = 4096
 
 
@@ -39,11 +39,7 @@ def mean_step(index: Sequence[Index], shape: Sequence[int], axis: str, extent: i
 def tile_pieces(
     start: int, moves: Sequence[tuple[int, int, int]], lattice: int, size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return what tiles touch along one dimension: first position, and number of positions ``lattice`` apart.
-
-    One entry per tile position over the axes of ``moves``: ``(tile extent, coefficient, axis extent)`` each. Positions
-    count inside the tensor (``size``) and inside what the whole axes touch: a last tile that reaches beyond its axis
-    loads nothing for it.
+    """Return the first position and the count of positions ``lattice`` apart of each tile along one dimension.
 
     Examples
     --------
@@ -52,6 +48,9 @@ def tile_pieces(
     >>> [x.tolist() for x in tile_pieces(-1, [(4, 1, 8), (3, 1, 3)], 1, 8)]
     [[0, 3], [5, 5]]
     """
+    # One entry per tile position over the axes of ``moves``: ``(tile extent, coefficient, axis extent)`` each.
+    # Positions outside the tensor (``size``) or outside the whole axes do not count: a last tile loads nothing beyond
+    # its axis.
     starts = np.array([start], np.int64)
     span, first, last = 0, start, start
     for t, c, extent in moves:
@@ -67,7 +66,7 @@ def tile_pieces(
 
 
 def break_share(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int) -> float:
-    """Return the share of neighbours along ``axis`` that do not follow each other in memory: rows that wrap around.
+    """Return the share of neighbours along ``axis`` that are not adjacent in memory, where rows wrap around.
 
     Examples
     --------
@@ -83,7 +82,7 @@ def break_share(index: Sequence[Index], shape: Sequence[int], axis: str, extent:
 
 
 def _addresses(index: Sequence[Index], shape: Sequence[int], axis: str, points: int) -> NDArray[np.int64]:
-    """Element addresses along one axis, the others at 0."""
+    """Return the element addresses along one axis, with the other axes at 0."""
     total = np.zeros(points, np.int64)
     for i, pitch in zip(index, pitches(shape), strict=True):
         mine = Index(tuple(t for t in i.terms if t.axis == axis))

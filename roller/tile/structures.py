@@ -1,4 +1,4 @@
-"""The structures of kernels, as data: what programs of each are like, for whoever decides by it."""
+"""The kernel structures as a table of traits, on which other modules base their decisions."""
 
 from __future__ import annotations
 
@@ -11,26 +11,24 @@ from roller.tile.windows import slide_of
 
 @dataclass(frozen=True)
 class Structure:
-    """What the programs of one structure have in common.
+    """Traits of all programs of one structure.
 
     Parameters
     ----------
-    name
-        What programs, batches and names of programs call it.
     reuses
-        Its blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within one: tiles of these are
+        Blocks (GPU) or tasks (CPU) take the reduction in steps and share operands within one: tiles of these are
         staged, in several slots, and the reduction may be split.
     reduces
-        Its anchor has a reduction.
+        The anchor has a reduction.
     spreads_reductions
-        Threads (GPU) or lanes (CPU) lie along reductions too, and meet at the end.
+        Threads (GPU) or lanes (CPU) are spread over reductions too, and combine their results at the end.
     slides_windows
-        A thread walks the windows of its outputs whole, in straight-line code.
+        A thread processes all windows of its outputs in straight-line code.
     on_matrix_unit
-        A fragment computes its products.
+        A fragment computes the products.
     output_side
-        Side of the output tiles of Winograd's algorithm (elements), 0 elsewhere. On a GPU its tiles are those of the
-        product of the transformed ones.
+        Side of the output tiles of Winograd's algorithm (elements), else 0. On a GPU, tiles are those of the product of
+        the transformed operands.
     """
 
     name: str
@@ -51,23 +49,21 @@ WINDOW = Structure("window", slides_windows=True)
 ROWS = Structure("rows", spreads_reductions=True)
 STREAMING = Structure("streaming", reduces=False)
 WINOGRAD = (Structure("winograd2", output_side=2), Structure("winograd4", output_side=4))
-#: By name, in the order in which they are told.
+#: All structures by name, in the order of messages.
 STRUCTURES = {s.name: s for s in (TILED, MATRIX, WINDOW, ROWS, STREAMING, *WINOGRAD)}
 
 
 def structure_of(geometry: Geometry) -> Structure:
-    """Return the structure that any device has for an expression, by properties of the expression.
-
-    No reduction: ``streaming``. One reduction whose operands are reused (a load lacks a spatial axis, or a
-    window slides or can be walked), at most an epilogue in place: ``tiled``. Everything else: ``rows``.
-    """
+    """Return the structure of an expression on any device, from properties of the expression alone."""
+    # No reduction: streaming. One reduction with reused operands (a load lacks a spatial axis, or a window slides or
+    # can be walked) and at most an epilogue in place: tiled. All others: rows.
     expr = geometry.expr
     if expr.anchor.combiner is None:
         return STREAMING
     alone = len(expr.stages) == 1 or expr.epilogue is not None
     wide = geometry.spatial & (geometry.extents > 1)
     reuse = any(not a.uses[wide].all() for a in geometry.loads) or bool(geometry.window_axes.any())
-    reuse = reuse or slide_of(expr.anchor) is not None  # windows side by side share nothing, and yet strips walk them
+    reuse = reuse or slide_of(expr.anchor) is not None  # adjacent windows share nothing, yet strips process them
     return TILED if alone and reuse else ROWS
 
 

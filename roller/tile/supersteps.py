@@ -1,8 +1,7 @@
-"""The schedule of a bulk-synchronous program as data: which slice of which tensor goes to which unit in which step.
+"""The schedule of a bulk-synchronous program as data: the slice of each tensor that each unit gets in each superstep.
 
-It says by rule what a list of all copies would say at length: the tile a task has, the boxes of tensors that go with
-it, the codelets of each phase. Whoever drives a device expands it; :mod:`roller.emulator.bsp` does, and so would a host
-program of the vendor's runtime.
+It states rules instead of all copies: the tile of a task, the boxes of its tensors, the codelets of each phase. A
+driver of a device expands it, as :mod:`roller.emulator.bsp` does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class AxisPlan:
-    """An axis of the tiles: extent, extent of a unit's tile in one step, and whether tasks or steps go along it."""
+    """An axis of the tiles: its extent, the extent of a unit's tile in one step, and whether it is spatial."""
 
     name: str
     extent: int
@@ -29,10 +28,10 @@ class TensorPlan:
 
     Parameters
     ----------
-    name, role, shape, dtype
-        Of the tensor; ``role`` is ``"input"``, ``"output"`` or ``"local"`` (no unit sees another one's).
+    role
+        ``"input"``, ``"output"`` or ``"local"`` (no unit reads another unit's piece).
     lattice, counts, pitches
-        Per dimension the spacing of positions in a copy, how many of them, and how many the copy has room for.
+        Per dimension, the spacing of positions in a copy, their number, and the number the copy has space for.
     accesses
         Per access and dimension ``(constant, ((axis, coefficient, divisor, modulus), ...))``.
     """
@@ -49,9 +48,14 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A codelet: what it reads and writes, the numbers of its ``place``, whether it runs once per reduction step.
+    """A codelet: the tensors it reads and writes, and whether it runs once per reduction step.
 
-    Its workers share out its results in pieces of ``piece`` neighbours along the contiguous axis.
+    Parameters
+    ----------
+    place
+        Names of the numbers that tell the codelet its position.
+    piece
+        Adjacent results along the contiguous axis that one worker computes at a time.
     """
 
     entry: str
@@ -66,20 +70,18 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything a host has to know beside the codelets.
+    """All that a host must know besides the codelets.
 
     Parameters
     ----------
     units, workers
-        Of the device.
-    axes, tensors, stages
-        See the classes; stages in order.
+        Units of the device, and workers of a unit.
     tasks, split, steps
         Tiles of the output times parts; parts of the reduction; steps of one part.
     sums, sums_dtype
-        Accumulators of a unit that outlive a superstep (none: 0), and their dtype.
+        Accumulators of a unit that outlive a superstep (0 if none), and their dtype.
     combine, finish
-        Codelets that combine and convert the parts of a split reduction; ``None`` where there are none.
+        Codelets that combine and convert the parts of a split reduction, or ``None``.
     """
 
     units: int
@@ -105,7 +107,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Schedule:
-        """Rebuild a schedule from :meth:`to_dict` data, of JSON too."""
+        """Rebuild a schedule from :meth:`to_dict` data, also after JSON."""
         given = {**data}
         given["axes"] = tuple(AxisPlan(**a) for a in data["axes"])
         given["tensors"] = tuple(TensorPlan(**{k: _tuples(v) for k, v in t.items()}) for t in data["tensors"])
@@ -124,9 +126,7 @@ def _tuples(value: Any) -> Any:
 
 
 def plain(name: str) -> str:
-    """Return a name in letters, digits and underscores: how codelets call axes and tensors, no two of them alike.
-
-    Other characters become their code between underscores. Names in which that could be read keep none of theirs.
+    """Return a unique name of letters, digits and underscores for codelets; other characters become ``_code_``.
 
     Examples
     --------

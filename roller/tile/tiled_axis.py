@@ -1,4 +1,4 @@
-"""How an axis of output tiles is cut into tasks and micro-kernels."""
+"""Division of an axis of output tiles into tasks and micro-kernels."""
 
 from __future__ import annotations
 
@@ -9,14 +9,8 @@ from dataclasses import dataclass
 class TiledAxis:
     """Tiling of one spatial axis in units (output tiles, images, or filters).
 
-    A micro-kernel takes ``group`` units, a task ``box`` units. The last group of a box and the last box of the axis
-    start early, overlapping their neighbour: what both compute is the same, bit for bit. Of an axis that is open the
-    last box has fewer units, a group at least.
-
     Parameters
     ----------
-    name
-        The axis.
     units
         Units along the axis.
     group, groups
@@ -24,9 +18,11 @@ class TiledAxis:
     box, boxes
         Units of one task; tasks along the axis.
     is_open
-        Whether the units differ from call to call, a group at least.
+        Whether the number of units differs from call to call (at least a group).
     """
 
+    # The last group of a box and the last box of the axis start early and overlap their neighbour; the results of both
+    # are equal, bit for bit. The last box of an open axis has fewer units instead, at least a group.
     name: str
     units: int
     group: int
@@ -37,7 +33,7 @@ class TiledAxis:
 
     @classmethod
     def of(cls, name: str, units: int, group: int, box: int, is_open: bool = False) -> TiledAxis:
-        """Return the tiling nearest to what is asked: groups of equal size, at most the whole axis."""
+        """Return the tiling closest to the given sizes: groups of equal size, at most the whole axis."""
         if is_open:
             return cls(name, units, group, max(1, box // group), max(group, box), -(-units // max(group, box)), True)
         whole = -(-units // min(group, units))
@@ -48,7 +44,7 @@ class TiledAxis:
 
     @property
     def passed(self) -> float:
-        """Share of the units of ``boxes`` full boxes that micro-kernels pass."""
+        """Share of the units of ``boxes`` full boxes that micro-kernels process."""
         if not self.is_open:
             return 1.0
         full, rest = divmod(self.units, self.box)

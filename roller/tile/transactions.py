@@ -1,8 +1,7 @@
-"""Traffic in whole transactions: rows of a data tile, their pitch and their offsets.
+"""Memory traffic in whole transactions, from the rows of a data tile, their pitch and their offsets.
 
-A row of ``b`` bytes whose start is a multiple of ``g`` bytes (``g`` a power of two up to the
-transaction of ``L`` bytes) touches on average ``(ceil(b / g) + L / g - 1) / (L / g)`` transactions over the
-``L / g`` possible offsets; with ``g == L`` that is ``ceil(b / L)``.
+A row of ``b`` bytes that starts at a multiple of ``g`` bytes (a power of two up to the transaction of ``L`` bytes)
+takes on average ``(ceil(b / g) + L / g - 1) / (L / g)`` transactions over the ``L / g`` possible offsets.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import numpy as np
 
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Tile positions and rows along one dimension up to which rows are counted one by one.
+#: Largest number of tile positions or rows along one dimension for which rows are counted one by one.
 _COUNTED_ROWS = 1 << 13
 
 
@@ -22,10 +21,10 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
     bits = np.full(len(tiles), transaction_bytes, np.int64)
     size = access.tensor.itemsize_bytes
     if access.gather:
-        # Gathered rows start wherever the fused axis wraps: only single elements are certain.
+        # Gathered rows start wherever the fused axis wraps, so only the alignment of single elements is certain.
         return np.full(len(tiles), size, np.int64)
     last = len(access.tensor.shape) - 1
-    whole: np.ndarray | None = None  # where dimensions behind this one are covered
+    whole: np.ndarray | None = None  # where the faster dimensions are covered whole
     for d, n, constant, gap, moved in _pitches(access):
         bits |= constant
         for a, most, step in moved:
@@ -41,10 +40,8 @@ def row_alignment_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> 
 
 
 def _pitches(access: Access) -> tuple[tuple[int, int, int, int, tuple[tuple[int, int, int], ...]], ...]:
-    """Return what moves the start of rows, per dimension, the last first, in bytes.
-
-    The dimension and its size, its constant, a step along it, and axes with their extents and what they step over.
-    """
+    """Return the steps that change the start of rows, in bytes, per dimension, the last dimension first."""
+    # The dimension, its size, its constant, a step along it, and ``(axis, extent, step)`` of the axes that index it.
     if "pitches" not in access._memo:
         found, pitch = [], access.tensor.itemsize_bytes
         for d in range(len(access.tensor.shape) - 1, -1, -1):
@@ -67,7 +64,7 @@ def transactions_per_row(row_bytes: Ints, alignment_bytes: Ints, transaction_byt
 
 
 def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> tuple[Floats, Ints]:
-    """Return bytes moved in whole transactions for one data tile, and the alignment of its rows."""
+    """Return the bytes moved in whole transactions for one data tile, and the alignment of its rows."""
     rows, run = access.runs(tiles)
     alignment = np.minimum(row_alignment_bytes(access, tiles, transaction_bytes), transaction_bytes)
     per_row = transactions_per_row(run * access.tensor.itemsize_bytes, alignment, transaction_bytes)
@@ -75,7 +72,7 @@ def tile_transaction_bytes(access: Access, tiles: Ints, transaction_bytes: int) 
 
 
 def touched_bytes(access: Access, transaction_bytes: int) -> float:
-    """Return bytes of the tensor in transactions that are touched at all (strided rows may be skipped)."""
+    """Return the bytes of all transactions of the tensor that are touched at all (strides may skip rows)."""
     whole = access.axis_extents[None, :]
     moved, _ = tile_transaction_bytes(access, whole, transaction_bytes)
     if access.gather:
@@ -84,11 +81,9 @@ def touched_bytes(access: Access, transaction_bytes: int) -> float:
 
 
 def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes all tiles of a launch load in whole transactions, ``(N,)``.
-
-    Every row counts at the offset it really has. NaN where rows are not counted one by one: gathered tiles, diagonals,
-    and more than a few ten thousand different rows; :func:`tile_transaction_bytes` then says what is expected.
-    """
+    """Return the bytes that all tiles of a launch load in whole transactions, ``(N,)``, or NaN."""
+    # Every row counts at its actual offset. NaN where rows are not counted one by one: gathered tiles, diagonals, and
+    # more than a few ten thousand distinct rows; :func:`tile_transaction_bytes` then gives the expectation.
     axes = _axes_by_dimension(access)
     if axes is None:
         return np.full(len(tiles), np.nan)
@@ -105,19 +100,19 @@ def counted_bytes(access: Access, tiles: Ints, transaction_bytes: int) -> Floats
 
 
 def _axes_by_dimension(access: Access) -> dict[int, tuple[int, ...]] | None:
-    """Return the axes that move along each dimension; ``None`` where rows are not counted one by one."""
+    """Return the axes that index each dimension, or ``None`` if rows are not counted one by one."""
     if access.gather or not access.tensor.shape or any(len(dims) > 1 for dims, _ in access.groups):
         return None
     return {dims[0]: a for dims, a in access.groups}
 
 
 def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, transaction_bytes: int) -> Floats:
-    """Return the bytes of every data tile once, ``(N,)``: whole numbers, exact in whatever order they are added."""
+    """Return the bytes of every data tile once ``(N,)``: integers, exact in any order of addition."""
     counts, slots = -(-access.axis_extents // tiles), transaction_bytes // access.tensor.itemsize_bytes
     known = np.ones(len(tiles), bool)
     for a in axes.values():
         known &= counts[:, list(a)].prod(axis=1) <= _COUNTED_ROWS
-    found, few = np.full(len(tiles), np.nan), np.flatnonzero(known)  # of others every position would be looked at
+    found, few = np.full(len(tiles), np.nan), np.flatnonzero(known)  # others have too many positions to visit
     if not len(few):
         return found
     leads = _leads(access, axes, tiles[few])
@@ -128,8 +123,8 @@ def _counted_once(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
 
 
 def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints, lead: int, slots: int) -> Floats:
-    """Return the transactions of all runs, which start at dimension ``lead``, ``(N,)``; NaN where they are too many."""
-    offsets = np.zeros((len(tiles), slots))  # rows by where they start in a transaction, in elements
+    """Return the transactions of all runs, which start at dimension ``lead``, ``(N,)``; NaN if they are too many."""
+    offsets = np.zeros((len(tiles), slots))  # number of rows by their offset in a transaction, in elements
     offsets[:, 0] = 1.0
     rolled = (np.arange(slots)[:, None] - np.arange(slots)[None, :]) % slots
     for d in range(lead):
@@ -148,13 +143,13 @@ def _transactions(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints,
 
 
 def _distinct(tiles: Ints, axes: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Return tiles that differ in the extents along ``axes``, and which of them each tile is like, ``(N,)``."""
+    """Return the tiles with distinct extents along ``axes``, and the index of each tile's equal, ``(N,)``."""
     _, first, which = np.unique(tiles[:, list(axes)], axis=0, return_index=True, return_inverse=True)
     return tiles[first], which.reshape(-1)
 
 
 def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Ints:
-    """Return the dimension that the run of every tile starts at: those behind it are covered whole, ``(N,)``."""
+    """Return the dimension at which the run of every tile starts, with all faster ones covered whole, ``(N,)``."""
     last = len(access.tensor.shape) - 1
     leads, going = np.full(len(tiles), last, np.int64), np.ones(len(tiles), bool)
     for d in range(last, 0, -1):
@@ -167,7 +162,7 @@ def _leads(access: Access, axes: dict[int, tuple[int, ...]], tiles: Ints) -> Int
 
 
 def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
-    """Whether every tile covers a dimension."""
+    """Return whether every tile covers a dimension."""
     key = ("whole", d, *tile[list(axes)].tolist())
     if key not in access._memo:
         access._memo[key] = bool((access.pieces(d, axes, tile)[1] == access.tensor.shape[d]).all())
@@ -175,12 +170,12 @@ def _whole(access: Access, d: int, axes: tuple[int, ...], tile: Ints) -> bool:
 
 
 def _pitch(access: Access, d: int) -> int:
-    """Elements between neighbours along a dimension."""
+    """Return the elements between neighbours along a dimension."""
     return math.prod(access.tensor.shape[d + 1 :])
 
 
 def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Count the positions of tiles along a dimension by element of a transaction, ``(slots,)``; NaN: too many."""
+    """Count tile positions along a dimension by offset in a transaction, ``(slots,)``; NaN if too many."""
     key = ("offsets", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)
@@ -196,7 +191,7 @@ def _rows_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, s
 
 
 def _transactions_by_offset(access: Access, d: int, axes: tuple[int, ...], tile: Ints, slots: int) -> Floats:
-    """Return transactions of the runs along a dimension for every offset of their rows in elements, ``(slots,)``."""
+    """Return transactions of the runs along a dimension by the offset of their rows in elements, ``(slots,)``."""
     key = ("touched", d, slots, *tile[list(axes)].tolist())
     if key not in access._memo:
         first, number = access.pieces(d, axes, tile)

@@ -1,7 +1,4 @@
-"""Vectors of neighbours: how many elements of a tensor, or of a staged tile's copy, one access moves.
-
-Pure arithmetic on extents, which may be those of one program or arrays of many: the price and the templates both ask.
-"""
+"""Widths of vector accesses to a tensor or a staged tile, for one program or for arrays of programs."""
 
 from __future__ import annotations
 
@@ -16,12 +13,12 @@ from roller.expr import DTYPE_BYTES, Index, Load, Tensor, TensorExpr
 from roller.tile.access import VECTOR_BYTES, Ints
 from roller.tile.steps import pitches
 
-#: Bytes an asynchronous copy may have.
+#: Valid sizes of an asynchronous copy (bytes).
 ASYNC_BYTES = (4, 8, 16)
 
 
 def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.ndarray) -> np.ndarray:
-    """Flat offsets along one axis, the other axes and constants at zero."""
+    """Return flat offsets along one axis, the other axes and constants at zero."""
     total = np.zeros(len(values), np.int64)
     for i, pitch in zip(index, pitches(shape), strict=True):
         mine = Index(tuple(t for t in i.terms if t.axis == axis))
@@ -30,11 +27,9 @@ def _flat(index: Sequence[Index], shape: Sequence[int], axis: str, values: np.nd
 
 
 def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int, width: int) -> bool:
-    """Whether every aligned chunk of ``width`` along ``axis`` is one aligned vector in memory.
-
-    True only where it holds for all values of all other axes; the array itself is taken to start at a
-    multiple of the vector, which the launcher checks. Truth values move one by one.
-    """
+    """Return whether every aligned chunk of ``width`` along ``axis`` is one aligned vector in memory."""
+    # True only if it holds for all values of all other axes. The array itself must start at a multiple of the vector,
+    # which the launcher checks. Bools are accessed one by one.
     if tensor.dtype == "bool" or width == 1 or extent % width or width * tensor.itemsize_bytes > VECTOR_BYTES:
         return False
     for i, pitch in zip(index, pitches(tensor.shape), strict=True):
@@ -42,7 +37,7 @@ def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int,
             return False
     if sum(i.const * p for i, p in zip(index, pitches(tensor.shape), strict=True)) % width:
         return False
-    # Chunks repeat with the largest period of a quotient or remainder: two periods prove the rest.
+    # Chunks repeat with the largest period of a quotient or remainder, so two periods are enough.
     period = max([1, *(t.div * max(t.mod, 1) for i in index for t in i.terms if t.axis == axis)])
     n = min(extent, -(-2 * max(period, width) // width) * width)
     flat = _flat(index, tensor.shape, axis, np.arange(n)).reshape(-1, width)
@@ -50,19 +45,19 @@ def vectorizable(index: Sequence[Index], tensor: Tensor, axis: str, extent: int,
 
 
 def is_in_memory(expr: TensorExpr, tensor: str) -> bool:
-    """Whether kernels find a tensor in global memory: element-wise results are computed again where they are read."""
+    """Return whether a tensor is in global memory; readers recompute element-wise results instead."""
     return all(s.name != tensor or s.combiner is not None for s in expr.stages)
 
 
 def staged_itemsize(expr: TensorExpr, tensor: Tensor) -> int:
-    """Return the bytes of an element of a staged tile: half types that are computed there are kept as float32."""
+    """Return the bytes of an element of a staged tile; narrow floats computed by the kernel are kept as float32."""
     narrow = tensor.dtype in NARROW_FLOATS and not is_in_memory(expr, tensor.name)
     return DTYPE_BYTES["float32"] if narrow else tensor.itemsize_bytes
 
 
 @lru_cache(maxsize=4096)
 def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int) -> int:
-    """Return the most elements along ``axis`` of which every aligned chunk is one aligned vector in memory."""
+    """Return the most elements along ``axis`` such that every aligned chunk is one aligned vector in memory."""
     width = max(1, VECTOR_BYTES // tensor.itemsize_bytes)
     while width > 1 and not vectorizable(index, tensor, axis, extent, width):
         width //= 2
@@ -70,13 +65,13 @@ def widest_vector(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: i
 
 
 def chunk_elements(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
-    """Return the elements of one access, of which every chunk of ``chunk`` along ``axis`` is made."""
+    """Return the elements of one access that evenly divides every chunk of ``chunk`` along ``axis``."""
     return math.gcd(chunk, widest_vector(index, tensor, axis, extent))
 
 
 @lru_cache(maxsize=4096)
 def whole_chunk(index: tuple[Index, ...], tensor: Tensor, axis: str, extent: int, chunk: int) -> int:
-    """Return the elements of one access where a chunk is either one vector or single elements."""
+    """Return the elements of one access if a chunk is either one vector or single elements."""
     return chunk if vectorizable(index, tensor, axis, extent, chunk) else 1
 
 
@@ -88,17 +83,15 @@ def copy_width(
     row: tuple[str, int | Ints, int | Ints],
     padding: int | Ints = 0,
 ) -> int | Ints:
-    """Return the elements of a staged tile that are copied at once: one program's, or ``(N,)``.
-
-    As many as are aligned in the tensor and in the scratchpad and never straddle a bound.
-    """
-    if tensor.dtype == "bool":  # TVM prints vectors of them as vectors of two bytes each
+    """Return the elements of a staged tile that are copied at once: one program's, or ``(N,)``."""
+    # Vectors must be aligned in the tensor and in the scratchpad, and must not straddle a bound.
+    if tensor.dtype == "bool":  # TVM prints vectors of bools as vectors of two bytes per element
         return 1
     axis, elements, first = row
     bits = elements | padding | max(1, VECTOR_BYTES // tensor.itemsize_bytes)
 
     def start(a: str) -> int | Ints:
-        """Return what every tile's start is a multiple of; 0: there is one tile, at 0."""
+        """Return the largest common divisor of all tile starts; 0 if there is one tile, at 0."""
         return (tile[a] < extents[a]) * tile[a]
 
     if axis:
@@ -115,5 +108,5 @@ def copy_width(
 
 
 def is_asynchronous(nbytes: int | Ints) -> bool | np.ndarray:
-    """Whether a copy of so many bytes at once may be asynchronous, ``(N,)``."""
+    """Return whether a copy of ``nbytes`` bytes at once may be asynchronous, ``(N,)``."""
     return np.isin(nbytes, ASYNC_BYTES)

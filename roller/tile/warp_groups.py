@@ -1,9 +1,7 @@
-"""Operand tiles of warp-group matrix instructions: how they lie in scratchpad, and how a descriptor names them.
+"""Operand tiles of warp-group matrix instructions (wgmma): their scratchpad layout and descriptors.
 
-The unit reads both operands from scratchpad by itself. A tile is made of *slabs*: lines of up to 128 bytes, one per
-row (where it is contiguous along k) or per k (where it is contiguous along its rows), whose 16-byte chunks are
-exchanged by an exclusive or with the line's number, so that neither copies nor products meet in a bank. The rules are
-those of the canonical layouts of the PTX manual ("Shared Memory Matrix Layout" of wgmma).
+The canonical layouts follow the PTX manual ("Shared Memory Matrix Layout" of wgmma): slabs of lines of up to 128 bytes,
+whose 16-byte chunks are permuted by an exclusive or with the line's number, so that no access has bank conflicts.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from typing import Any
 from roller.errors import TileError
 from roller.expr import Load, Tensor
 
-#: One chunk of a line (bytes): what the swizzle moves, and one asynchronous copy.
+#: Bytes of one chunk of a line: the unit of the swizzle and of one asynchronous copy.
 CHUNK_BYTES = 16
-#: Lines the unit reads at a time, and bytes of its longest line.
+#: Lines the unit reads at a time, and bytes of the longest line.
 _LINES, _LINE_BYTES = 8, 128
 #: Code of the swizzle in a descriptor by bytes of a line.
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
-#: Where tiles start (bytes): the longest pattern of swizzled lines repeats so.
+#: Alignment of tiles (bytes): the period of the longest pattern of swizzled lines.
 ALIGNMENT_BYTES = _LINES * _LINE_BYTES
 
 
@@ -31,16 +29,12 @@ class GroupTile:
 
     Parameters
     ----------
-    load, tensor
-        What is copied.
     axis, k_axis
         Axis of its rows (m for A, n for B), and of the reduction.
     rows, depth
         Extents along both (elements).
     k_major
         Whether lines run along k.
-    line_bytes
-        Length of a line.
     """
 
     load: Load
@@ -74,7 +68,7 @@ class GroupTile:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tile, rounded up so that another may follow."""
+        """Bytes of the tile, rounded up to the alignment of the next tile."""
         used = self.rows * self.depth * self.tensor.itemsize_bytes
         return -(-used // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
@@ -85,18 +79,18 @@ class GroupTile:
 
     @property
     def leading_bytes(self) -> int:
-        """Leading offset of a descriptor: from slab to slab; ignored where lines run along k."""
+        """Leading offset of a descriptor, from slab to slab; ignored if lines run along k."""
         return CHUNK_BYTES if self.k_major else self.lines * self.line_bytes
 
     @property
     def stride_bytes(self) -> int:
-        """Stride offset of a descriptor: from eight lines to the next."""
+        """Stride offset of a descriptor: from eight lines to the next eight."""
         return _LINES * self.line_bytes
 
     def position(self, line: Any, chunk: Any) -> Any:
-        """Return the element at which a chunk of 16 bytes lies; ``chunk`` counts along the lines of all slabs."""
+        """Return the element at which a 16-byte chunk starts; ``chunk`` counts along the lines of all slabs."""
         per, line_elements = self.line_bytes // CHUNK_BYTES, self.line_bytes // self.tensor.itemsize_bytes
-        repeat = _LINE_BYTES // self.line_bytes  # lines the swizzle treats alike
+        repeat = _LINE_BYTES // self.line_bytes  # lines with the same permutation
         moved = (chunk % per) ^ (line // repeat % per)
         return chunk // per * (self.lines * line_elements) + line * line_elements + moved * self.chunk
 

@@ -1,8 +1,7 @@
-"""Reductions that slide a window: which rows of the input a strip of outputs needs, and what each row adds to.
+"""Sliding-window reductions: the input rows of a strip of outputs, and the outputs that each row contributes to.
 
-A thread of structure ``window`` computes a strip of outputs along one spatial axis (the *slide*) and walks the input
-rows below it: every row is loaded once and added to all outputs whose window holds it, so only the outputs in flight
-need accumulators.
+A thread of structure ``window`` computes a strip of outputs along one spatial axis (the slide). It loads every input
+row once and adds it to all outputs whose window contains it, so only these outputs need accumulators.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from functools import lru_cache
 from roller.expr import SPATIAL, Index, Load, Stage, Term
 from roller.tile.access import VECTOR_BYTES
 
-#: One row of the walk: its offset from the first, and the outputs and taps ``(i, k)`` it belongs to.
+#: One input row: its offset from the first row, and the outputs and taps ``(i, k)`` that read it.
 Row = tuple[int, tuple[tuple[int, int], ...]]
 
 
@@ -28,11 +27,11 @@ class Slide:
     source
         The load whose dimension ``dim`` is ``stride * axis + dilation * window + const``.
     others
-        Loads that do not move with ``axis``: weights, which a thread keeps.
+        Loads that ``axis`` does not index: weights, which a thread keeps.
     axis, window
         Spatial and reduction axis.
     windows
-        All reduction axes that move ``source``; threads and blocks take them whole.
+        All reduction axes that index ``source``; threads and blocks take them whole.
     """
 
     source: Load
@@ -46,7 +45,7 @@ class Slide:
     windows: tuple[str, ...]
 
     def row_count(self, outputs: int) -> int:
-        """Return how many input rows a strip of ``outputs`` needs."""
+        """Return the number of input rows that a strip of ``outputs`` needs."""
         return len({i * self.stride + k * self.dilation for i in range(outputs) for k in range(self.taps)})
 
     def rows(self, outputs: int) -> tuple[Row, ...]:
@@ -65,16 +64,14 @@ class Slide:
         return tuple((r, tuple(found[r])) for r in sorted(found))
 
     def live(self, outputs: int) -> int:
-        """Return how many outputs of the strip are being summed at once."""
+        """Return the number of outputs of the strip that are accumulated at once."""
         return min(outputs, -(-((self.taps - 1) * self.dilation + 1) // self.stride))
 
 
 @lru_cache(maxsize=1024)
 def slide_of(stage: Stage) -> Slide | None:
-    """Return the slide of a stage whose reduction axes are all windows of one load, else ``None``.
-
-    The slide runs along the window of the slowest dimension; loads other than the windowed one may not move with it.
-    """
+    """Return the slide of a stage whose reduction axes are all windows of one load, else ``None``."""
+    # The slide runs along the window of the slowest dimension, which must not index loads other than the windowed one.
     windowed = [ld for ld in stage.loads if any(len(i.terms) > 1 for i in ld.index)]
     if stage.combiner is None or len(windowed) != 1 or not all(i.is_affine for ld in stage.loads for i in ld.index):
         return None
@@ -109,10 +106,14 @@ def _kind(stage: Stage, axis: str) -> str:
 
 @dataclass(frozen=True)
 class RowBox:
-    """Registers of one thread for one row of the windowed load: a box of every dimension but the slide's.
+    """Registers of one thread for one row of the windowed load: a box over every dimension except the slide's.
 
-    ``dims`` maps local coordinates (outputs and taps of the thread) to positions, ``extents`` bound them, ``steps`` are
-    the elements of the tensor between neighbouring positions (a stride without a window leaves gaps).
+    Parameters
+    ----------
+    dims
+        Positions as functions of local coordinates (outputs and taps of the thread).
+    steps
+        Elements of the tensor between adjacent positions (more than one for a stride without a window).
     """
 
     dims: tuple[Index, ...]
@@ -126,7 +127,7 @@ class RowBox:
 
 
 def fragment_of(slide: Slide, tile: Mapping[str, int]) -> RowBox:
-    """Return the fragment of one row for register extents ``tile``, reduction extents in full."""
+    """Return the box of one row for register extents ``tile``, with reduction extents in full."""
     dims, extents, steps = [], [], []
     for d, index in enumerate(slide.source.index):
         terms = [t for t in index.terms if tile[t.axis] > 1] if d != slide.dim else []
@@ -139,11 +140,20 @@ def fragment_of(slide: Slide, tile: Mapping[str, int]) -> RowBox:
 
 @dataclass(frozen=True)
 class Halo:
-    """How rows of a staged tile lie in scratchpad, and how a thread reads its fragment of one.
+    """Layout of the rows of a staged tile in scratchpad, and a thread's reads of its part of a row (elements).
 
-    ``shift`` elements precede the tile, so that rows start where vectors of the tensor do; rows hold ``extent``
-    elements. A thread reads ``chunks`` vectors of ``width`` elements from ``lead`` elements before its fragment;
-    rows are copied in vectors of ``copy`` elements.
+    Parameters
+    ----------
+    copy
+        Elements of a vector by which rows are copied.
+    shift
+        Elements before the tile, which align rows to the vectors of the tensor.
+    extent
+        Elements of a row.
+    lead
+        Elements before a thread's part at which its first vector starts.
+    width, chunks
+        Elements of a vector, and vectors that a thread reads.
     """
 
     copy: int
@@ -162,10 +172,7 @@ def halo(
     block: Mapping[str, int],
     fragment: RowBox | None = None,
 ) -> Halo:
-    """Return the halo of a block tile: vectors as wide as sizes and strides allow.
-
-    ``fragment`` is :func:`fragment_of` of the register tile where it is known.
-    """
+    """Return the halo of a block tile, with vectors as wide as sizes and strides allow."""
     index = slide.source.index[-1]
     terms = [t for t in index.terms if block[t.axis] > 1]
     extent = Index(tuple(terms)).range(block)[1] + 1

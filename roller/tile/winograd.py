@@ -1,36 +1,6 @@
-"""Winograd's minimal filtering of a 3x3 window: which expressions it fits, its matrices, its tiling.
+"""Winograd's minimal filtering of a 3x3 window: the expressions it applies to, its matrices, its tiling on CPUs.
 
-``F(m x m, 3 x 3)`` computes an ``m x m`` tile of outputs from ``(m+2)^2`` products instead of ``9 m^2``: the input
-tile and the filter are transformed (``B^T d B``, ``G g G^T``), multiplied element by element and summed over the
-channels, and the sum is transformed back (``A^T M A``). Per element of the transformed tile the sum over channels is
-a matrix product. (A. Lavin, S. Gray: "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.)
-
-Numerical error. The matrices are those of the polynomial ``prod(x - p)`` over a few points ``p``; the points decide
-how much rounding grows. For ``F(4x4)`` they are ``0, +-3/4, +-3/2``, whose squares and products are short binary
-fractions: in float32 they lose half of what the customary ``0, +-1, +-2`` lose. Measured for 28x28 images and 64
-filters with these kernels, against float64:
-
-==================== =================== =================== ===================
-channels             16                  64                  512
-==================== =================== =================== ===================
-largest error / bound of a correct kernel (``4 eps sqrt(9 C) sum|x||w|``), normal and positive inputs
-F(2x2)               0.013, 0.069        0.008, 0.040        0.002, 0.052
-F(4x4)               0.075, 0.056        0.023, 0.065        0.008, 0.049
-direct               0.017, 0.102        0.010, 0.126        0.004, 0.080
-root mean square error / that of the direct kernel, normal, positive and rectified inputs
-F(2x2)               0.76, 0.52, 0.97    0.63, 0.40, 0.75    0.58, 0.36, 0.72
-F(4x4)               2.41, 0.47, 2.86    1.98, 0.30, 2.25    1.81, 0.23, 2.16
-==================== =================== =================== ===================
-
-What differs in kind: the error of an output follows the largest input of its *tile*, not of its own 3x3 window. Where
-a window is zero throughout the result is not exactly zero, beside an input that is orders of magnitude larger the
-elementwise bound does not hold, and an infinity or NaN reaches every output of its tile.
-``ConstructOptions(winograd=False)`` keeps to direct sums.
-
-A GPU's kernels use the same matrices. On the emulator (28x28 images, 16 filters, 16 to 256 channels) their root mean
-square errors are 0.37 to 0.96 times (F(2x2)) and 0.25 to 3.2 times (F(4x4)) that of a direct kernel that sums in one
-chain, and their largest error 0.23 of the bound (rectified inputs, 16 channels). A direct sum split over blocks is
-itself more than twice as accurate as one chain.
+Source: A. Lavin, S. Gray: "Fast Algorithms for Convolutional Neural Networks", CVPR 2016.
 """
 
 from __future__ import annotations
@@ -49,16 +19,46 @@ from roller.expr.joining import join_digits
 from roller.tile.structures import STRUCTURES
 from roller.tile.tiled_axis import TiledAxis
 
+# ``F(m x m, 3 x 3)`` computes an ``m x m`` tile of outputs from ``(m+2)^2`` products instead of ``9 m^2``: the input
+# tile and the filter are transformed (``B^T d B``, ``G g G^T``), multiplied element by element and summed over the
+# channels, and the sum is transformed back (``A^T M A``). Per element of the transformed tile, the sum over channels is
+# a matrix product.
+#
+# Numerical error. The matrices are those of the polynomial ``prod(x - p)`` over a few points ``p``, which determine the
+# growth of rounding errors. For ``F(4x4)`` they are ``0, +-3/4, +-3/2``, whose squares and products are short binary
+# fractions: in float32 they lose half as much as the usual ``0, +-1, +-2``. Measured for 28x28 images and 64 filters
+# with these kernels, against float64:
+#
+# ==================== =================== =================== ===================
+# channels             16                  64                  512
+# ==================== =================== =================== ===================
+# largest error / bound of a correct kernel (``4 eps sqrt(9 C) sum|x||w|``), normal and positive inputs
+# F(2x2)               0.013, 0.069        0.008, 0.040        0.002, 0.052
+# F(4x4)               0.075, 0.056        0.023, 0.065        0.008, 0.049
+# direct               0.017, 0.102        0.010, 0.126        0.004, 0.080
+# root mean square error / that of the direct kernel, normal, positive and rectified inputs
+# F(2x2)               0.76, 0.52, 0.97    0.63, 0.40, 0.75    0.58, 0.36, 0.72
+# F(4x4)               2.41, 0.47, 2.86    1.98, 0.30, 2.25    1.81, 0.23, 2.16
+# ==================== =================== =================== ===================
+#
+# The error of an output depends on the largest input of its *tile*, not of its own 3x3 window. The result of an
+# all-zero window is not exactly zero, the elementwise bound fails next to an input that is orders of magnitude larger,
+# and an infinity or NaN reaches every output of its tile. ``ConstructOptions(winograd=False)`` selects direct sums.
+#
+# A GPU's kernels use the same matrices. On the emulator (28x28 images, 16 filters, 16 to 256 channels) their root mean
+# square errors are 0.37 to 0.96 times (F(2x2)) and 0.25 to 3.2 times (F(4x4)) that of a direct kernel with one chain of
+# additions, and their largest error is 0.23 of the bound (rectified inputs, 16 channels). A direct sum split over
+# blocks is itself more than twice as accurate as one chain.
 Matrix = tuple[tuple[float, ...], ...]
 
-#: What a person is told of results by this algorithm; the table above has the measurements.
+#: Note on the accuracy of results, for users; the table above has the measurements.
 ACCURACY = (
     "Winograd's algorithm: root mean square error 0.2 to 3.2 times that of a direct sum; an output is accurate "
     "relative to the largest input of its tile, not of its 3x3 window. ConstructOptions(winograd=False) sums directly."
 )
-#: Channels from which on the rounding of the transforms stays well inside a correct kernel's bound.
+#: Fewest channels for which the rounding of the transforms stays well inside a correct kernel's bound.
 LEAST_CHANNELS = 16
-#: Width of the window the matrices below are made for (elements).
+#: Width of the window of the matrices below (elements).
 WINDOW = 3
 #: Finite points of each output tile size; the point at infinity is added.
 _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}
@@ -66,16 +66,16 @@ _POINTS = {2: (0.0, 1.0, -1.0), 4: (0.0, 0.75, -0.75, 1.5, -1.5)}
 
 @dataclass(frozen=True)
 class WindowProduct:
-    """A sum over channels and a 3x3 window that slides with step one: what Winograd's algorithm computes.
+    """A sum over channels and a 3x3 window of stride one, which Winograd's algorithm can compute.
 
     Parameters
     ----------
     image, filters
-        The operand the window slides over, and the other one.
+        The operand that the window slides over, and the other one.
     slides
         ``(spatial axis, window axis, dimension of image)`` of rows, then of columns.
     channel, filter
-        The summed axis both operands share, and the spatial axis of ``filters``.
+        The reduction axis of both operands, and the spatial axis of ``filters``.
     batch
         Spatial axes of ``image`` alone that do not slide.
     converted
@@ -92,11 +92,7 @@ class WindowProduct:
 
 
 def window_product(expr: TensorExpr) -> WindowProduct | None:
-    """Return how ``expr`` is a window product, or ``None`` where it is none.
-
-    Decided by the access maps alone: a float32 sum of products of two loads, stored in float32 or fewer bits, over
-    exactly a channel and two window axes of extent 3; the image is indexed ``axis + window axis + constant`` in two
-    dimensions (any zero padding), the filters by the window axes, the channel and one spatial axis of their own.
+    """Return the window product of ``expr``, or ``None`` if it is none.
 
     Examples
     --------
@@ -106,6 +102,9 @@ def window_product(expr: TensorExpr) -> WindowProduct | None:
     >>> window_product(ops.conv2d(1, 8, 9, 9, 4, 3, 3, stride=2)) is None
     True
     """
+    # The access maps alone decide: a float32 sum of products of two loads, stored in float32 or fewer bits, over
+    # exactly a channel and two window axes of extent 3. The image is indexed by ``axis + window axis + constant`` in
+    # two dimensions (any zero padding), the filters by the window axes, the channel and one further spatial axis.
     if "window_product" not in expr._memo:
         expr._memo["window_product"] = _match(expr)
     found: WindowProduct | None = expr._memo["window_product"]
@@ -113,13 +112,10 @@ def window_product(expr: TensorExpr) -> WindowProduct | None:
 
 
 def only_reorders(expr: TensorExpr) -> bool:
-    """Whether no kernel of ``expr`` adds up other terms than its sums have.
-
-    Where terms are such that every order gives the same sum, Winograd's algorithm still may not.
-    """
+    """Return whether kernels of ``expr`` only reorder the terms of its sums, unlike Winograd's algorithm."""
     if "only_reorders" not in expr._memo:
         forms = (expr, fuse_axes(expr))
-        joined = [e for e in map(join_digits, forms) if e is not None]  # of channels in blocks
+        joined = [e for e in map(join_digits, forms) if e is not None]  # forms without blocked channels
         expr._memo["only_reorders"] = all(window_product(e) is None for e in (*forms, *joined))
     found: bool = expr._memo["only_reorders"]
     return found
@@ -182,7 +178,7 @@ def _slide(index: Index, dimension: int, spatial: set[str]) -> tuple[str, str, i
 
 
 def _plain(indices: Sequence[Index]) -> bool:
-    """Whether every index is one axis, a digit of one, or a constant; no axis twice, but in all of its digits."""
+    """Return whether every index is one axis, a digit of one, or a constant, and no axis repeats but in all digits."""
     if any(len(i.terms) > 1 or (i.terms and (i.const or i.terms[0].coef != 1)) for i in indices):
         return False
     digits: dict[str, list[tuple[int, int]]] = {}
@@ -192,7 +188,7 @@ def _plain(indices: Sequence[Index]) -> bool:
 
 
 def _whole(digits: list[tuple[int, int]]) -> bool:
-    """Whether digits ``(div, mod)``, lowest first, write all of a number."""
+    """Return whether digits ``(div, mod)``, lowest first, represent a whole number."""
     ends = [1, *(div * mod for div, mod in digits)]
     return all(div == end for (div, _), end in zip(digits, ends, strict=False)) and ends[-1] == 0
 
@@ -207,12 +203,9 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
     >>> d, w = np.arange(6.0), np.array([1.0, 2.0, 4.0])
     >>> bool(np.allclose(a @ ((g @ w) * (b @ d)), np.convolve(d, w[::-1], "valid")))
     True
-
-    Notes
-    -----
-    Toom and Cook: with points ``p``, ``A^T[i][p] = p^i``, ``G[p][k] = p^k / prod(p - q)``, ``B^T[p] = prod(x - q)``
-    over the other points ``q``; the last row or column belongs to the point at infinity.
     """
+    # Toom and Cook: with points ``p``, ``A^T[i][p] = p^i``, ``G[p][k] = p^k / prod(p - q)``, ``B^T[p] = prod(x - q)``
+    # over the other points ``q``; the last row or column belongs to the point at infinity.
     points = _POINTS[m]
     n = m + WINDOW - 1
     a, g, b = np.zeros((m, n)), np.zeros((n, WINDOW)), np.zeros((n, n))
@@ -229,7 +222,7 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
 
 @dataclass(frozen=True)
 class WinogradPlan:
-    """Everything a program of a ``winograd`` structure decides.
+    """The tiling that a program of a ``winograd`` structure determines.
 
     Parameters
     ----------
@@ -240,7 +233,7 @@ class WinogradPlan:
     tiled
         Axes of the output tiles: batch axes (images), rows, columns (output tiles).
     panels
-        Panels of ``width`` filters; the last one ends with the axis, overlapping its neighbour.
+        Panels of ``width`` filters; the last one ends with the axis and overlaps its neighbour.
     width, lanes
         Filters of a micro-kernel, and of one vector.
     channel_lanes
@@ -264,7 +257,7 @@ class WinogradPlan:
 
     @property
     def clipped(self) -> WinogradPlan:
-        """The plan with boxes that are no larger than their axis: of one that is open a task may have fewer units."""
+        """The plan with boxes no larger than their axis: a task of an open axis may have fewer units."""
         tiled = [
             replace(t, box=box, groups=-(-box // t.group)) if t.is_open and (box := min(t.box, max(t.units, t.group)))
             else t for t in self.tiled
@@ -298,7 +291,7 @@ class WinogradPlan:
 
     @property
     def channel_pitch(self) -> int:
-        """Elements between neighbouring tiles in ``V``: an odd number of lines, so that they differ in cache sets."""
+        """Elements between adjacent tiles in ``V``: an odd number of cache lines, so that their cache sets differ."""
         line = 16
         lines = -(-self.channels // line)
         return (lines + 1 - lines % 2) * line
@@ -308,7 +301,7 @@ class WinogradPlan:
         cls, expr: TensorExpr, structure: str, register: Mapping[str, int], task: Mapping[str, int], lanes: int,
         open_axes: Sequence[str] = (),
     ) -> WinogradPlan | None:  # fmt: skip
-        """Return the plan of a register and a task tile (elements per axis); ``None`` for another expression."""
+        """Return the plan of a register and a task tile (elements per axis), or ``None`` for another expression."""
         form = window_product(expr)
         if form is None or {form.filter, form.channel} & set(open_axes):
             return None
@@ -334,15 +327,14 @@ def power_of_two_below(n: int) -> int:
 
 
 def operations(matrix: Matrix) -> int:
-    """Return the vector operations of ``matrix @ values``, what opposite points share counted once.
-
-    Rows of opposite points differ in signs alone: two halves, added and subtracted. Of ``A^T`` these are columns.
+    """Return the vector operations of ``matrix @ values``, with subexpressions of opposite points counted once.
 
     Examples
     --------
     >>> [operations(m) for m in matrices(2)]
     [4, 6, 6]
     """
+    # Rows of opposite points (columns of ``A^T``) differ only in signs: two halves, added and subtracted.
     if len(matrix) < len(matrix[0]):
         kept = [0, *range(1, len(matrix[0]) - 1, 2), len(matrix[0]) - 1]
         return 2 * (len(kept) - 2) + sum(_sum_operations([row[j] for j in kept]) for row in matrix)
@@ -359,6 +351,6 @@ def operations(matrix: Matrix) -> int:
 
 
 def _sum_operations(coefficients: Sequence[float]) -> int:
-    """Return the operations of a weighted sum: a product alone, then one multiply-add a term."""
+    """Return the operations of a weighted sum: one product, then one multiply-add per term."""
     left = [c for c in coefficients if c]
     return len(left) - (left[0] == 1.0)

@@ -1,11 +1,7 @@
-"""Winograd's algorithm as kernels in sequence (GPU): the batched matrix product between the transforms.
+"""Winograd's algorithm on GPUs: the batched matrix product between the kernels that transform.
 
-Filters and images are transformed into workspaces ``U`` and ``V``, one matrix product per element of the transformed
-tile makes ``M`` of them, and ``M`` is transformed back. A program of a ``winograd`` structure for a GPU says how that
-product is tiled: it *is* a tiled program of :attr:`Products.expr`, written in the axes of the window product
-(:meth:`Products.outer` and :meth:`Products.inner` translate). Output tiles are numbered through images, rows and
-columns; a block takes a run of them, whatever row or image they belong to. In a program the run stands along the
-columns axis, in elements (``m`` for every output tile), beside one row of tiles of one image.
+Filters and images are transformed into workspaces ``U`` and ``V``; one matrix product per element of the transformed
+tile computes ``M``, which is transformed back. A GPU program of a ``winograd`` structure is a tiling of that product.
 """
 
 from __future__ import annotations
@@ -21,9 +17,9 @@ from roller.tile.program import RProgram
 from roller.tile.structures import structure_named
 from roller.tile.winograd import WINDOW, WindowProduct, window_product
 
-#: Rows of the workspaces are whole vectors of this many elements (16 bytes): the last filter or tile is repeated.
+#: Elements of a vector (16 bytes), of which workspace rows are whole multiples: the last filter or tile is repeated.
 ROW_ELEMENTS = 4
-#: Threads of a block of the kernels that transform, one tile of one channel or filter each.
+#: Threads per block of the transform kernels; each thread transforms one tile of one channel or filter.
 THREADS = 256
 #: Axes of the product: element of the transformed tile, filter, output tile, channel.
 ELEMENT, FILTER, TILE, CHANNEL = "e", "f", "t", "c"
@@ -44,9 +40,9 @@ class Products:
     axes
         Axes of the window product, in order.
     expr
-        The product: ``M[e, f, t] = sum_c U[e, c, f] * V[e, c, t]``. ``V`` is ``[e, t, c]`` where the image's channels
-        are contiguous, ``M`` is ``[e, t, f]`` where the output's filters are. ``U`` and ``V`` bear the names of the
-        tensors they are made of, so that what a program says of them holds for both.
+        The product ``M[e, f, t] = sum_c U[e, c, f] * V[e, c, t]``. ``V`` is ``[e, t, c]`` if the image's channels are
+        contiguous, ``M`` is ``[e, t, f]`` if the output's filters are. ``U`` and ``V`` have the names of the tensors
+        that they are computed from, so that fields of a program apply to both.
     """
 
     form: WindowProduct
@@ -67,21 +63,23 @@ class Products:
 
     @property
     def channels_last(self) -> bool:
-        """Whether neighbours in ``V`` are channels."""
+        """Whether adjacent elements of ``V`` are channels."""
         return self.form.image.index[-1].is_axis(self.form.channel)
 
     @property
     def filters_last(self) -> bool:
-        """Whether neighbours in ``M`` are filters."""
+        """Whether adjacent elements of ``M`` are filters."""
         return self.expr.anchor.store[-1].is_axis(FILTER)
 
     @property
     def columns(self) -> str:
-        """Axis of the window product that a run of output tiles stands along."""
+        """Axis of the window product that represents a run of output tiles."""
         return self.form.slides[1][0]
 
     def outer_extents(self, tile: Sequence[Any], one: Any) -> list[Any]:
         """Return the extents (numbers or arrays) of a tile of the product over the axes of the window product."""
+        # Output tiles are numbered through images, rows and columns, and a block takes a run of them. The program
+        # states the run along the columns axis in elements (``m`` per output tile), with one row of tiles of one image.
         own = dict(zip((a.name for a in self.expr.axes), tile, strict=True))
         windows = {k for _, k, _ in self.form.slides}
         named = {self.form.filter: own[FILTER], self.form.channel: own[CHANNEL]}
@@ -104,7 +102,7 @@ class Products:
         return replace(program, expr=expr, structure=structure, tiles=tiles, vector_axis=vector)
 
     def inner(self, program: RProgram) -> RProgram:
-        """Return the tiled program of the product that a program of the window product stands for."""
+        """Return the tiled program of the product for a program of the window product."""
         tiles = tuple((x, tuple(self.inner_extents(t, 1))) for x, t in program.tiles)
         names = {self.form.filter: FILTER, self.columns: TILE, self.form.channel: CHANNEL}
         vector = None if program.vector_axis is None else names[program.vector_axis]
@@ -112,7 +110,7 @@ class Products:
 
 
 def products(expr: TensorExpr, structure: str) -> Products | None:
-    """Return the batched matrix product of an expression (memoised on it); ``None`` where it is no window product.
+    """Return the batched matrix product of an expression (memoised on it), or ``None`` if it is no window product.
 
     Examples
     --------
@@ -129,13 +127,13 @@ def products(expr: TensorExpr, structure: str) -> Products | None:
 
 
 def products_program(program: RProgram) -> RProgram | None:
-    """Return the tiled product a GPU program of a ``winograd`` structure stands for, ``None`` for any other program."""
+    """Return the tiled product of a GPU program of a ``winograd`` structure, or ``None`` for other programs."""
     found = product_of(program)
     return None if found is None else found.inner(program)
 
 
 def product_of(program: RProgram) -> Products | None:
-    """Return the product a GPU program of a ``winograd`` structure tiles, ``None`` for any other program."""
+    """Return the product that a GPU program of a ``winograd`` structure tiles, or ``None`` for other programs."""
     if not KINDS[program.kind].blocks or not program.traits.output_side:
         return None
     return products(program.expr, program.structure)

@@ -1,4 +1,4 @@
-"""What of an operand can be copied in boxes, and what lies in words: questions to its index alone."""
+"""Properties of an operand's index: whether staging copies a box, and whether elements form contiguous words."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from roller.tile.geometry import Access
 
 
 def copies_box(access: Access) -> bool:
-    """Whether staging copies the box of the tensor (strides or windows, all forward) instead of gathering a panel."""
+    """Return whether staging copies the box of the tensor (forward strides or windows) instead of gathering a panel."""
     if "box" not in access._memo:
-        forward = (access.coefficients[:, access.spatial] >= 0).all()  # else its start would be known at run time only
+        forward = (access.coefficients[:, access.spatial] >= 0).all()  # otherwise its start is known at run time only
         inside = all(b.index in access.index for b in access.guard)
         access._memo["box"] = bool(forward) and inside and not access.gather and _skips(access)
     return bool(access._memo["box"])
 
 
 def _skips(access: Access) -> bool:
-    """Whether some dimension is a window or strides, so that a box holds less than a gather."""
+    """Return whether some dimension is a window or strided, so that a box has fewer elements than a gather."""
     rows = access.coefficients
     alone = np.count_nonzero(rows, axis=1) == 1
     return any(access.shared) or bool((alone[:, None] & (rows != 0) & (rows != 1)).any())
 
 
 def read_once(access: Access, v: int | None) -> bool:
-    """Whether the micro-kernels read every element once, with lanes along ``v`` side by side or the same."""
+    """Return whether micro-kernels read every element once, with lanes along ``v`` adjacent or equal."""
     if access.axis_extents[access.spatial & ~access.uses].prod() > 1 or access.guard or _skips(access):
         return False
     return v is None or lane_stride(access.index, access.tensor.shape, access.axis_names[v]) in (0, 1)
 
 
 def in_words(access: Access, axis: int, elements: int) -> bool:
-    """Whether elements of ``axis``, so many from every multiple of that on, are neighbours in memory, and none lacks.
-
-    What guards say of other axes is none of this.
-    """
+    """Return whether each aligned group of ``elements`` along ``axis`` is contiguous in memory and complete."""
+    # Guards on other axes are not considered.
     extent, name = int(access.axis_extents[axis]), access.axis_names[axis]
     if extent % elements or any(name in b.index.axes for b in access.guard):
         return False
@@ -45,11 +43,9 @@ def in_words(access: Access, axis: int, elements: int) -> bool:
 
 
 def lies_in_words(access: Access, axis: int, fragment: Fragment) -> bool:
-    """Whether words along ``axis`` lie in one piece where a micro-kernel reads them: in memory, or in a box.
-
-    A box of widened rows also serves words that its rows hold at any place. The last word may go on behind its axis: a
-    row has a few elements more, and what is packed for the lanes is zero there.
-    """
+    """Return whether words along ``axis`` are contiguous where a micro-kernel reads them: in memory or in a box."""
+    # A box of widened rows also has words at any position of its rows. The last word may extend past its axis: a row
+    # has a few more elements, and the values packed for these lanes are zero.
     if in_words(access, axis, fragment.depth(int(access.axis_extents[axis]))):
         return True
     along = access.coefficients[:, axis]

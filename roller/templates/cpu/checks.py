@@ -1,4 +1,4 @@
-"""What a CPU program of each structure can say: held against programs that somebody named."""
+"""Checks of CPU programs that a user named: valid fields per structure, and budgets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roller.tile.winograd import WinogradPlan, window_product
 
 
 def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> None:
-    """Refuse a field that says what no CPU program has."""
+    """Raise for fields that no CPU program has."""
     if program.interleaved or program.storage_padding or (program.stages, program.raster) != (1, 1):
         raise TileError("program: interleaved, pad, stages and raster are a GPU's. Leave them out.")
     if program.nontemporal and program.traits.reduces:
@@ -44,7 +44,7 @@ def check_program(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> No
 
 
 def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[str]:
-    """Return the axes that vectors of a CPU program of this structure may run along."""
+    """Return the axes along which vectors of a CPU program of this structure may run."""
     if program.traits.output_side:
         form = window_product(geometry.expr)
         return [form.filter] if form is not None else []
@@ -53,12 +53,12 @@ def _cpu_axes(program: RProgram, geometry: Geometry, spec: DeviceSpec) -> list[s
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[int, ...]]:
-    """Return the axes along m, n and k of an instruction, as positions, every way there is."""
+    """Return all choices of axes along m, n and k of an instruction, as positions."""
     return [tuple(geometry.names.index(n) for n in way) for way in products.matrix_axes(geometry, spec, fragment)]
 
 
 def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
-    """Return which budget of construction a program exceeds, ``None`` where it fits."""
+    """Return the construction budget that a program exceeds, or ``None`` if it fits."""
     estimate = estimate_program(program, spec)
     if math.isfinite(estimate.seconds):
         return None
@@ -73,7 +73,7 @@ def exceeded(program: RProgram, spec: DeviceSpec) -> str | None:
 def named_batches(
     geometry: Geometry, spec: DeviceSpec, structure: Structure, rows: tuple[tuple[int, ...], ...]
 ) -> list[TileBatch]:
-    """Return tiles that somebody named with every vector axis, packing and kind of stores they may have."""
+    """Return a named program's tiles with every vector axis, packing and kind of stores they may have."""
     register, panel, block = (np.array([r], np.int64) for r in rows)
     ones, out = np.ones(1, np.int64), list[TileBatch]()
     for v in vector_axes(geometry, structure):

@@ -1,8 +1,8 @@
-"""How construction comes to programs, in words, for whoever explains one."""
+"""Descriptions of how programs are constructed, for explanations."""
 
 from __future__ import annotations
 
-#: What construction does where it grows nothing, by structure.
+#: Description of construction by enumeration, per structure.
 ENUMERATED = {
     "tiled": "Micro-kernels are enumerated and compared first, each as one task; the most promising get tasks, pieces "
     "of the reduction and packing, and the model's price chooses.",

@@ -1,8 +1,7 @@
-"""What the CPU templates make of programs, decided once: the price reads the arrays, code generation a row of them.
+"""Decisions of the CPU templates for programs, made once for the price (arrays) and for code generation (one row).
 
-No axis is padded. A register tile never exceeds its axis, and the last tile of an axis starts at ``extent - tile``,
-overlapping its neighbour: the few points both compute get the same value twice, so neither inner loops nor stores need
-a predicate and no panel holds padding that must be neutral.
+No axis is padded: the last register tile of an axis starts at ``extent - tile`` and overlaps its neighbour. Points of
+both get the same value twice, so loops and stores need no predicate, and panels need no neutral padding.
 """
 
 from __future__ import annotations
@@ -31,36 +30,36 @@ from roller.tile.program import ALIGNED_TILES
 
 Mask = NDArray[np.bool_]
 
-#: How an operand reaches the micro-kernel: read where it lies, from a panel gathered in the order it is read, or from
-#: a copy of the box of the tensor that a task touches.
+#: Staging of an operand: read in place, from a panel gathered in the order of reading, or from a copy of the box of the
+#: tensor that a task touches.
 IN_PLACE, PANEL, BOX = "in place", "panel", "box"
-#: Distance of elements that packing copies in vectors, two loads and a shuffle each, and the fewest that make one.
+#: Stride that packing copies in vectors by two loads and a shuffle, and the fewest elements of such a vector.
 HALVED, FEWEST_HALVES = 2, 4
-#: Multiply-adds (vectors) up to which short inner reductions are unrolled into the micro-kernel.
+#: Largest number of multiply-adds (vectors) for which short inner reductions are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
-#: Broadcast values up to which more than one reduction axis is unrolled: they do not change from tile to tile, so LLVM
-#: keeps all of them in registers, and what does not fit goes through the stack.
+#: Largest number of broadcast values for which more than one reduction axis is unrolled: they do not change from tile
+#: to tile, so LLVM keeps all of them in registers and spills the rest.
 _UNROLLED_BROADCASTS = 12
-#: Lines of a windowed operand that stay in L1 from one tap of the window to the next, beside what streams through it.
+#: Lines of a windowed operand that stay in L1 between two taps of the window while other data stream through L1.
 _HELD_LINES = 128
-#: Elements of a line of float32, and the shortest block that is worth its loop.
+#: Elements of a cache line of float32, and the shortest block that is worth its loop.
 _LINE_ELEMENTS, _SHORTEST_BLOCK = 16, 4
-#: A panel that several tasks would pack again is packed once up front unless it grows beyond this (bytes).
+#: Largest panel (bytes) that is packed once before the tasks if several tasks would pack it otherwise.
 _UPFRONT_LIMIT_BYTES = 1 << 28
 
 
 def vector_elements(batch: TileBatch, spec: DeviceSpec) -> int:
-    """Return the elements of a vector of results; accumulators of types below four bytes have four."""
+    """Return the elements of a vector of results; accumulators of types below four bytes have four bytes."""
     return spec.teu.lanes * 4 // max(4, batch.geometry.store.tensor.itemsize_bytes)
 
 
 def decided(batch: TileBatch, spec: DeviceSpec) -> Decisions:
-    """Return what the templates make of programs of a device."""
+    """Return the templates' decisions for programs of a device."""
     return decide(batch, vector_elements(batch, spec))
 
 
 def decide(batch: TileBatch, elements: int) -> Decisions:
-    """Return what the templates make of programs whose vectors have ``elements``; the same object each time."""
+    """Return the cached decisions for programs whose vectors have ``elements`` elements."""
     key = ("decisions", elements)
     if key not in batch._memo:
         batch._memo[key] = _decide(batch, elements)
@@ -70,24 +69,22 @@ def decide(batch: TileBatch, elements: int) -> Decisions:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions on the programs of a batch; arrays ``(N, axes)``, those of ``lanes`` and ``chains`` ``(N,)``.
+    """Decisions for the programs of a batch; arrays ``(N, axes)``, except ``lanes`` and ``chains`` ``(N,)``.
 
     Parameters
     ----------
-    batch
-        The programs.
     lanes
-        Elements of one vector; 1 where there are no vectors.
+        Elements of one vector; 1 without vectors.
     chains
-        Vectors of accumulators of each output, where the lanes run along a reduction.
+        Vectors of accumulators of each output, if the lanes run along a reduction.
     tile, tiles
         Effective register tiles (elements, whole vectors), and how many cover an axis; 1 along reductions.
     per_task
         Register tiles of one task.
     chunk
-        Elements of a reduction axis that the tiles of a task take before they take turns; spatial axes whole.
+        Elements of a reduction axis that one tile of a task processes before the next tile's turn; spatial axes whole.
     segments
-        Where tiles of an axis end besides its end (:func:`~roller.templates.cpu.window_clipping.cuts`).
+        Further ends of tiles within an axis (:func:`~roller.templates.cpu.window_clipping.cuts`).
     """
 
     batch: TileBatch
@@ -101,33 +98,33 @@ class Decisions:
 
     @cached_property
     def tasks(self) -> Ints:
-        """Tasks along every axis, those of a split reduction not among them."""
+        """Tasks along every axis, without those of a split reduction."""
         return -(-self.tiles // self.per_task)
 
     @cached_property
     def task_count(self) -> Ints:
-        """Tasks the outputs make, ``(N,)``."""
+        """Tasks over all outputs, ``(N,)``."""
         return np.asarray(self.tasks.prod(axis=1))
 
     @cached_property
     def chunks(self) -> Ints:
-        """Chunks every axis is cut into."""
+        """Chunks of every axis."""
         return -(-self.batch.geometry.extents // self.chunk)
 
     @cached_property
     def chunk_count(self) -> Ints:
-        """Chunks all reductions are cut into together, ``(N,)``."""
+        """Chunks of all reductions together, ``(N,)``."""
         return np.asarray(self.chunks.prod(axis=1))
 
     @cached_property
     def split_axis(self) -> Ints:
-        """Reduction axis whose chunks are shared among parts: the one that has most of them, ``(N,)``."""
+        """Reduction axis whose chunks are divided among parts: the one with the most chunks, ``(N,)``."""
         order = np.array(self.batch.geometry.reduction_order or (0,))
         return np.asarray(order[np.argmax(self.chunks[:, order], axis=1)])
 
     @cached_property
     def split_chunks(self) -> Ints:
-        """Chunks that are shared among the parts, ``(N,)``."""
+        """Chunks that are divided among the parts, ``(N,)``."""
         return np.asarray(self.chunks[np.arange(len(self.batch)), self.split_axis])
 
     @cached_property
@@ -137,7 +134,7 @@ class Decisions:
 
     @cached_property
     def parts(self) -> Ints:
-        """Parts a reduction is split into, ``(N,)``: as many as asked for, less those that would find nothing left."""
+        """Non-empty parts of a split reduction, at most ``split_k``, ``(N,)``."""
         return np.asarray(-(-self.split_chunks // self.share))
 
     @cached_property
@@ -150,18 +147,18 @@ class Decisions:
 
     @cached_property
     def operand_vectors(self) -> Ints:
-        """Vector registers that hold one row of the vector operand while the rows pass, ``(N,)``."""
+        """Vector registers that hold one row of the vector operand during the rows of the other one, ``(N,)``."""
         v = self.batch.vector_axis
         return np.ones_like(self.lanes) if v is None else np.asarray(self.tile[:, v] // self.lanes)
 
     @cached_property
     def live(self) -> Floats:
-        """Share of the points of every axis that micro-kernels pass on average; others lie in the padding."""
+        """Average share of the points of every axis that micro-kernels compute; the others are in the padding."""
         return live_shares(self.batch.geometry, self.tile, self.chunk, self.segments)
 
     @cached_property
     def unrolled(self) -> Mask:
-        """Reduction axes unrolled into the micro-kernel: from the innermost on, as long as the limits hold."""
+        """Mask of the reduction axes unrolled into the micro-kernel, from the innermost outwards, within the limits."""
         b, g = self.batch, self.batch.geometry
         out = np.zeros(self.tile.shape, bool)
         work, inner, sizes = self.vectors.astype(np.float64), np.ones(len(b), bool), b.register.copy()
@@ -174,16 +171,14 @@ class Decisions:
 
     @cached_property
     def block(self) -> Ints:
-        """Block of the innermost reduction axis that goes around the window axes, ``(N,)``; 0 where none is needed.
-
-        The window is walked outside the inner axis, so every tap passes the whole inner axis; a block of it that fits
-        L1 is read from there by all taps but the first.
-        """
+        """Block of the innermost reduction axis outside the window axes, ``(N,)``; 0 if none is needed."""
+        # The window loops are outside the inner axis, so every tap reads the whole inner axis; from a block of it that
+        # fits L1, all taps but the first read L1.
         g, none = self.batch.geometry, np.zeros(len(self.batch), np.int64)
         if len(g.reduction_order) < 2:
             return none
         inner = g.reduction_order[-1]
-        # Channels in blocks are no window, and yet count here: smaller blocks of them have not been measured.
+        # Blocked channels are no window, yet they count here: smaller blocks of them have not been measured.
         several = [(x, np.count_nonzero(x.coefficients, axis=1) > 1) for x in g.loads if not x.gather]
         windowed = [x for x, rows in several if rows.any()]
         if not windowed or any(x.coefficients[rows, inner].any() for x, rows in several):
@@ -199,31 +194,29 @@ class Decisions:
         return np.where(whole, 0, -(-extent // blocks))
 
     def _broadcasts(self, sizes: Ints) -> Ints:
-        """Return the different broadcast values of a micro-kernel that covers ``sizes`` of the axes."""
+        """Return the distinct broadcast values of a micro-kernel that covers ``sizes`` of the axes."""
         v, none = self.batch.vector_axis, np.zeros(len(sizes), np.int64)
         loads = [x for x in self.batch.geometry.loads if v is None or not x.uses[v]]
         return sum((np.where(x.uses, sizes, 1).prod(axis=1) for x in loads), none)
 
     def staging(self, access: Access) -> str:
-        """Return how an operand reaches the micro-kernel.
-
-        A staged operand whose every element is read once, in vectors or as scalars, is read in place: packing would
-        only move it twice more. Constants are packed before the first call.
-        """
+        """Return the staging of an operand: in place, in a panel or in a box."""
+        # A staged operand whose elements are each read once, as vectors or as scalars, is read in place: packing would
+        # move it twice more.
         if id(access) not in self._staging:
             self._staging[id(access)] = access, self._staged_how(access)
         return self._staging[id(access)][1]
 
     @cached_property
     def _staging(self) -> dict[int, tuple[Access, str]]:
-        """What :meth:`staging` answered: to compare two accesses takes longer than to ask."""
+        """Cache of :meth:`staging` by identity, because comparing two accesses takes longer."""
         return {}
 
     def _staged_how(self, access: Access) -> str:
         name, b = access.tensor.name, self.batch
         if name not in b.staged:
             return IN_PLACE
-        if b.fragment is not None:  # what moves with lanes is packed for them; the other one's words may lie in a box
+        if b.fragment is not None:  # the operand along the lanes is packed; the words of the other one may be in a box
             k = b.geometry.names.index(b.matrix_axes[2])
             rows = copies_box(access) or (b.fragment.widens and rows_are_copied(access, b.constants))
             return BOX if rows and not access.uses[b.vector_axis] and lies_in_words(access, k, b.fragment) else PANEL
@@ -232,16 +225,16 @@ class Decisions:
         return PANEL if name in b.constants or not read_once(access, self._vector_axis) else IN_PLACE
 
     def staged(self, how: str) -> list[Access]:
-        """Return the operands that reach the micro-kernel in one way."""
+        """Return the operands with a given staging."""
         return [a for a in self.batch.geometry.loads if self.staging(a) == how]
 
     def upfront(self, access: Access) -> Mask:
-        """Whether a panel is packed whole before the tasks, ``(N,)``: where several would pack the same, or ahead."""
+        """Return the mask ``(N,)`` of programs that pack a whole panel before the tasks, because tasks share it."""
         small = self.panel_bytes(access) <= _UPFRONT_LIMIT_BYTES
         return np.asarray(((self._sharing(access) > 1) & small) | (access.tensor.name in self.batch.constants))
 
     def packers(self, access: Access) -> Ints:
-        """Return the tiles that a panel packed up front is packed by, in parallel where they are several, ``(N,)``."""
+        """Return the number of tiles in which a panel is packed before the tasks, in parallel if several, ``(N,)``."""
         return np.where(self.upfront(access), np.where(access.touched, self.tiles, 1).prod(axis=1), 1)
 
     def packings(self, access: Access) -> Ints:
@@ -253,13 +246,13 @@ class Decisions:
         return np.asarray(np.where(access.touched, 1, self.tasks).prod(axis=1))
 
     def panel_bytes(self, access: Access, tiles: Ints | None = None) -> Floats:
-        """Return the bytes of a panel of so many ``tiles`` (all of them) along every axis, ``(N,)``."""
+        """Return the bytes of a panel of ``tiles`` tiles (default: all) along every axis, ``(N,)``."""
         g, size = self.batch.geometry, self.held_itemsize_bytes(access)
         elements = np.where(g.spatial, (self.tiles if tiles is None else tiles) * self.tile, g.extents)
         return np.asarray(np.where(access.touched, elements, 1).astype(np.float64).prod(axis=1) * size)
 
     def keeps_stored(self, access: Access) -> bool:
-        """Whether a panel holds floats of fewer than 32 bits as they are stored: others, and boxes, are converted."""
+        """Return whether a panel keeps narrow floats in their stored dtype; other panels, and boxes, are converted."""
         v, b = self._vector_axis, self.batch
         return panel_stays_stored(access, v, b.constants) and b.fragment is None and self.staging(access) == PANEL
 
@@ -271,34 +264,34 @@ class Decisions:
         return access.tensor.itemsize_bytes if stored else computed_itemsize_bytes(access)
 
     def phases(self, access: Access) -> int:
-        """Return the phases that columns of a box are sorted by, so that strided lanes lie side by side."""
+        """Return the number of phases by which columns of a box are sorted, so that strided lanes are adjacent."""
         v = self._vector_axis
         return 1 if v is None else phases(access, v)
 
     @cached_property
     def _vector_axis(self) -> int | None:
-        """Spatial axis that vectors run along."""
+        """Axis that vectors run along, if any."""
         return self.batch.vector_axis if (self.lanes > 1).any() else None
 
     @cached_property
     def loop_order(self) -> Ints:
-        """Spatial axes in the order a task loops over its register tiles, outermost first, ``(N, spatial axes)``."""
+        """Spatial axes in the loop order of a task's register tiles, outermost first, ``(N, spatial axes)``."""
         b, g, v = self.batch, self.batch.geometry, self._vector_axis
         axes = np.array(g.spatial_axes, np.int64)
         if v is not None and not g.spatial[v]:
-            # The longest axis outermost: its operand streams once, the others stay in a cache meanwhile. Axes of every
-            # operand (a batch) come first: nothing is read again along them.
+            # The longest axis is outermost: its operand streams once while the others stay in a cache. Axes of every
+            # operand (a batch) come first, because no data are reused along them.
             shared = np.all([a.uses for a in g.loads], axis=0)[axes]
             keys = np.where(shared, np.iinfo(np.int64).min, 0) - self.tiles[:, axes]
             return np.asarray(axes[np.argsort(keys, axis=1, kind="stable")])
-        # A packed vector panel is reused from L1/L2 by all other tiles, so its axis goes outermost.
+        # All other tiles reuse a packed vector panel from L1 or L2, so its axis is outermost.
         if v is not None and any(a.touched[v] for a in self.staged(PANEL)):
             axes = np.array([v, *(a for a in axes if a != v)])
         return np.broadcast_to(axes, (len(b), len(axes)))
 
     @cached_property
     def stores_vectors(self) -> Mask:
-        """Whether results are written in vectors, ``(N,)``: neighbouring lanes are neighbours in memory, or in runs."""
+        """Mask ``(N,)`` of programs that store results as vectors: adjacent lanes are adjacent in memory or in runs."""
         v, store = self.batch.vector_axis, self.batch.geometry.store
         if v is None:
             return np.ones(len(self.batch), bool)
@@ -310,12 +303,12 @@ class Decisions:
 
 
 def starts_at_lines(lanes: Ints | int, tiles: Ints | int, step: int | None) -> Mask:
-    """Whether vector stores past the caches begin at cache lines: rows are contiguous and long enough for that."""
+    """Return whether nontemporal vector stores begin at cache lines: rows must be contiguous and long enough."""
     return np.asarray((np.asarray(lanes) > 1) & (np.asarray(tiles) >= ALIGNED_TILES) & (step == 1))
 
 
 def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent: int, lanes: int) -> Run | None:
-    """Return the runs of ``axis`` that packing copies in whole vectors; ``None`` where it goes element by element."""
+    """Return the runs of ``axis`` that packing copies in whole vectors, or ``None`` if it copies single elements."""
     run = run_along(index, shape, axis, extent)
     if run is None or not run.step or lanes == 1:
         return None
@@ -323,16 +316,14 @@ def run_of_lanes(index: Sequence[Index], shape: Sequence[int], axis: str, extent
 
 
 def phases(access: Access, v: int) -> int:
-    """Return the stride of axis ``v`` through rows of a box where one other axis at most moves along them, by ones."""
+    """Return the stride of axis ``v`` in rows of a box if at most one other axis indexes them, with stride one."""
     row, others = access.coefficients[-1], np.delete(access.coefficients[-1], v)
     return int(row[v]) if row[v] > 1 and others.sum() <= 1 and (others >= 0).all() else 1
 
 
 def reads_past_the_end(batch: TileBatch) -> bool:
-    """Whether lanes may lie beyond the vector axis: all its operands are boxes of the task, which hold something there.
-
-    A row of 11 is then one vector of 16 of which 11 elements are stored, instead of two overlapping ones of 8.
-    """
+    """Return whether lanes may exceed the vector axis, because all its operands are boxes of the task."""
+    # A row of 11 is then one vector of 16, of which 11 elements are stored, instead of two overlapping vectors of 8.
     v, g = batch.vector_axis, batch.geometry
     if not batch.traits.reuses or v is None or not g.spatial[v]:
         return False
@@ -363,14 +354,14 @@ def _decide(batch: TileBatch, elements: int) -> Decisions:
         chains = np.maximum(1, np.minimum(register // lanes, chunk[:, v] // lanes))
     extents = np.where(g.spatial, g.extents, 1)
     tiles = -(-extents // tile)
-    # As many tiles, but of equal size: 56 by 48 is two tiles of 32, which overlap least.
+    # The same number of tiles, but of equal size: 56 in tiles of up to 48 is two tiles of 32, which overlap least.
     even = -(-extents // tiles)
     unit = np.ones_like(tile)
     if v is not None and g.spatial[v]:
         unit[:, v] = lanes
     tile = np.where(batch.is_open, tile, -(-even // unit) * unit)
     chunk = end_at(segments, g, tile, tiles, chunk, unit) if segments else chunk
-    # A short axis is cut into more effective tiles than the program's register tile would be: nine elements are two of
+    # A short axis may have more effective tiles than its block has register tiles: nine elements are two tiles of
     # eight, and still one task of sixteen.
     held = np.maximum(1, batch.block // batch.register)
     some = np.where(batch.block >= g.extents, tiles, np.minimum(held, tiles))

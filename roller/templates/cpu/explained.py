@@ -1,7 +1,6 @@
 """The price of one CPU program as a tree of terms: micro-kernels, caches, packing, tasks.
 
-Every number is one that the templates' prices computed with and left behind; here stands only which rule
-made it of which others, in the order of that computation.
+The numbers come from the templates' prices; this module adds the rules that relate them, in the order of computation.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from collections.abc import Callable, Sequence
 from roller.perf.terms import Reader, Term
 from roller.templates.cpu.common.cores import Parts
 
-#: Layers by the term of their traffic, and how people call them.
+#: Memory layer of each traffic term, and its common name.
 _LAYERS = {"l2_s": ("l2", "L2"), "l3_s": ("l3", "L3"), "dram_s": ("dram", "DRAM")}
 
 
 def explained(told: Sequence[Parts]) -> Term:
-    """Return the predicted seconds of the one program that ``told`` is of."""
+    """Return the predicted seconds of a program as a term, from the parts that its price recorded in ``told``."""
     p = told[0]
     ways: dict[str, Callable[[Parts, Reader], Term]] = {
         "tiled": _tiled, "matrix": _tiled, "dots": _dots, "rows": _streamed, "streaming": _streamed,
@@ -58,7 +57,7 @@ def _stores(p: Parts, at: Reader) -> Term:
 
 
 def _on_all_cores(p: Parts, at: Reader, name: str, value: object, cycles: Term) -> Term:
-    """Return cycles as seconds of all cores, the busiest of which decides."""
+    """Return cycles as seconds of the busiest core."""
     spec = p["spec"]
     rate = at.made("product", "cycles per second of all cores", spec.clock_hz * spec.units, "Hz",
                    at.given("clock", spec.clock_hz, "Hz"), at.given("cores", spec.units))  # fmt: skip
@@ -80,7 +79,7 @@ def _traffic(p: Parts, at: Reader, term: str) -> Term:
 
 
 def _read_in_place(p: Parts, at: Reader) -> Term:
-    """Return the seconds in which lines no prefetcher follows are waited for."""
+    """Return the seconds of waiting for lines that no prefetcher loads."""
     moved = at.given("bytes no prefetcher follows", p["stream_bytes"], "bytes", "l3")
     bandwidth = at.given("bandwidth", p["spec"].layer("l3").bandwidth_bytes_per_s, "bytes/s", "l3")
     even = Term("shared evenly", moved.value / bandwidth.value, "s", "quotient", (moved, bandwidth))

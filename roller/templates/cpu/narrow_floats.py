@@ -1,7 +1,7 @@
-"""Floats of fewer than 32 bits on a CPU, which computes them in float32: where an operand is converted.
+"""Conversion of narrow floats on a CPU, which computes them in float32.
 
-Panels and boxes hold what is computed with, so that it is converted once. What stays stored is converted by every load
-of a micro-kernel: cheap in vectors, dear for a broadcast element.
+Panels and boxes hold float32, so an operand is converted once. Data in their stored dtype are converted by every load
+of a micro-kernel, which is cheap for vectors and expensive for broadcast elements.
 """
 
 from __future__ import annotations
@@ -13,38 +13,35 @@ import numpy as np
 from roller.core.dtypes import DTYPE_BYTES, DTYPES
 from roller.tile.geometry import Access
 
-#: Bytes from which a constant leaves a core's caches between calls, and uses of each of its elements up to which its
-#: bytes cost more than a conversion of every vector.
+#: Bytes of a constant above which it leaves a core's caches between calls, and the most uses of each element for which
+#: its bytes cost more than a conversion of every vector.
 _FAR_BYTES, _FEW_USES = 1 << 16, 8
 
 
 def is_converted(access: Access) -> bool:
-    """Whether elements are of a dtype that is computed in another: floats of fewer than 32 bits."""
+    """Return whether elements are narrow floats, which are computed in float32."""
     return DTYPES[access.tensor.dtype].is_narrow
 
 
 def computed_itemsize_bytes(access: Access) -> int:
-    """Return the bytes of an element as it is computed with."""
+    """Return the bytes of an element in the dtype of computation."""
     return DTYPE_BYTES["float32"] if is_converted(access) else access.tensor.itemsize_bytes
 
 
 def rows_are_converted(access: Access, v: int | None, constants: Collection[str]) -> bool:
-    """Whether an operand is one of broadcast elements whose rows, in a box, are converted in vectors."""
+    """Return whether an operand's elements are broadcast and its rows, in a box, are converted as vectors."""
     return rows_are_copied(access, constants) and is_converted(access) and (v is None or not access.uses[v])
 
 
 def rows_are_copied(access: Access, constants: Collection[str]) -> bool:
-    """Whether a box of an operand is made of whole rows, so that vectors of them can be converted on the way."""
+    """Return whether a box of an operand consists of whole rows, whose vectors can be converted while copying."""
     plain = not (access.gather or access.bounds or access.tensor.name in constants)
     return plain and bool((access.coefficients >= 0).all())
 
 
 def panel_stays_stored(access: Access, v: int | None, constants: Collection[str]) -> bool:
-    """Whether a panel of 16-bit floats holds them as they are stored: of a large constant that a call uses a few times.
-
-    It comes from beyond the core's caches: fewer bytes are worth a conversion of every vector. Parameters are those of
-    :func:`rows_are_converted`.
-    """
+    """Return whether a panel keeps 16-bit floats as stored: a large constant that a call uses a few times."""
+    # It comes from beyond the core's caches, so fewer bytes are worth a conversion of every vector.
     row = DTYPES[access.tensor.dtype]
     if not row.is_narrow or row.is_byte_float or v is None or not access.uses[v]:
         return False

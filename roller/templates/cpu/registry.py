@@ -1,4 +1,4 @@
-"""The templates of CPUs, in the order in which their programs are constructed, and what asks them."""
+"""The templates of CPUs in the order in which their programs are constructed, and the functions that use the list."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from roller.tile.program import RProgram
 _HERE = "roller.templates.cpu"
 
 
-#: In the order of their programs.
+#: All templates, in the order of their programs.
 TEMPLATES = (
     Template(
         "tiled", lambda p: p.traits.reuses and p.fragment is None and not p.sums_along_vectors, tiled.price,
@@ -67,7 +67,7 @@ TEMPLATES = (
 
 
 def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the batches of one form, each with its share of ``options.pool`` and Winograd's beside them."""
+    """Return the batches of one form, each limited to its share of ``options.pool``, and those of Winograd."""
     found = [(t, b) for t in TEMPLATES if t.pool for b in t.pool(geometry, spec, options)]
     batches = [*(b for _, b in found), *(v for t, b in found if t.vary for v in t.vary(b, spec, options))]
     kept, share = [], max(1, options.pool // len(batches))
@@ -83,7 +83,7 @@ def pool(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> lis
 
 
 def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> Iterator[TileBatch]:
-    """Yield the batches of every template, in their order; those that look at all forms at once come last."""
+    """Yield the batches of every template in order; templates that need all forms at once come last."""
     for form in canonical_forms(expr, options):
         yield from pool(Geometry.of(form), spec, options)
     for template in TEMPLATES:
@@ -91,10 +91,8 @@ def programs_of(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -
 
 
 def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -> Terms:
-    """Price a batch on a CPU as its template does; returns ``seconds`` and its terms as arrays ``(N,)``.
-
-    To ``told`` come the numbers on the way, for whoever explains the price (:mod:`roller.templates.cpu.explained`).
-    """
+    """Price a batch with its template: return ``seconds`` and its terms as arrays ``(N,)``."""
+    # The intermediate numbers are appended to ``told``, for explanations (:mod:`roller.templates.cpu.explained`).
     template = template_of(TEMPLATES, batch)
     parts: Parts = {"spec": spec, "batch": batch, "way": template.name}
     terms = parts["terms"] = template.price(batch, spec, parts)
@@ -106,12 +104,12 @@ def price(batch: TileBatch, spec: DeviceSpec, told: list[Parts] | None = None) -
 def price_programs(
     batch: TileBatch, programs: Sequence[RProgram], spec: DeviceSpec, told: list[Parts] | None = None
 ) -> Terms:
-    """Price the programs of a batch, which say no more than the batch does."""
+    """Price the programs of a batch, which have no fields beyond the batch's."""
     del programs
     return price(batch, spec, told)
 
 
 def lower_bound_s(batch: TileBatch, spec: DeviceSpec) -> Floats | None:
-    """Return ``None``: no bound of a CPU program is cheaper than its price."""
+    """Return ``None``: no bound of a CPU program is cheaper to compute than its price."""
     del batch, spec
     return None

@@ -1,7 +1,7 @@
-"""Taps of windows that lie in the padding for a whole register tile: what a micro-kernel need not pass.
+"""Clipping of windows: the taps that are in the padding for a whole register tile, which the micro-kernel skips.
 
 Taps ``d`` elements apart on an image of ``n`` leave the image at ``d`` of its ``n`` positions. The micro-kernel of a
-tile then begins and ends its loop where some output of the tile has an element of the image.
+tile loops only over taps that are inside the image for some output of the tile.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from roller.expr import Bound
 from roller.expr.trimming import adds_nothing_outside
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Largest share of a window's taps that a tile passes, on average, where it looks which: ends that each tile has of its
-#: own cost the window's unrolling, and what its steps share.
+#: Largest average share of taps inside the image for which clipping pays: individual loop ends per tile prevent the
+#: window's unrolling and the reuse between its steps.
 _MOST_LIVE = 0.8
-#: Outputs of a segment at least: tiles that end where taps leave the image are no longer than the shortest.
+#: Fewest outputs of a segment: tiles that end where taps leave the image are no longer than the shortest segment.
 _SHORTEST_SEGMENT = 2
 
 
@@ -37,19 +37,17 @@ class Slide:
     bound: Bound
 
     def first(self, last_output: Any) -> Any:
-        """Return the first tap that is inside for some output up to ``last_output``; below 0 where all are."""
+        """Return the first tap that is inside for some output up to ``last_output``; below 0 if all are."""
         return -((self.step * last_output - self.low) // self.gap)
 
     def end(self, first_output: Any) -> Any:
-        """Return the tap behind the last that is inside for some output from ``first_output`` on."""
+        """Return the end of the taps that are inside for some output from ``first_output`` on."""
         return (self.high - 1 - self.step * first_output) // self.gap + 1
 
 
 def slides(geometry: Geometry) -> tuple[Slide, ...]:
-    """Return the reduction axes whose points add nothing where an index of theirs leaves its bounds.
-
-    One bound decides about each: on an index of a spatial and a reduction axis, both forward.
-    """
+    """Return the reduction axes whose points outside an index bound add nothing, as slides."""
+    # Each has one bound, on an index of one spatial and one reduction axis with positive coefficients.
     expr = geometry.expr
     if "slides" not in expr._memo:
         expr._memo["slides"] = _slides(geometry)
@@ -77,12 +75,10 @@ def _slides(geometry: Geometry) -> tuple[Slide, ...]:
 
 
 def cuts(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, ...]]:
-    """Return where register tiles must end so that every tap is inside for all outputs of a tile or for none.
-
-    Guarded operands that are not ``staged`` can then be read in place, without a guard. By axis the first output of
-    every segment, and the number of outputs; nothing where some operand's guards say no such thing, or where segments
-    are single outputs.
-    """
+    """Return ends of register tiles such that each tap is inside for all outputs of a tile or for none."""
+    # Guarded operands that are not ``staged`` can then be read in place without a guard. By axis: the first output of
+    # each segment, and the number of outputs; empty if some guard is of another kind, or if segments are single
+    # outputs.
     found: dict[int, set[int]] = {}
     known = {s.bound: s for s in slides(geometry)}
     for load in geometry.expr.anchor.loads:
@@ -100,17 +96,17 @@ def cuts(geometry: Geometry, staged: Sequence[str]) -> Mapping[int, tuple[int, .
 
 
 def shortest(segments: Sequence[int]) -> int:
-    """Return the outputs of the shortest segment."""
+    """Return the number of outputs of the shortest segment."""
     return min(b - a for a, b in itertools.pairwise(segments))
 
 
 def tiles_of(segments: Sequence[int], tile: int) -> tuple[int, ...]:
-    """Return the register tiles of every segment."""
+    """Return the number of register tiles of every segment."""
     return tuple(-(-(b - a) // tile) for a, b in itertools.pairwise(segments))
 
 
 def tile_starts(segments: Sequence[int], tile: int) -> Ints:
-    """Return the first output of every register tile: the last of a segment ends with it, over its neighbour."""
+    """Return the first output of every register tile; the last tile of a segment ends with it."""
     parts = [
         np.minimum(a + np.arange(n) * tile, max(a, b - tile))
         for (a, b), n in zip(itertools.pairwise(segments), tiles_of(segments, tile), strict=True)
@@ -121,10 +117,8 @@ def tile_starts(segments: Sequence[int], tile: int) -> Ints:
 def end_at(
     segments: Mapping[int, tuple[int, ...]], geometry: Geometry, tile: Ints, tiles: Ints, chunk: Ints, unit: Ints
 ) -> Ints:
-    """Make tiles end with the segments of their axis, in place; return ``chunk`` with windows whole, to leave taps out.
-
-    Tiles stay multiples of ``unit``.
-    """
+    """Make tiles end with the segments of their axis, in place; return ``chunk`` with whole windows."""
+    # Tiles stay multiples of ``unit``; windows are whole so that taps can be skipped.
     for a, ends in segments.items():
         tile[:, a] = np.minimum(tile[:, a], shortest(ends)) // unit[:, a] * unit[:, a]
         tiles[:, a] = sum(-(-(end - first) // tile[:, a]) for first, end in itertools.pairwise(ends))
@@ -135,7 +129,7 @@ def end_at(
 
 
 def live_shares(geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[int, tuple[int, ...]]) -> Floats:
-    """Return the share of every axis's points that the micro-kernels pass on average, ``(N, axes)``; 1 where all."""
+    """Return the average share of every axis's points that micro-kernels compute, ``(N, axes)``."""
     shares = np.ones(tile.shape)
     for s in slides(geometry):
         taps = int(geometry.extents[s.tap])
@@ -148,11 +142,11 @@ def live_shares(geometry: Geometry, tile: Ints, chunk: Ints, segments: Mapping[i
 
 
 def _live(slide: Slide, begin: Ints, tile: int, taps: int) -> float:
-    """Return the mean number of taps that register tiles pass."""
+    """Return the mean number of taps that register tiles compute."""
     first = np.clip(slide.first(begin + (tile - 1)), 0, taps)
     return float(np.mean(np.clip(slide.end(begin), first, taps) - first))
 
 
 def skipping(shares: Floats) -> Sequence[int]:
-    """Return the axes of one program, by its row of :func:`live_shares`, whose micro-kernels pass some points only."""
+    """Return the axes of one program, by its row of :func:`live_shares`, of which micro-kernels skip some points."""
     return tuple(int(a) for a in np.flatnonzero(shares < 1.0))

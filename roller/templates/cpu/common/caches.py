@@ -1,4 +1,4 @@
-"""What the caches of a CPU hold from call to call, and how fast the layer that holds something gives it."""
+"""Data that CPU caches hold from call to call, and the bandwidth of the layer that holds data of a given size."""
 
 from __future__ import annotations
 
@@ -25,30 +25,24 @@ def holding_bandwidth(size_bytes: Any, spec: DeviceSpec) -> Floats:
 
 
 def bandwidth_of(layer: MemoryLayer, active: Ints, spec: DeviceSpec) -> Floats:
-    """Return bytes per second that ``active`` cores draw from a layer together, ``(N,)``.
-
-    A core alone draws ``bandwidth_per_teu_bytes_per_s`` where that is known, and its share where it is not; together
-    they draw no more than the layer gives.
-    """
+    """Return bytes per second that ``active`` cores together draw from a layer, ``(N,)``."""
+    # A single core draws ``bandwidth_per_teu_bytes_per_s`` if it is known, else its share.
     share = layer.bandwidth_bytes_per_s / spec.units
     alone = max(share, layer.bandwidth_per_teu_bytes_per_s or 0.0)
     return np.asarray(np.minimum(active * alone, layer.bandwidth_bytes_per_s))
 
 
 def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
-    """Return the share of a working set that a cache still holds when a loop over it comes round again.
+    """Return the share of a working set that a cache still holds when a loop over it repeats.
 
     Examples
     --------
     >>> [round(float(cached_share(n, 1.0)), 2) for n in (1.0, 1.2, 2.0, 4.0)]
     [1.0, 0.69, 0.2, 0.02]
-
-    Notes
-    -----
-    Pure LRU would drop to nothing as soon as the set exceeds the cache. Large caches are hashed over slices and replace
-    pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until it is used again with probability
-    ``h = exp(-(1 - h) W / C)``.
     """
+    # Pure LRU would keep nothing as soon as the set exceeds the cache. Large caches are hashed over slices and replace
+    # pseudo-randomly: a line survives the ``(1 - h) W / C`` evictions per line until its next use with probability
+    # ``h = exp(-(1 - h) W / C)``.
     ratio = np.maximum(working_set_bytes / np.asarray(capacity_bytes, float), 1.0)
     share = np.zeros_like(ratio)
     for _ in range(60):
@@ -57,13 +51,13 @@ def cached_share(working_set_bytes: float, capacity_bytes: Any) -> Floats:
 
 
 def dram_traffic_bytes(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return bytes that must cross the memory bus: all that the last-level cache has not kept from the call before."""
+    """Return the bytes that cross the memory bus: those the last-level cache has not kept from the previous call."""
     inputs, outputs = tensor_bytes(batch.geometry)
     # Write-allocate reads a line before it is written.
     return float((inputs + 2 * outputs) * (1.0 - cached_share(inputs + outputs, room(spec, "l3"))))
 
 
 def tensor_bytes(geometry: Geometry) -> tuple[int, int]:
-    """Return the bytes of the tensors read, however often each is, and of those written."""
+    """Return the bytes of the tensors read, each once, and of those written."""
     read = {a.tensor.name: a.tensor.nbytes for a in geometry.reads}
     return sum(read.values()), sum(t.nbytes for t in geometry.expr.output_tensors)

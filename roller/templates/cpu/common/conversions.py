@@ -1,7 +1,7 @@
-"""What floats of fewer than 32 bits cost on a CPU, which computes them in float32: conversions, where they happen.
+"""Cost of converting narrow floats on a CPU, which computes them in float32.
 
-Panels and boxes hold float32, so that an operand is converted once, as it is packed; one read in place, or from a panel
-that keeps what is stored, is converted by every load of the micro-kernel.
+Panels and boxes hold float32, so packing converts an operand once; every load of the micro-kernel converts an operand
+that is read in place, or from a panel that keeps the stored dtype.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from roller.templates.cpu.decide import IN_PLACE, decided
 from roller.templates.cpu.narrow_floats import is_converted
 from roller.tile.geometry import Access
 
-#: Conversions of a vector that one of a broadcast element takes: it goes to a vector register on its own, is converted
-#: there, and is spread over the lanes; instructions of our templates as LLVM writes them on AVX-512.
+#: Cost of converting a broadcast element in conversions of a vector: the element moves to a vector register, is
+#: converted there, and is spread over the lanes; instructions that LLVM emits for our templates on AVX-512.
 BROADCAST_CONVERSIONS = 2.5
 
 
 def conversion_cycles(access: Access, spec: DeviceSpec) -> float:
-    """Return cycles of converting one vector of a tensor's elements as it is loaded; 0 of one that needs no such."""
+    """Return the cycles of converting one vector of a tensor's elements when it is loaded, or 0."""
     return spec.teu.lanes / rate_of(spec, "convert", access.tensor.dtype) if is_converted(access) else 0.0
 
 
 def kernel_conversion_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return cycles a micro-kernel takes to convert one vector of an operand that nobody has converted."""
+    """Return the cycles in which a micro-kernel converts one vector of an operand that packing has not converted."""
     d = decided(batch, spec)
     return conversion_cycles(access, spec) if d.keeps_stored(access) or d.staging(access) == IN_PLACE else 0.0
 
 
 def stored_cycles(expr: TensorExpr, spec: DeviceSpec) -> float:
-    """Return cycles of converting one vector of every result as it is stored."""
+    """Return the cycles of converting one vector of every result when it is stored."""
     narrow = (t.dtype for t in expr.output_tensors if DTYPES[t.dtype].is_narrow)
     return sum(spec.teu.lanes / rate_of(spec, "convert", dtype) for dtype in narrow)
 
 
 def loaded_conversions(expr: TensorExpr, stage: Stage) -> int:
-    """Return the conversions in a stage's body that are of what a load brings: where it is packed, there are none."""
+    """Return the conversions of loaded values in a stage's body, which packing makes unnecessary."""
     return sum(
         isinstance(n, Cast) and isinstance(n.arg, Load) and DTYPES[expr.tensors[n.arg.tensor].dtype].is_narrow
         for n in walk(stage.body)

@@ -1,4 +1,4 @@
-"""Vectors and caches of a CPU: lanes, rates, distances in memory, room in a layer."""
+"""Vectors and caches of a CPU: lanes, rates, distances in memory, usable bytes of a layer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from roller.tile.geometry import Access, Floats, Ints
 
 
 def lane_count(spec: DeviceSpec, itemsize_bytes: int) -> int:
-    """Return elements of one vector register."""
+    """Return the elements of one vector register."""
     return max(1, spec.teu.lanes * 4 // itemsize_bytes)
 
 
 def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
-    """Return operations per cycle of a core: those of the data type where it has a rate of its own."""
+    """Return operations per cycle of a core: those of the data type if it has a separate rate."""
     rates = spec.compute.ops_per_cycle_per_unit
     return rates.get(f"{instruction_class}.{dtype}", rates[instruction_class])
 
@@ -23,40 +23,38 @@ def rate_of(spec: DeviceSpec, instruction_class: str, dtype: str) -> float:
 def arithmetic_cycles(
     stage: Stage, vectors: Floats, spec: DeviceSpec, elements: int, loaded_conversions: int = 0
 ) -> Floats:
-    """Return cycles of the arithmetic of a stage on ``vectors`` of so many elements."""
+    """Return the cycles of a stage's arithmetic on ``vectors`` vectors of ``elements`` elements."""
     rates, width, dtype = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, stage.acc_dtype
     mix = instruction_mix(stage.body, stage.combiner)
     mix["convert"] = mix.get("convert", 0.0) - loaded_conversions
-    # Rates count elements of four bytes but where the type has its own, whose vectors hold fewer.
+    # Rates count elements of four bytes, unless the dtype has a separate rate and fewer elements per vector.
     return np.asarray(sum(
         vectors * n * (elements if f"{c}.{dtype}" in rates else width) / rate_of(spec, c, dtype) for c, n in mix.items()
     ))  # fmt: skip
 
 
 def passes(lanes: Ints, spec: DeviceSpec, elements: int) -> Floats:
-    """Return what an instruction on so many lanes costs of one on a whole vector of ``elements``, ``(N,)``.
-
-    A datapath as wide as the vector passes any vector at once. One that is narrower takes a pass for each part.
-    """
+    """Return the cost of an instruction on ``lanes`` lanes relative to a whole vector of ``elements``, ``(N,)``."""
+    # A datapath as wide as the vector processes any vector at once; a narrower one takes a pass for each part.
     narrow = (spec.teu.datapath_lanes or spec.teu.lanes) / spec.teu.lanes
     return np.asarray(np.clip(lanes / elements, narrow, 1.0))
 
 
 def lane_distance(access: Access, axis: int) -> int:
-    """Return the distance in memory (elements) between neighbouring lanes along ``axis``; 0 is a broadcast."""
+    """Return the distance in memory (elements) between adjacent lanes along ``axis``; 0 is a broadcast."""
     if not access.uses[axis]:
         return 0
     pitch, step = 1, 0
     for d in range(len(access.tensor.shape) - 1, -1, -1):
         for t in access.index[d].terms:
             if access.axis_names[axis] == t.axis:
-                # A quasi-affine axis is contiguous where its fastest part walks the last dimension.
+                # A quasi-affine axis is contiguous if its fastest part indexes the last dimension.
                 step = pitch * abs(t.coef) if not step else min(step, pitch * abs(t.coef))
         pitch *= access.tensor.shape[d]
     return step
 
 
 def room(spec: DeviceSpec, name: str) -> int:
-    """Return bytes of a cache that reused data can hold while streams pass through it."""
+    """Return the bytes of a cache that reused data can occupy while streams pass through it."""
     layer = spec.layer(name)
     return layer.usable_bytes or layer.capacity_bytes

@@ -1,4 +1,4 @@
-"""Seconds a CPU program spends packing, and what packing does to the traffic on the memory bus."""
+"""Seconds that a CPU program spends packing, and the effect of packing on the traffic on the memory bus."""
 
 from __future__ import annotations
 
@@ -13,24 +13,21 @@ from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, decided, run_of_lanes
 from roller.tile.geometry import Access, Floats, Ints
 
-# What LLVM makes of our templates on AVX-512: numbers of templates and compiler, not of a device, so in no YAML.
+# Measured with our templates as LLVM compiles them on AVX-512: constants of templates and compiler, not of a device.
 
-#: Cycles a copied row needs around its elements: instructions of our templates.
+#: Cycles of a copied row in addition to its elements.
 ROW_CYCLES = 8.0
-#: Times of a plainly copied element that the templates take for one: of a panel in whole vectors, and in blocks
-#: transposed in registers; of a box whose rows have the same bounds in every task, other bounds in every task, and
-#: columns sorted by their phase besides.
+#: Cost per element relative to a plain copy: of a panel in whole vectors, and in blocks transposed in registers; of a
+#: box whose rows have the same bounds in every task, different bounds in every task, and columns sorted by phase.
 WHOLE_ROWS, SHUFFLED, FIXED_BOX, MOVED_BOX, PHASED_BOX = 1.7, 2.0, 0.9, 2.2, 4.5
-#: Times of a plainly gathered element: transposed one by one; through a divided index; that with a guard, in rows of
-#: vectors and one at a time (0.4 to 1.4 ns on AVX-512).
+#: Cost per element relative to a plain gather: transposed one by one; through a divided index; through a guarded one,
+#: in rows of vectors and one at a time (0.4 to 1.4 ns on AVX-512).
 TRANSPOSED, DIVIDED, GUARDED_ROWS, GUARDED_ONES = 2.7, 5.4, 9.0, 6.2
 
 
 def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
-    """Return seconds spent packing staged operands: the copy's instructions and its passes through a cache.
-
-    Panels of constants are packed before the first call; boxes belong to a task, whatever they are copied from.
-    """
+    """Return the seconds spent packing staged operands: the copy's instructions and its passes through a cache."""
+    # Panels of constants are packed before the first call; boxes belong to a task.
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
     if not batch.staged:
@@ -47,7 +44,7 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
         if how == BOX:
             box = a.elements(task) * d.held_itemsize_bytes(a)
             packed = a.elements(task).astype(np.float64) * tasks
-            # Columns that lanes stride over are sorted by their phase: a loop each, of loads that are shuffled.
+            # Strided columns are sorted by their phase, in one loop per phase with shuffled loads.
             phases = d.phases(a)
             along = np.flatnonzero((a.coefficients[-1] != 0) & g.spatial)
             fixed = (task[:, along] >= g.extents[along]).all(axis=1)  # every task copies the same columns
@@ -71,24 +68,22 @@ def packing_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints) -> Floats:
 
 
 def _passed_bytes(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes that pass a cache until a panel is used.
-
-    A panel packed up front is found before the tasks, and by then the whole tensor and the whole panel have passed;
-    else every task packs its own.
-    """
+    """Return the bytes that pass a cache between the packing of a panel and its use."""
+    # A panel packed before the tasks is used after the whole tensor and the whole panel have passed; otherwise every
+    # task packs its own part.
     d = decided(batch, spec)
     mine, whole = d.panel_bytes(access, d.per_task), d.panel_bytes(access) + access.tensor.nbytes
     return np.where(d.upfront(access), whole, mine)
 
 
 def _copy_cycles(spec: DeviceSpec) -> tuple[float, float]:
-    """Return cycles of an element copied in rows, and of one that is gathered."""
+    """Return the cycles of an element copied in rows, and of one that is gathered."""
     ex = spec.execution
     return (ex.element_copy_s or 0.0) * spec.clock_hz, (ex.element_gather_s or 0.0) * spec.clock_hz
 
 
 def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return cycles of an element of a panel whose rows along axis ``v`` are whole vectors."""
+    """Return the cycles of an element of a panel whose rows along axis ``v`` are whole vectors."""
     copy, gather = _copy_cycles(spec)
     v = batch.vector_axis
     if not access.gather:
@@ -107,7 +102,7 @@ def _row_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of an element of a panel without rows of vectors; blocks with contiguous rows are shuffled."""
+    """Return the cycles of an element of a panel without vector rows; blocks with contiguous rows are shuffled."""
     g, v = batch.geometry, batch.vector_axis
     copy, gather = _copy_cycles(spec)
     used = v is not None and bool(access.uses[v])
@@ -120,11 +115,9 @@ def _one_cycles(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def task_dram_bytes(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return bytes that cross the memory bus while the tasks run, ``(N,)``.
-
-    What a call packed before its tasks was read then; the panels come from memory where they outgrow the last level.
-    Tasks that each pack the same part of a tensor read it again.
-    """
+    """Return the bytes that cross the memory bus while the tasks run, ``(N,)``."""
+    # Operands packed before the tasks were read then; their panels come from memory if they exceed the last-level
+    # cache. Tasks that pack the same part of a tensor each read it again.
     total = np.full(len(batch), dram_traffic_bytes(batch, spec))
     if not total.any():
         return total

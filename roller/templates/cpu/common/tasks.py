@@ -1,4 +1,4 @@
-"""Tasks of register tiles, and axes that vectors and rows of a micro-kernel may lie along."""
+"""Candidate tasks of register tiles, and candidate axes of vectors and of micro-kernel rows."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from roller.perf.batch import TileBatch
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import Structure
 
-#: Register tiles of one task along an axis, beside all of them.
+#: Candidate numbers of register tiles of one task along an axis, in addition to all of them.
 _PER_TASK = (1, 2, 4, 8, 16, 32, 64)
-#: Register tiles of one task of a stream or of rows.
+#: Candidate numbers of register tiles of one task of a streaming or row kernel.
 _STREAMED = (1, 2, 4, 16, 64, 256, 1024, 4096)
-#: Task shapes per micro-kernel.
+#: Largest number of task shapes per micro-kernel.
 _TASKS = 48
 
 
 def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
-    """Return the axes vectors may run along: any spatial one of a tiled reduction, the contiguous ones elsewhere."""
+    """Return the axes vectors may run along: any spatial axis of a tiled reduction, else the contiguous ones."""
     spatial = [int(v) for v in np.flatnonzero(geometry.spatial)]
     if structure.reuses:
         return [v for v in spatial if geometry.extents[v] > 1] or spatial[-1:]
@@ -33,15 +33,13 @@ def vector_axes(geometry: Geometry, structure: Structure) -> list[int]:
 
 
 def vector_counts(geometry: Geometry, v: int, lanes: int) -> list[int]:
-    """Return the vectors of a register tile along axis ``v``: no more than the next power of two that covers it."""
+    """Return the candidate vectors of a register tile along axis ``v``, up to the power of two that covers it."""
     return [n for n in (1, 2, 4) if n == 1 or n * lanes < 2 * int(geometry.extents[v])]
 
 
 def row_axes(geometry: Geometry, v: int) -> list[int]:
-    """Axes worth several rows of a micro-kernel: some operand is reused along them, or they share a dimension.
-
-    Windows side by side share no element, and yet several rows of them are predicted to be faster.
-    """
+    """Return the axes worth several rows of a micro-kernel: some operand is reused along them or shares a dimension."""
+    # Adjacent windows share no element, yet several rows of them are predicted to be faster.
     out = []
     for a in np.flatnonzero(geometry.spatial):
         shared = any(not x.uses[a] for x in geometry.loads)
@@ -54,7 +52,7 @@ def row_axes(geometry: Geometry, v: int) -> list[int]:
 def batch_of(
     g: Geometry, structure: Structure, register: Ints, block: Ints, staged: tuple[str, ...], v: int
 ) -> TileBatch:
-    """Assemble a batch; the panel (l1 tile) is the register tile over the task's reduction step."""
+    """Return a batch whose panel (l1 tile) is the register tile over the task's reduction step."""
     panel = np.where(g.spatial, register, block)
     return TileBatch(g, structure.name, register, block, np.ones(len(block), np.int64), staged, panel, v)
 
@@ -65,7 +63,7 @@ def tile_counts(geometry: Geometry, register: Ints) -> Ints:
 
 
 def task_shapes(tiles: Ints, spec: DeviceSpec) -> Ints:
-    """Return register tiles per task along every axis, ``(N, axes)``: a few sizes, a share per core, all in one."""
+    """Return register tiles per task along every axis ``(N, axes)``: a few sizes, a share per core, and all tiles."""
     choices = [_per_task(int(n), spec.units) for n in tiles]
     places = _places(tuple(len(c) for c in choices))
     return np.stack([c[i] for c, i in zip(choices, places, strict=True)], axis=1)
@@ -73,7 +71,7 @@ def task_shapes(tiles: Ints, spec: DeviceSpec) -> Ints:
 
 @functools.cache
 def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
-    """Return evenly spread places of a box, and its last: one task, which wakes no worker."""
+    """Return evenly spread positions in a grid of choices, including its last: one task, which wakes no worker."""
     every = math.prod(lengths)
     kept = dict.fromkeys([*range(0, every, -(-every // _TASKS)), every - 1])
     return np.unravel_index(np.array(list(kept)), lengths)
@@ -81,18 +79,18 @@ def _places(lengths: tuple[int, ...]) -> tuple[Ints, ...]:
 
 @functools.cache
 def _per_task(tiles: int, units: int) -> Ints:
-    """Return the numbers of tiles one task may take along an axis of ``tiles``."""
+    """Return the candidate numbers of tiles of one task along an axis of ``tiles`` tiles."""
     return np.array(sorted({min(p, tiles) for p in _PER_TASK} | {tiles, -(-tiles // units)}), np.int64)
 
 
 def task_sizes(geometry: Geometry, register: Ints, spec: DeviceSpec) -> list[int]:
-    """Return about how many register tiles a task may have: a few sizes, a share per core, and all in one."""
+    """Return approximate numbers of register tiles per task: a few sizes, a share per core, and all tiles."""
     tiles = int(tile_counts(geometry, register).prod())
     return [*(n for n in _STREAMED if n < tiles), -(-tiles // spec.units), tiles]
 
 
 def filled(geometry: Geometry, register: Ints, block: Ints, order: Iterable[int], count: int) -> Ints:
-    """Return ``block`` grown to about ``count`` register tiles, axis by axis, every axis split as evenly as can be."""
+    """Return ``block`` grown to about ``count`` register tiles, axis by axis, with every axis split evenly."""
     grown, left = block.copy(), count
     for a in order:
         tiles = -(-int(geometry.extents[a]) // int(register[a]))

@@ -1,4 +1,4 @@
-"""Bytes between the caches of a CPU while the micro-kernels of its tasks run."""
+"""Traffic between the caches of a CPU while the micro-kernels of its tasks run."""
 
 from __future__ import annotations
 
@@ -12,26 +12,17 @@ from roller.templates.cpu.common.lanes import lane_distance, room
 from roller.templates.cpu.decide import IN_PLACE, decided
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Bytes of an accumulator that waits between chunks of a reduction: all but float64's.
+#: Bytes of an accumulator that is stored between chunks of a reduction, for all dtypes but float64.
 ACCUMULATOR_BYTES = 4
 
 
 def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[Floats, Floats, Floats]:
-    """Return bytes from L2 into L1, from L3 into L2, and of the latter those waited for, ``(N,)`` each.
-
-    All are sums over all micro-kernels. Lines no prefetcher brings count as the bytes that would take the time they are
-    waited for.
-
-    Notes
-    -----
-    The register tiles of a task are a loop nest. Going outwards, a loop multiplies what an operand brings in, unless
-    the operand is the same in all its iterations and one iteration brings in no more than the cache holds: then the
-    operand is still there when the next one starts.
-
-    Constants that L2 does not keep from call to call come panel by panel. Where several register tiles read a panel,
-    the first waits for it, and the arithmetic of the others has no traffic beside it; where one does, all of them are
-    one stream, which goes on beside the arithmetic.
-    """
+    """Return bytes into L1 from L2, into L2 from L3, and those of the latter that kernels wait for, ``(N,)`` each."""
+    # Sums over all micro-kernels; lines that no prefetcher loads count as bytes of equal waiting time. The register
+    # tiles of a task are a loop nest: an outer loop multiplies an operand's traffic, unless the operand is the same in
+    # all iterations and one iteration's data fit the cache. Constants that L2 does not keep from call to call arrive
+    # panel by panel: if several register tiles read a panel, the first waits for it, else all panels are one stream
+    # beside the arithmetic.
     g, d = batch.geometry, decided(batch, spec)
     chunks, per_task = d.chunk_count, d.per_task
     task = np.where(g.spatial, np.minimum(per_task * d.tile, g.extents), d.chunk)
@@ -44,14 +35,14 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
         held = held + mine
         jumps = _jumps(a, kernel, batch, spec)
         to_l1 = to_l1 + passes * again_l1 * panel * (1.0 + jumps * _waited(spec, "l2"))
-        # Boxes of neighbouring tiles overlap, and tiles of a row share lines: the task's data are brought in once.
+        # Boxes of neighbouring tiles overlap, and tiles of a row share lines, so the task's data are loaded once.
         once = np.minimum(panel, mine / np.where(a.uses, per_task, 1).prod(axis=1))
         brought = passes * again_l2 * once * (1.0 + jumps * _waited(spec, "l3"))
         to_l2 = to_l2 + brought
         if a.tensor.name in batch.constants and a.tensor.nbytes > room(spec, "l2"):
             shared = np.where(~a.uses, d.tiles, 1).prod(axis=1) > 1
             streamed = streamed + np.where(shared, brought, 0.0)
-    # Results wait in a buffer of the task from chunk to chunk.
+    # Results stay in a buffer of the task from chunk to chunk.
     results = task[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     outputs = d.tile[:, g.spatial].prod(axis=1) * float(ACCUMULATOR_BYTES)
     waiting = np.where(chunks > 1, 2.0 * kernels * chunks * outputs, 0.0)
@@ -60,12 +51,12 @@ def cache_traffic(batch: TileBatch, spec: DeviceSpec, kernels: Floats) -> tuple[
 
 
 def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[list[Floats], list[Floats]]:
-    """Return how often a task brings each operand's panel into L1 and into L2, ``(N,)`` per operand."""
+    """Return how often a task loads each operand's panel into L1 and into L2, ``(N,)`` per operand."""
     g, tile = batch.geometry, kernel
     near = [np.ones(len(batch)) for _ in g.loads]
     far = [np.ones(len(batch)) for _ in g.loads]
     d = decided(batch, spec)
-    for axis in d.loop_order[0, ::-1].tolist():  # one order for all of a batch but for dot products
+    for axis in d.loop_order[0, ::-1].tolist():  # all programs of a batch have one order, except dot products
         held = sum(_moved_bytes(a, tile, batch, spec) / _set_share(a, tile, batch, spec) for a in g.loads)
         in_l1, in_l2 = held <= room(spec, "l1"), held <= room(spec, "l2")
         trips = d.per_task[:, axis]
@@ -78,17 +69,14 @@ def _loaded_again(batch: TileBatch, spec: DeviceSpec, kernel: Ints) -> tuple[lis
 
 
 def _waited(spec: DeviceSpec, name: str) -> float:
-    """Return how much longer a core waits for a line nobody fetched ahead than for one of a stream, less one."""
+    """Return the extra waiting time of a line that was not prefetched, relative to a streamed line."""
     layer, line = spec.layer(name), spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     alone_s = (layer.latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return max(0.0, alone_s * layer.bandwidth_bytes_per_s / spec.units / line - 1.0)
 
 
 def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of lines no prefetcher brings: every reduction point is far away and takes a few lines.
-
-    Prefetchers follow a stream inside a page.
-    """
+    """Return the share of lines that no prefetcher loads: distant reduction points take only a few lines each."""
     g, l1 = batch.geometry, spec.layer("l1")
     line, reductions = l1.line_bytes or l1.transaction_bytes, np.flatnonzero(~g.spatial)
     ahead_lines = spec.execution.prefetched_lines
@@ -103,11 +91,9 @@ def _jumps(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Fl
 
 
 def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the bytes of the lines that hold a data tile: all of it where it is packed, whole lines where it is not.
-
-    A run of ``r`` bytes that starts anywhere touches ``r / line + 1 - itemsize / line`` lines on average. A window with
-    gaps leaves out what lies between its taps: no more is moved than for every tap alone.
-    """
+    """Return the bytes of a packed data tile, or of all lines that hold an unpacked one."""
+    # A run of ``r`` bytes at any start touches ``r / line + 1 - itemsize / line`` lines on average. A window with gaps
+    # skips the elements between its taps, so it moves no more than its taps do separately.
     size, d = access.tensor.itemsize_bytes, decided(batch, spec)
     staged = d.staging(access) != IN_PLACE
     if staged or access.gather:
@@ -126,11 +112,9 @@ def _moved_bytes(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec)
 
 
 def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of a cache that rows of a tile read in place can use: equal row pitches meet in the same sets.
-
-    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` different places of a page, and only the offset in
-    the page decides the sets: all of an L1's, and those of an L2 within what the physical page is in.
-    """
+    """Return the share of a cache that the rows of an unpacked tile can use: equal row pitches map to the same sets."""
+    # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` different offsets of a page. Only the offset in
+    # the page determines the set in L1, and in L2 within those of the physical page.
     shape, size = access.tensor.shape, access.tensor.itemsize_bytes
     line, page = spec.layer("l1").line_bytes, spec.layer("l1").page_bytes
     if decided(batch, spec).staging(access) != IN_PLACE or access.gather or len(shape) < 2 or not line or not page:
@@ -141,7 +125,7 @@ def _set_share(access: Access, tile: Ints, batch: TileBatch, spec: DeviceSpec) -
 
 
 def _runs(access: Access, tile: Ints, batch: TileBatch) -> tuple[Ints, Ints]:
-    """Return the rows and runs of a data tile (:meth:`~roller.tile.geometry.Access.runs`), worked out once a batch."""
+    """Return the rows and runs of a data tile (:meth:`~roller.tile.geometry.Access.runs`), cached per batch."""
     known = batch._memo.setdefault("runs", {})
     if (id(access), id(tile)) not in known:
         known[id(access), id(tile)] = access, tile, access.runs(tile)

@@ -1,1 +1,1 @@
-"""Products whose rows are both contiguous: dot products, nothing packed."""
+"""Template of dot products: both operands are contiguous along the reduction, and nothing is packed."""

@@ -1,4 +1,4 @@
-"""Programs whose vectors run along a reduction axis: dot products, several outputs at once, nothing packed."""
+"""Candidate programs of dot products: vectors along a reduction axis, several outputs at once, nothing packed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from roller.templates.cpu.common.tasks import row_axes, task_shapes, tile_counts
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
-#: Outputs of a micro-kernel along an axis, and accumulators of each of them.
+#: Candidate outputs of a micro-kernel along an axis, and accumulators of each output.
 _OUTPUTS, _CHAINS = (1, 2, 3, 4, 5, 6, 8, 12), (1, 2, 4)
-#: Chunks of the reduction axis, beside all of it (elements): rows of a chunk stay in a cache while others pass.
+#: Candidate chunks of the reduction axis, in addition to all of it (elements): rows of a chunk stay in a cache.
 _CHUNKS = (512, 1024, 2048, 4096, 8192)
 
 
@@ -35,7 +35,7 @@ def dots_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) 
 
 
 def dot_axes(geometry: Geometry, spec: DeviceSpec) -> list[int]:
-    """Return the reduction axes along which every operand is contiguous, or the same, and some operand contiguous."""
+    """Return the reduction axes along which every operand is contiguous or constant, and at least one contiguous."""
     if any(a.bounds or a.gather for a in geometry.loads):
         return []
     found = []

@@ -1,8 +1,7 @@
-"""Micro-kernel of dot products: lanes along a reduction axis that is contiguous in memory, several outputs at once.
+"""Micro-kernel of dot products (matrix-vector products, ``A @ B.T``): lanes along a contiguous reduction axis.
 
-Rows of both operands are read in place, once per register tile and in order, so nothing is packed: what a
-matrix-vector product and ``A @ B.T`` want, whose operands are too large, or read too few times, to be rearranged.
-Every output has accumulators of its own; their lanes are added by halves at the end, in the same order every time.
+Rows of both operands are read in place, once per register tile. Every output has separate accumulators, whose lanes
+are added by halves at the end, always in the same order.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from roller.templates.cpu.emit.nest import (
 from roller.templates.cpu.emit.plan import ReductionPlan, decisions_of, task_tile_of
 from roller.templates.cpu.tiled.emit import Env, Tiled
 
-#: Bytes from which an operand is taken to come from beyond a core's own caches.
+#: Bytes of an operand above which it is assumed to come from beyond a core's private caches.
 _FAR_BYTES = 8 << 20
-#: Outputs per row of the streaming operand from which its next rows are fetched ahead of their tile.
+#: Outputs per row of the streaming operand above which the rows of its next tile are prefetched.
 _OUTPUTS_PER_ROW = 4
 
 
@@ -81,7 +80,7 @@ class Dots(Tiled):
         )
 
     def _resumed(self, env: Env, chunk: Env, begin: Stmt, end: Stmt) -> tuple[Stmt, Stmt]:
-        """Continue from the results of the chunks before, and keep them for the next."""
+        """Continue from the results of the previous chunks, and keep the results for the next chunk."""
         place = tuple(env[task_tile_of(s.name)] for s in self.spatial)
         resume = self.each(lambda i: write(self.acc, read(self.partial, *place, *self._place(i)), *self._place(i)))
         keep = self.each(lambda i: write(self.partial, read(self.acc, *self._place(i)), *place, *self._place(i)))
@@ -113,7 +112,7 @@ class Dots(Tiled):
         )
 
     def _vectors(self, env: Env, at: Env, count: int | Expr, chains: int, first: Expr) -> Stmt | None:
-        """Take ``count`` steps of ``chains`` vectors, every output in each."""
+        """Emit ``count`` steps of ``chains`` vectors, with every output in each step."""
         if isinstance(count, int) and count == 0:
             return None
 
@@ -134,11 +133,9 @@ class Dots(Tiled):
         return self.nest.loop(count, lambda b: seq(ahead(first + b * (chains * self.lanes)), step(b)), name="k")
 
     def _ahead(self, env: Env, at: Env) -> Callable[[Expr], Stmt] | None:
-        """Return what fetches, step by step, the next tile's lines of far operands; ``None`` where that does not pay.
-
-        The outermost axis streams. Every tile starts at other rows, where the processor's own prefetching starts anew,
-        and it looks ahead too little where much is computed per line.
-        """
+        """Return the emitter of prefetches of the next tile's lines of far operands, or ``None`` if they do not pay."""
+        # The outermost axis streams. Every tile starts at other rows, where the hardware prefetcher starts anew, and it
+        # does not look far enough ahead if much is computed per line.
         s = self._loop_order()[0] if self.spatial else None
         outputs = math.prod(p.tile for p in self.spatial)
         if s is None or outputs < _OUTPUTS_PER_ROW * s.tile:
@@ -156,7 +153,7 @@ class Dots(Tiled):
         return lines if far else None
 
     def _elements(self, env: Env, at: Env, count: int | Expr, first: Expr) -> Stmt:
-        """Take the elements that fill no vector."""
+        """Emit the elements that fill no vector."""
 
         def step(k: Expr) -> Stmt:
             def output(inner: tuple[Expr, ...]) -> Stmt:

@@ -1,4 +1,4 @@
-"""Price of dot products: lanes along a reduction axis, operands read in place (the template ``codegen.cpu.dots``)."""
+"""Price of dot products: lanes along a reduction axis, operands read in place."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from roller.templates.cpu.decide import decided, vector_elements
 from roller.templates.cpu.tiled.price import KERNEL_CYCLES
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Ways of a cache whose spec does not tell them.
+#: Associativity of a cache whose spec does not give it.
 _WAYS = 16
 
 
 def fits(batch: TileBatch, spec: DeviceSpec) -> np.ndarray:
-    """Mask of programs whose accumulators and operands stay in vector registers."""
+    """Return the mask of programs whose accumulators and operands stay in vector registers."""
     d = decided(batch, spec)
     rows = [a.elements(d.tile) for a in batch.geometry.loads]
-    held = np.minimum.reduce(rows) + 1  # one operand is held while the rows of the other pass
-    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    held = np.minimum.reduce(rows) + 1  # one operand stays in registers during the rows of the other one
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
     return np.asarray((d.vectors <= usable) & (d.vectors + held < (spec.limits.vector_registers or usable)))
 
 
@@ -49,7 +49,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
         np.full(len(batch), latency),
     ]) + (spec.execution.step_issue_s or 0.0) * spec.clock_hz  # fmt: skip
     extent, other = int(g.extents[v]), float(g.extents[~g.spatial].prod()) / int(g.extents[v])
-    # Lanes fold by halves, a shuffle and an addition each: outputs overlap, the last one is waited for.
+    # Lanes fold by halves, a shuffle and an addition each; outputs overlap, except for the latency of the last one.
     halves = np.log2(d.lanes)
     fold = outputs * (2 * halves + chains + 2) * width / rate["issue"] + 2 * halves * latency + KERNEL_CYCLES
     tail = extent % d.lanes * np.maximum(outputs * width / rate["load_store"], latency)
@@ -57,16 +57,14 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def traffic(batch: TileBatch, spec: DeviceSpec, layer: str) -> Floats:
-    """Return bytes that come into a core's ``layer`` over all micro-kernels.
-
-    Tiles are looped over inside the chunks of the reduction. The outermost loop whose inside fits the layer decides:
-    what is inside comes once per iteration of it and of the loops around it, unless the iterations use the same data.
-    """
+    """Return bytes that come into a core's ``layer`` over all micro-kernels."""
+    # Tiles are looped over inside the chunks of the reduction. The outermost loop whose data fit the layer decides: its
+    # data are loaded once per iteration of it and of the loops around it, unless the iterations use the same data.
     g, d = batch.geometry, decided(batch, spec)
     capacity, rows = float(room(spec, layer)), np.arange(len(batch))
     total, tile = np.full(len(batch), np.inf), np.where(g.spatial, d.tile, d.chunk)
     inside = [tile]
-    for a in d.loop_order.T[::-1]:  # inside[p]: what p innermost loops touch
+    for a in d.loop_order.T[::-1]:  # inside[p]: the tile of the p innermost loops
         tile = tile.copy()
         tile[rows, a] = np.minimum(tile[rows, a] * d.per_task[rows, a], g.extents[a])
         inside.append(tile)
@@ -94,7 +92,7 @@ def _fetched(access: Access, held: Ints, outer: Ints, per_task: Ints) -> Floats:
 
 
 def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.ndarray:
-    """Whether rows of a data tile, as far apart as they are in memory, find room in the sets of a layer."""
+    """Return whether the rows of a data tile, at their distance in memory, fit the sets of a cache."""
     cache = spec.layer(layer)
     line, shape = cache.line_bytes or cache.transaction_bytes, access.tensor.shape
     page = cache.page_bytes or cache.capacity_bytes // _WAYS
@@ -109,7 +107,7 @@ def _rows_fit(access: Access, held: Ints, spec: DeviceSpec, layer: str) -> np.nd
 
 
 def dots_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: Floats) -> dict[str, Floats]:
-    """Return the terms of a batch of dot products, ``seconds`` not among them."""
+    """Return the terms of a batch of dot products, without ``seconds``."""
     kernels = decided(batch, spec).tiles.astype(np.float64).prod(axis=1)
     compute = kernels * micro_kernel_cycles(batch, spec) / (spec.clock_hz * spec.units) * imbalance
     dram_bytes = dram_traffic_bytes(batch, spec)
@@ -125,12 +123,12 @@ def dots_terms(batch: TileBatch, spec: DeviceSpec, imbalance: Floats, launch_s: 
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Dot products read their operands in place: arithmetic against the caches and the memory bus."""
+    """Return the price of dot products: arithmetic plus the slowest of the caches and the memory bus."""
     del parts
     idle, tasks = imbalance(batch, spec)
     terms = dots_terms(batch, spec, idle, start_s(tasks, 1, spec))
     memory = np.maximum.reduce([terms["l2_s"], terms["l3_s"], terms["dram_s"]])
-    # Every tile starts at other rows, where prefetching starts anew: little of the one hides behind the other.
+    # Every tile starts at other rows, where prefetching starts anew, so memory and arithmetic hardly overlap.
     slowest = memory + terms["compute_s"]
     terms["combine_s"] = combine_s(batch, spec)
     terms["seconds"] = np.where(fits(batch, spec), slowest + terms["combine_s"] + terms["launch_s"], np.inf)

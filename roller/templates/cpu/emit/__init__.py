@@ -1,1 +1,1 @@
-"""CPU templates printed as TIR: tiled reductions, row reductions, streaming."""
+"""Emission of CPU templates as TIR: loop nests, passes over them, and the build of a library."""

@@ -1,6 +1,6 @@
-"""Rounding to bfloat16 on processors, which compute it in float32: integer arithmetic on the bits.
+"""Rounding to bfloat16 by integer arithmetic on the bits of float32, in which processors compute it.
 
-A conversion to bfloat16 and back is no conversion of types here, where both are float32, but a rounding nonetheless.
+A conversion to bfloat16 and back changes no dtype here, where both are float32, but it rounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from roller.te.compat import dtype_of, structural_map, tirx
 
-#: How bfloat16 is stored.
+#: Storage dtype of bfloat16.
 BITS = "uint16"
 _unsigned = functools.partial(tirx.const, dtype="uint32")
 
@@ -22,7 +22,7 @@ def bfloat16_bits(value: Any) -> Any:
 
 
 def rounded_casts(body: Any) -> Any:
-    """Return a statement whose values that go to bfloat16 and back to float32 are rounded, without a bfloat16."""
+    """Return a statement in which conversions to bfloat16 and back are replaced by rounding of float32."""
 
     def back(cast: Any) -> Any:
         narrow = cast.value
@@ -35,9 +35,9 @@ def rounded_casts(body: Any) -> Any:
 
 
 def _rounded(value: Any, of: Callable[[Any], Any]) -> Any:
-    """Return ``of`` the bits of a float32 whose upper half is that of the nearest bfloat16."""
+    """Apply ``of`` to the bits of a float32 whose upper half is rounded to the nearest bfloat16."""
     given, bits = tirx.Var("rounded", "float32"), tirx.Var("bits", "uint32")
     up = bits + _unsigned(0x7FFF) + ((bits >> _unsigned(16)) & _unsigned(1))
-    # A NaN of which only low bits are set would round to infinity.
+    # A NaN with only low bits set would round to infinity.
     kept = tirx.Select((bits & _unsigned(0x7FFFFFFF)) > _unsigned(0x7F800000), _unsigned(0x7FC00000), up)
     return tirx.Let(given, value, tirx.Let(bits, tirx.reinterpret("uint32", given), of(kept)))

@@ -1,8 +1,7 @@
-"""Functions of functions: what an inner one gives is stored before the outer one binds it.
+"""Removal of nested bindings: the value of an inner ``Let`` is stored before the outer one binds it.
 
-Bindings (``Let``) nest one in the value of another there, and TVM's analyzer visits the value of each several times
-over: every function more multiplied the time of a build. TVM substitutes bindings made by statements too, unless they
-read memory. So the argument goes through a local buffer, one element a lane, which LLVM keeps in a register.
+TVM's analyzer visits the value of each nested binding several times, so every level multiplied the build time. TVM also
+substitutes bindings by statements unless they read memory; hence a local buffer, which LLVM keeps in a register.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ def without_nested_bindings(body: Stmt) -> Stmt:
         inside = made.store(store)
         return seq(*map(allocate, made.buffers), inside)
 
-    # Vector loops first; what is left is stored once.
+    # Vector loops come first; stores outside of them need one element.
     return structural_map(structural_map(body, (tirx.For, vector)), (tirx.BufferStore, scalar))
 
 
 @dataclass
 class _Steps:
-    """Statements before a store, and the buffers they go through.
+    """Statements before a store, and the buffers that they use.
 
     Parameters
     ----------
     lane, lanes
-        Element of a buffer that a lane has to itself, and how many there are.
+        Element of a buffer for each lane, and the number of lanes.
     """
 
     lane: Expr
@@ -53,13 +52,13 @@ class _Steps:
     buffers: list[Buffer] = field(default_factory=list)
 
     def store(self, s: Any) -> Stmt:
-        """Return a store behind the statements that it needs."""
+        """Return a store after the statements that it needs."""
         steps: list[Stmt] = []
         value = self._flat(s.value, steps) if _nests(s.value) else s.value
         return seq(*steps, tirx.BufferStore(s.buffer, value, s.indices)) if steps else s
 
     def _flat(self, expr: Expr, steps: list[Stmt]) -> Expr:
-        """Return ``expr`` without a binding in the value of another, and note what must run before."""
+        """Return ``expr`` without a binding in the value of another; append the statements to run before it."""
         callbacks = [(tirx.Let, functools.partial(self._let, steps)), (tvm.ir.Call, self._branches(steps))]
         flat: Expr = structural_map(expr, callbacks, order="pre")
         return flat
@@ -71,7 +70,7 @@ class _Steps:
         return tirx.Let(let.var, value, let.body)
 
     def _branches(self, steps: list[Stmt]) -> Callable[[Any], Expr]:
-        """Return what keeps the steps of a branch in it: one not taken may read what is not there."""
+        """Return the rewrite that keeps the steps of a branch inside it, where its reads are in bounds."""
 
         def branches(call: Any) -> Expr:
             if getattr(call.op, "name", "") != "prim.if_then_else" or not any(map(_nests, call.args[1:])):

@@ -1,7 +1,7 @@
-"""Lanes along an axis that tensors hold in blocks: the block is one of the vector, the place in it moves with the lane.
+"""Lanes along an axis that tensors store in blocks: one block per vector, with the position in it given by the lane.
 
-``(first + lane) // 16`` is ``first // 16`` for all lanes of a vector that lies in one block. The compiler does not
-see that where ``first`` ends with the axis; here it is by construction, so accesses stay contiguous.
+``(first + lane) // 16`` is ``first // 16`` for all lanes of a vector inside one block. The compiler cannot derive that
+if ``first`` ends with the axis; here it holds by construction, so accesses stay contiguous.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from roller.te.emit import Expr
 
 @dataclass(frozen=True)
 class Digits:
-    """Digits of an axis that indices read, each under a name of its own.
+    """Digits of an axis that indices read, each with its own name.
 
     Parameters
     ----------
     axis
         The axis; vectors along it begin at multiples of their lanes.
     terms
-        Its divisions and remainders, once each: ``(div, mod)``.
+        Its distinct divisions and remainders ``(div, mod)``.
     """
 
     axis: str
@@ -60,6 +60,6 @@ class Digits:
         return out
 
     def contiguous(self, index: Sequence[Index], shape: Sequence[int]) -> bool:
-        """Whether neighbouring lanes are neighbours in memory."""
+        """Return whether adjacent lanes are adjacent in memory."""
         low = next((self._name(div, mod) for div, mod in self.terms if div == 1), self.axis)
         return lane_stride([self.index(i) for i in index], shape, low) == 1

@@ -1,4 +1,4 @@
-"""Floating point of 8 bits on processors: integer arithmetic on the bits, which LLVM makes vectors of."""
+"""8-bit floats on CPUs by integer arithmetic on their bits, which LLVM vectorises."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _unsigned = functools.partial(tirx.const, dtype="uint32")
 
 
 def to_float(byte: Any, row: DType) -> Any:
-    """Return the float32 that a byte stands for."""
+    """Return the float32 value of a byte."""
     b = tirx.Var("byte", "uint32")
     magnitude = b & _unsigned(0x7F)
     wide = (magnitude << _unsigned(row.spare_bits)) + _unsigned(row.shifted_exponent)
@@ -31,7 +31,7 @@ def to_byte(value: Any, row: DType) -> Any:
     last = (magnitude >> _unsigned(row.spare_bits)) & _unsigned(1)
     half = (1 << (row.spare_bits - 1)) - 1
     normal = (magnitude - _unsigned(row.shifted_exponent) + _unsigned(half) + last) >> _unsigned(row.spare_bits)
-    # The addition rounds to multiples of the smallest number: they are the last digits of a float32 of this exponent.
+    # The addition rounds to multiples of the smallest number, which is the last digit of a float32 of this exponent.
     steps = tirx.const(row.smallest * 2.0**23, "float32")
     small = tirx.reinterpret("uint32", tirx.reinterpret("float32", magnitude) + steps) - _unsigned(row.steps_bits)
     byte = tirx.Select(magnitude < _unsigned(row.normal_bits), small, normal)

@@ -1,4 +1,4 @@
-"""Every second element of a row copied in vectors: two loads and a shuffle, where it would be a load per element."""
+"""Copy of every second element of a row in vectors, by two loads and a shuffle instead of a load per element."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ def copy_every_second(
     target: tuple[Buffer, Sequence[Expr]],
     element: Callable[[Expr], Stmt],
 ) -> Stmt:
-    """Return the copy of ``length`` elements, each two after the last, to neighbouring places.
+    """Return the copy of ``length`` elements, two apart, to adjacent positions."""
 
-    The last vector is shifted back to end with the row, and the second load of each ends with its last element: nothing
-    beyond the row is read or written. Rows shorter than a vector take vectors of ``FEWEST_HALVES`` lanes, still shorter
-    ones go element by element.
-    """
-
+    # The last vector is shifted back to the end of the row, and the second load of each ends with its last element, so
+    # no access exceeds the row. Rows shorter than a vector use vectors of FEWEST_HALVES lanes, still shorter ones
+    # elements.
     def vectors(width: int) -> Stmt:
         count = -(-length // width) if isinstance(length, int) else tirx.floordiv(length + (width - 1), integer(width))
         end = length - width

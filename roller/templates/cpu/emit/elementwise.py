@@ -1,6 +1,6 @@
-"""Element-wise nests: vectors along one axis, the last one shifted back instead of masked.
+"""Element-wise loop nests: vectors along one axis, the last one shifted back instead of masked.
 
-Used by the streaming template, and by the rows template for its stages without a reduction.
+The streaming template uses them, and the rows template for its stages without a reduction.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Nest, Stmt, clamp, integer, lower_of, unravel
 from roller.templates.cpu.emit.plan import SpatialPlan, power_of_two_below, tile_start
 
-#: Elements one task of an element-wise nest writes at least, so that its launch does not show.
+#: Fewest elements that one task of an element-wise nest writes, so that its start is negligible.
 _TASK_ELEMENTS = 1 << 14
 #: Vectors unrolled along the vector axis.
 _UNROLL = 4
 
 
 def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
-    """Return how many accesses are contiguous along ``axis``, and minus how many are strided."""
+    """Return the number of accesses contiguous along ``axis``, and minus the number of strided ones."""
     accesses = [(stage.name, stage.store), *((ld.tensor, ld.index) for ld in stage.loads)]
     steps = [lane_stride(index, expr.tensors[name].shape, axis) for name, index in accesses]
     return sum(s == 1 for s in steps), -sum(s not in (0, 1) for s in steps)
@@ -32,10 +32,7 @@ def contiguity(stage: Stage, expr: TensorExpr, axis: str) -> tuple[int, int]:
 def default_plans(
     stage: Stage, expr: TensorExpr, lanes: int, names: Sequence[str], open_axes: Collection[str] = ()
 ) -> tuple[SpatialPlan, ...]:
-    """Return plans over the spatial axes ``names``: vectors on the most contiguous, tasks of a useful size.
-
-    The code is not made for the extents of ``open_axes``.
-    """
+    """Return plans over the spatial axes ``names``: vectors along the most contiguous, tasks of a useful size."""
     extents = stage.extents
     best = max(names, key=lambda n: (contiguity(stage, expr, n)[::-1], names.index(n)), default=None)
     plans: list[SpatialPlan] = []
@@ -45,7 +42,7 @@ def default_plans(
         if n == best:
             width = power_of_two_below(min(lanes, extent))
             tile = width * max(1, min(_UNROLL, extent // width))
-            if n in open_axes:  # one code for lengths of one vector and more, one for those of several
+            if n in open_axes:  # the code depends only on whether the length is one vector, or several vectors, or less
                 tile = width * (_UNROLL if extent >= width * _UNROLL and lanes > 1 else 1)
         tiles = -(-extent // tile)
         per_task = min(tiles, max(1, -(-_TASK_ELEMENTS // (work * tile))))
@@ -56,7 +53,7 @@ def default_plans(
 
 
 def without_overlap(plan: SpatialPlan) -> SpatialPlan:
-    """Return a plan whose tiles do not overlap, of an axis of whole vectors: as many of them as divide it."""
+    """Return the plan of an axis of whole vectors with tiles that divide it and do not overlap."""
     if plan.is_whole:
         return plan
     vectors = plan.extent // plan.lanes
@@ -74,13 +71,10 @@ def task_loop(
     to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
     group: int = 1,
 ) -> Stmt:
-    """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis.
-
-    Where the tiles of the last axis come in groups of ``group``, those of one group are unrolled: what depends on
-    itself in one of them (the lanes of a sum, folded) fills the gaps of the others.
-
-    With ``to_line`` the tiles of the vector axis start at cache lines (see :func:`_from_line`).
-    """
+    """Loop over the tasks and their register tiles; ``body`` receives the first coordinate per axis."""
+    # With ``group``, that many tiles of the last axis are unrolled, so that chains of dependent operations in one (the
+    # fold of a sum's lanes) overlap those of the others. With ``to_line``, tiles start at cache lines (see
+    # :func:`_from_line`).
     if to_line is not None:
         plans = [replace(p, tiles=p.tiles + 1) if p.lanes > 1 else p for p in plans]
     tasks = [p.tasks for p in plans]
@@ -108,10 +102,8 @@ def task_loop(
 
 
 def _from_line(plan: SpatialPlan, tile: Expr, head: Expr) -> Expr:
-    """First coordinate of a tile where tiles start ``head`` elements behind the start of the axis.
-
-    One tile more covers what lies before, hence at most a tile; it and the last one overlap their neighbours.
-    """
+    """Return the first coordinate of a tile if tiles start ``head`` elements after the start of the axis."""
+    # One additional tile covers the elements before; it and the last tile overlap their neighbours.
     before = tirx.floormod(head, integer(plan.tile))
     return clamp(before + (tile - 1) * plan.tile, 0, plan.extent - plan.tile)
 
@@ -146,10 +138,6 @@ def elementwise_nest(
     parallel: bool,
     to_line: Callable[[Mapping[str, Any]], Expr] | None = None,
 ) -> Stmt:
-    """Return the whole nest that runs ``store`` at every point of the axes of ``plans``.
-
-    ``to_line`` gives at a start the elements from there to the next cache line of what is stored; with it, vectors
-    start at lines.
-    """
+    """Return the nest that runs ``store`` at every point; ``to_line``: elements from a start to the next cache line."""
     kind = "parallel" if parallel else "serial"
     return task_loop(nest, plans, lambda start: tile_loop(nest, plans, start, store), kind, to_line)

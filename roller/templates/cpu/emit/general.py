@@ -1,9 +1,7 @@
-"""One function for all sizes from the functions of some: their numbers become formulas of the sizes.
+"""One function for all sizes from the functions for some of them: constants become formulas of the sizes.
 
-A template writes its loops for numbers. Written for several shapes with the same tiles, two texts differ in nothing but
-numbers, and each of these is a function of the sizes (:mod:`roller.core.formulas`). With the functions in their place
-one text remains, their least general generalisation (G. D. Plotkin, "A note on inductive generalization", Machine
-Intelligence 5, 1970), which takes the sizes when it is called. This holds for every template, and none knows of it.
+Functions of one template with the same tiles differ only in constants. Their least general generalisation (G. D.
+Plotkin, "A note on inductive generalization", Machine Intelligence 5, 1970) takes the sizes as arguments.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ __all__ = ["Written", "generalised", "numbers_of", "same_pack", "size_argument",
 
 
 def size_argument(name: str) -> str:
-    """Return the argument whose extent is a size: an array of bytes that nobody reads."""
+    """Return the name of the argument whose extent is a size: an array of bytes that is never read."""
     return f"{name}.size"
 
 
 def written(module: Any, sizes: Mapping[str, int]) -> Written:
-    """Return what a module does as data, for a shape with these sizes: parameters and body of its function."""
+    """Return parameters and body of a module's function as data, for a shape with these sizes."""
     function = module[ENTRY]
     arguments = [declare(size_argument(n), [x], "uint8", private=False) for n, x in sizes.items()]
     return written_of([*function.params, *arguments, function.body])
 
 
 def generalised(texts: Sequence[Written], fitter: Fitter) -> Any:
-    """Return the module of all sizes: parameters of the texts, then one array for each size, whose extent it is."""
+    """Return the module for all sizes: parameters of the texts, then one array per size, whose extent is the size."""
     first = texts[0]
     if any(t.shape != first.shape for t in texts):
         raise BuildError("a kernel of a range: expected the same code for all sizes, got another one for some.")
@@ -50,7 +48,7 @@ def generalised(texts: Sequence[Written], fitter: Fitter) -> Any:
 
 
 def same_pack(modules: Sequence[Any], name: str) -> bool:
-    """Whether modules prepare constants alike, or none does."""
+    """Return whether all modules prepare constants in the same way, or none does."""
     held = [name in {v.name_hint for v in m.functions} for m in modules]
     if not any(held):
         return True

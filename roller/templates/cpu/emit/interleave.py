@@ -1,8 +1,7 @@
-"""Functions of several vectors side by side: a processor waits for the results of one while it computes the others.
+"""Interleave functions of several vectors, so that the latency of one overlaps with the computation of the others.
 
-A polynomial is a chain: each step waits for the one before. Vectors that are computed one after another hide that
-only as far as the processor looks ahead, two of them on a small one. As one vector of several registers each step is
-done for all of them before the next, since LLVM splits it instruction by instruction.
+The steps of a polynomial depend on each other. LLVM splits one vector of several registers instruction by instruction,
+so every step is done for all registers before the next step, without relying on out-of-order execution.
 """
 
 from __future__ import annotations
@@ -14,16 +13,14 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.lanewise import mentions, nodes
 from roller.templates.cpu.emit.nest import Stmt, integer
 
-#: Registers side by side. More have no room: a chain needs three beside its constants.
+#: Interleaved registers. More would not fit: a chain needs three in addition to its constants.
 TOGETHER = 2
 
 
 def side_by_side(body: Stmt) -> Stmt:
-    """Return ``body`` with unrolled loops over vectors that bind values as loops over longer vectors.
+    """Return ``body`` with unrolled loops over vectors that bind values turned into loops over longer vectors."""
 
-    Only where the loops' variables stand for nothing but the element, ``step * lanes + lane``.
-    """
-
+    # Only if the loop variables occur only in the element ``step * lanes + lane``.
     def wider(loop: Any) -> Any:
         inner = loop.body
         if loop.kind != tirx.ForKind.UNROLLED or int(loop.extent) % TOGETHER or not isinstance(inner, tirx.For):

@@ -1,8 +1,7 @@
-"""Vector loops whose statement TVM runs lane by lane are serial loops from the start, where the statement binds values.
+"""Serialise vector loops that bind values and that TVM would run lane by lane anyway.
 
-TVM's vectoriser takes a whole statement back to scalars at the first thing it has no vectors for: a call (an inverse
-sine), or a branch that lanes take differently. On the way it may visit a ``Let`` twice, and refuses the second as
-another value of the same variable.
+TVM's vectoriser turns a whole statement into scalars at the first call or branch it has no vectors for. It may then
+visit a ``Let`` twice, and rejects the second visit as another value of the same variable.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from typing import Any
 from roller.te.compat import structural_map, structural_walk, tirx, tvm
 from roller.templates.cpu.emit.nest import Stmt
 
-#: Calls that the vectoriser knows by themselves, though nothing declares it.
+#: Calls that the vectoriser supports although they are not declared vectorisable.
 _KNOWN = ("tirx.reinterpret",)
 
 
 def without_vain_vectors(body: Stmt) -> Stmt:
-    """Return ``body`` with the vector loops made serial that bind values and cannot become vectors."""
+    """Return ``body`` with serial loops in place of vector loops that bind values and cannot be vectorised."""
     if next(nodes(body, tirx.Let), None) is None:
         return body
 
@@ -34,10 +33,10 @@ def without_vain_vectors(body: Stmt) -> Stmt:
 
 
 def _falls_back(loop: Any, bound: list[Any]) -> bool:
-    """Whether a vector loop holds a call without vectors, or a branch, that depends on the lane."""
+    """Return whether a vector loop has a call without vector form, or a branch, that depends on the lane."""
     varying = {loop.loop_var}
     grows = True
-    while grows:  # bindings nest in values and bodies alike: none is known to come first
+    while grows:  # bindings nest in values and in bodies, so their order is unknown
         new = {b.var for b in bound if b.var not in varying and mentions(b.value, varying)}
         varying |= new
         grows = bool(new)
@@ -53,7 +52,7 @@ def _falls_back(loop: Any, bound: list[Any]) -> bool:
 
 
 def mentions(expr: Any, variables: set[Any]) -> bool:
-    """Whether any of some variables is in an expression or a statement."""
+    """Return whether any of the variables occurs in an expression or a statement."""
     return any(v in variables for v in nodes(expr, tirx.Var))
 
 

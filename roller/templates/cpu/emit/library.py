@@ -1,4 +1,4 @@
-"""From a TIR function to the bytes of a shared library."""
+"""Compilation of a TIR module to the bytes of a shared library."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from roller.te.opaque_floats import finished, opaque
 from roller.templates.cpu.emit.nest import Stmt
 
 ENTRY = "main"
-#: What floating point becomes nodes for.
+#: Language for which opaque float operators are lowered to nodes.
 _LLVM = "llvm"
 #: Function that packs constants into panels.
 PACK = "pack"
-#: Passes that find nothing to do in code that was written loop by loop, and look long for it: buffers are as large as
-#: what is read of them, no loop is empty, and LLVM shares subexpressions and hoists conditions itself.
+#: Slow passes without effect on emitted code: buffers have their exact size, no loop is empty, and LLVM eliminates
+#: common subexpressions and hoists conditions itself.
 _NEEDLESS = ("s_tir.CompactBufferAllocation", "s_tir.HoistIfThenElse", "tirx.RemoveNoOp", "tirx.CommonSubexprElim")
 
-#: Has the C compiler link without any library, and refuse where one is needed.
+#: Options with which the C compiler links without any library, and fails if one is needed.
 _ALONE = ("-nostdlib", "-Wl,--no-undefined")
 
 
@@ -53,7 +53,7 @@ def build_library(
                 hidden = opaque(module, propagate_nan=propagate_nan)
                 runtime_module = build_here(hidden, target, _finished)
             runtime_module.write_to_file(str(object_file))
-        except Exception as err:  # TVM raises many types; one refused program must not look like a crash
+        except Exception as err:  # TVM raises many types; one rejected program must not look like a crash
             raise BuildError(f"LLVM code generation for '{mcpu}' failed: {_last_lines(str(err))}") from err
         link(object_file, library)
         return library.read_bytes()
@@ -64,15 +64,12 @@ def _finished(passes: Any, module: Any) -> Any:
 
 
 def features_of(mcpu: str, mtriple: str = "", features: str = "") -> tuple[str, ...]:
-    """Return what a processor must have to run code for ``mcpu`` and ``features``; see :mod:`roller.core.processor`.
-
-    ``mtriple`` is that of the machine where it is not this one's: names of processors mean nothing to another.
-    """
+    """Return the features needed to run code for ``mcpu`` of the machine ``mtriple`` (default: this one)."""
     return used_by(map(str, llvm_features(_target(mcpu, 1, mtriple, features))))
 
 
 def is_foreign(mtriple: str) -> bool:
-    """Whether a triple names machines of another architecture than this one; an empty one is this machine's.
+    """Return whether a triple has another architecture than this machine; an empty triple is this machine's.
 
     Examples
     --------
@@ -93,7 +90,7 @@ def link(object_file: Path, library: Path) -> None:
     """Link an object file into a shared library with the C compiler on PATH."""
     compiler = need_compiler("linking a CPU kernel")
     command = [compiler, "-shared", "-fPIC", "-o", str(library), str(object_file)]
-    # Most kernels call nobody, and to look through the libraries of C takes longer than the rest.
+    # Most kernels call no library function, and searching the C libraries takes longer than the rest of linking.
     if not subprocess.run([*command, *_ALONE], capture_output=True).returncode:
         return
     done = subprocess.run([*command, "-lm"], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Lower a CPU rProgram to a KernelArtifact that carries its shared library."""
+"""Lower a CPU rProgram to a KernelArtifact with its shared library."""
 
 from __future__ import annotations
 
@@ -41,11 +41,9 @@ if TYPE_CHECKING:
 def lower_module(
     program: RProgram, cores: int = 1, varying: Size | None = None
 ) -> tuple[Any, tuple[Argument, ...], dict[str, tuple[str, ...]]]:
-    """Return the TIR module of a CPU program, the arguments, and by function of the module the names it takes.
-
-    A call takes what changes from call to call, inputs before outputs, then constants and their panels. The extent of a
-    ``varying`` size of the program's expression is that of the arrays of a call: any that is not below its tile.
-    """
+    """Return the TIR module of a CPU program, its arguments, and the argument names of each function."""
+    # A call takes the arguments that change from call to call, inputs before outputs, then constants and their panels.
+    # The extent of a ``varying`` size comes from the arrays of the call and is at least its tile.
     CPU.expect(program.kind, "CPU code generation")
     template = writer_of(CPU.name, program)
     check_reach(program.expr)
@@ -81,7 +79,7 @@ def lower_module(
         for f, body in bodies.items()
     }
     params, body = functions[ENTRY]
-    # Conversions of floats of 8 bits bind their operands too.
+    # Conversions of 8-bit floats bind their operands too.
     functions[ENTRY] = params, without_vain_vectors(without_nested_bindings(body))
     module = prim_funcs({f: (params, with_hints(body)) for f, (params, body) in functions.items()})
     if program.nontemporal:
@@ -92,7 +90,7 @@ def lower_module(
 def lower_for(
     program: RProgram, expression: TensorExpr, spec: DeviceSpec, varying: Size | None = None
 ) -> KernelArtifact:
-    """Generate the kernels of a program for the device it was constructed for; as :func:`lower`."""
+    """Generate the kernels of a program for the device it was constructed for, as :func:`lower` does."""
     vector_bytes = spec.teu.lanes * 4
     triple = spec.target.get("mtriple", "")
     return lower(program, expression, spec.target["mcpu"], spec.units, spec.name, vector_bytes, triple, varying)
@@ -102,7 +100,7 @@ def lower(
     program: RProgram, expression: TensorExpr, mcpu: str, cores: int, device: str, vector_bytes: int, mtriple: str = "",
     varying: Size | None = None,
 ) -> KernelArtifact:  # fmt: skip
-    """Generate the CPU kernel of ``program``, and build it unless it is for machines of another architecture."""
+    """Generate the CPU kernel of ``program``, and build it unless it is for another architecture."""
     start = time.perf_counter()
     module, arguments, names = lower_module(program, cores, varying)
     features = program.fragment.arch if program.fragment is not None else ""
@@ -119,7 +117,7 @@ def lower(
     )  # fmt: skip
     if is_foreign(mtriple):
         return artifact
-    # What takes its extent from the arrays of a call also makes sure that they agree.
+    # A kernel that takes its extent from the arrays of a call also checks that the arrays agree.
     nan = program.expr.propagate_nan
     binary = build_library(module, mcpu, cores, features, checked=varying is not None, propagate_nan=nan)
     return artifact.with_binary(binary, build_s=time.perf_counter() - start, library_bytes=len(binary))

@@ -1,8 +1,7 @@
-"""Transcendental functions as vectorisable float32 arithmetic.
+"""Transcendental functions as vectorisable float32 arithmetic, accurate to a few units in the last place.
 
-LLVM turns a vector ``exp`` into one library call per lane. These replacements are plain arithmetic,
-accurate to a few units in the last place, so they vectorise like any other expression; they keep
-infinities and NaN. float64 keeps the library's functions.
+LLVM turns a vector ``exp`` into one library call per lane; this arithmetic vectorises and keeps infinities and NaN.
+float64 keeps the library's functions.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Stmt
 
 _LOG2E = math.log2(math.e)
-#: ``ln 2`` in two parts (Cody and Waite): the first has so few bits that ``n * part`` is exact.
+#: ``ln 2`` in two parts (Cody and Waite); the first has few enough bits that ``n * part`` is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
-#: Polynomial of ``(exp(r) - 1) / r`` on ``|r| <= ln(2) / 2``, with the least largest relative error of ``exp(r)``
-#: (Remez's exchange, coefficients rounded to float32 one after another): 3.3e-9, a twentieth of half a last digit.
+#: Minimax polynomial of ``(exp(r) - 1) / r`` on ``|r| <= ln(2) / 2`` for the relative error of ``exp(r)`` (Remez
+#: exchange, coefficients rounded to float32 one after another): 3.3e-9, a twentieth of half a unit in the last place.
 _EXP = (0.0013838324, 0.0083691655, 0.041668102, 0.16666517, 0.49999994, 1.0)
-#: What numbers below 2^22 are rounded to whole ones by, when it is added: 1.5 * 2^23. The exponent that stands for 2^0.
+#: 1.5 * 2^23, whose addition rounds numbers below 2^22 to integers, and the exponent bits of 2^0.
 _WHOLE, _BIAS = 12582912.0, 127.0
-#: Arguments whose exponential is still a normal float32, and where it overflows.
+#: Least argument whose exponential is a normal float32, and greatest whose exponential does not overflow.
 _EXP_LOW, _EXP_HIGH = -87.33654, 88.72283
 #: Rational approximation of tanh on [-7.9, 7.9], odd numerator and even denominator (Eigen's).
 _TANH_LIMIT = 7.90531110763549805
@@ -77,17 +76,15 @@ def _polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
 
 
 def _exp(x: Expr) -> Expr:
-    """``exp(x) = 2^n exp(r)`` with ``x = n ln 2 + r``; subnormal results are flushed to zero.
+    """Return ``exp(x) = 2^n exp(r)`` with ``x = n ln 2 + r``; subnormal results are flushed to zero."""
 
-    Added to 1.5 * 2^23, ``x / ln 2`` is rounded to a whole number, whose two's complement are the last bits of the sum:
-    shifted, they are added to the exponent of ``exp(r)``. For arguments whose result is no normal number this yields
-    nothing of use, and it is not taken: no argument needs to be clipped before.
-    """
-
+    # Adding 1.5 * 2^23 rounds ``x / ln 2`` to an integer, whose two's complement is in the last bits of the sum;
+    # shifted, they are added to the exponent of ``exp(r)``. Arguments without a normal result give an unusable value
+    # that is not selected, so no argument is clipped.
     def result(v: Expr, shifted: Expr, r: Expr) -> Expr:
         mantissa = _polynomial(r, _EXP) * r + _f(1.0)
         raised = tirx.reinterpret("int32", mantissa) + (tirx.reinterpret("int32", shifted) << 23)
-        # NaN fails every comparison, and remains.
+        # NaN fails every comparison and stays NaN.
         normal = tirx.Select(v <= _f(_EXP_HIGH), tirx.reinterpret("float32", raised), v + _f(math.inf))
         return tirx.Select(v < _f(_EXP_LOW), _f(0.0), normal)
 
@@ -95,11 +92,9 @@ def _exp(x: Expr) -> Expr:
 
 
 def exp_of_nonpositive(x: Expr) -> Expr:
-    """Return ``exp(x)`` for arguments that are not above zero, or NaN; what cannot overflow is not compared with that.
+    """Return ``exp(x)`` for arguments that are at most zero, or NaN, without a check for overflow."""
 
-    The sum that rounds has the bias of exponents in it, so its last bits, shifted, are ``2^n``; times NaN it is NaN.
-    """
-
+    # The rounding sum includes the bias of the exponent, so its last bits, shifted, are ``2^n``; times NaN it is NaN.
     def scaled(v: Expr, r: Expr, power: Expr) -> Expr:
         return tirx.Select(v < _f(_EXP_LOW), _f(0.0), _polynomial(r, _EXP) * (r * power) + power)
 
@@ -111,7 +106,7 @@ def exp_of_nonpositive(x: Expr) -> Expr:
 
 
 def _reduced(x: Expr, whole: float, result: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
-    """Return ``result`` of an argument, of the sum whose last bits are ``n``, and of ``r``."""
+    """Return ``result`` of an argument, the sum whose last bits are ``n``, and ``r``."""
 
     def reduced(v: Expr, shifted: Expr) -> Expr:
         return _bind(
@@ -127,11 +122,11 @@ def _sigmoid(x: Expr) -> Expr:
 
 
 def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[[Expr], Expr]:
-    """Return the odd function ``x p(x^2) / q(x^2)``, 1 and -1 beyond ``limit``; NaN passes."""
+    """Return the odd function ``x p(x^2) / q(x^2)``, 1 and -1 beyond ``limit``; NaN stays NaN."""
 
     def apply(x: Expr) -> Expr:
         def value(v: Expr) -> Expr:
-            # Beyond the limit it may overflow, and is not taken: the argument need not be clipped.
+            # Beyond the limit it may overflow and is not selected, so the argument is not clipped.
             inside = _bind(v * v, "odd_s", lambda s: v * _polynomial(s, p) / _polynomial(s, q))
             return tirx.Select(v > _f(limit), _f(1.0), tirx.Select(v < _f(-limit), _f(-1.0), inside))
 
@@ -140,7 +135,7 @@ def _rational(limit: float, p: Sequence[float], q: Sequence[float]) -> Callable[
     return apply
 
 
-#: Functions TVM lowers to nothing, or to a formula that loses digits near zero: C's own.
+#: C functions for those that TVM does not lower, or lowers to a formula that loses digits near zero.
 _LIBRARY = {f"tirx.{n}": n for n in ("sinh", "cosh", "atanh", "fmod")}
 
 _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
@@ -148,12 +143,12 @@ _REPLACEMENTS: dict[str, Callable[[Expr], Expr]] = {
     "tirx.sigmoid": _sigmoid,
     "tirx.tanh": _rational(_TANH_LIMIT, _TANH_P, _TANH_Q),
     "tirx.erf": _rational(_ERF_LIMIT, _ERF_P, _ERF_Q),
-    # TVM has these one lane at a time: LLVM's own rounding is an instruction, and this is what it makes of the other.
+    # TVM emits these one lane at a time; LLVM's rounding is an instruction, and the other is LLVM's own expansion.
     "tirx.nearbyint": lambda x: tirx.call_llvm_pure_intrin("float32", "llvm.nearbyint", x),
     "tirx.rsqrt": lambda x: _f(1.0) / tirx.sqrt(x),
 }
 
-#: Functions that may be computed otherwise than TVM would.
+#: Functions that may be computed differently from TVM.
 _FUNCTIONS = frozenset(_REPLACEMENTS) | frozenset(_LIBRARY) | {
     f"tirx.{n}" for n in ("sin", "cos", "tan", "asin", "acos", "atan", "asinh", "acosh", "log", "sqrt", "pow")
 }  # fmt: skip

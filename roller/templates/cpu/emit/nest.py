@@ -1,8 +1,7 @@
-"""Loop nests as plain TIR: the few constructors the CPU templates are written in.
+"""Loop nests as plain TIR: the constructors that the CPU templates use.
 
-The templates print their loops directly instead of transforming a default nest by schedule
-primitives: every tile start, panel and tail is then explicit, lowering takes milliseconds, and
-buffers can be declared with the alignment of one element, so that any NumPy array runs.
+Templates build their loops directly instead of scheduling a default nest: tile starts, panels and tails are explicit,
+lowering takes milliseconds, and buffers can have the alignment of one element, so that any NumPy array runs.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _KIND = {
     "unroll": tirx.ForKind.UNROLLED,
 }
 
-#: Bytes that private panels and accumulators are aligned to (one cache line).
+#: Alignment of private panels and accumulators (bytes; one cache line).
 LINE_BYTES = 64
 _HINT = "roller_prefetch"
-#: LLVM's own declaration says that a hint may touch what its address points to: results would be stored before each.
+#: LLVM's own declaration lets a hint access the memory at its address, so results would be stored before each hint.
 _HINT_IR = f"""declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 define void @{_HINT}(ptr %p) alwaysinline {{
   call void @llvm.prefetch.p0(ptr %p, i32 0, i32 3, i32 1) nounwind willreturn memory(inaccessiblemem: readwrite)
@@ -52,7 +51,7 @@ def integer(value: int | Expr) -> Expr:
 
 @dataclass(frozen=True)
 class Nests:
-    """What a template makes of a program.
+    """The loop nests that a template emits for a program.
 
     Parameters
     ----------
@@ -61,9 +60,9 @@ class Nests:
     panels
         Buffers that ``main`` reads and ``pack`` fills once, from constants.
     pack
-        The loop nest that fills them; ``None`` where there are none.
+        The loop nest that fills them, or ``None``.
     unread
-        Constants that ``main`` reads from their panels only.
+        Constants that ``main`` reads only from their panels.
     """
 
     main: Stmt
@@ -74,15 +73,15 @@ class Nests:
 
 @dataclass
 class Nest:
-    """Makes loops with unique variable names."""
+    """Builds loops with unique variable names."""
 
     _count: Iterator[int] = field(default_factory=itertools.count)
 
     def loop(self, extent: int | Expr, body: Body, kind: str = "serial", name: str = "i") -> Stmt:
-        """Return ``for name in range(extent): body(name)``; a loop of one iteration is dropped."""
+        """Return ``for name in range(extent): body(name)``, or just the body for a single iteration."""
         if isinstance(extent, int) and extent >= OFFSET_ELEMENTS:
             raise BuildError(f"loop '{name}': expected fewer than 2^31 iterations, got {extent}. Split the operator.")
-        if isinstance(extent, int) and extent == 1:  # of parallel loops too: one task wakes no worker
+        if isinstance(extent, int) and extent == 1:  # parallel loops too: one task wakes no worker
             return body(integer(0))
         var = tirx.Var(f"{name}_{next(self._count)}", "int32")
         return tirx.For(var, integer(0), integer(extent), _KIND[kind], body(var))
@@ -101,7 +100,7 @@ class Nest:
 
 
 def serial(body: Stmt) -> Stmt:
-    """Return ``body`` with its parallel loops run by the caller alone."""
+    """Return ``body`` with its parallel loops made serial."""
 
     def alone(loop: Stmt) -> Stmt:
         if loop.kind != tirx.ForKind.PARALLEL:
@@ -112,16 +111,14 @@ def serial(body: Stmt) -> Stmt:
 
 
 def is_parallel(body: Stmt) -> bool:
-    """Whether ``body`` has a parallel loop."""
+    """Return whether ``body`` has a parallel loop."""
     found: list[bool] = []
     structural_walk(body, (tirx.For, lambda n: found.append(n.kind == tirx.ForKind.PARALLEL)))
     return any(found)
 
 
 def task_counts(body: Stmt) -> tuple[int, ...]:
-    """Return the tasks of every parallel loop in the order they run; empty where a loop or branch holds one of them.
-
-    Empty as well where only a call says how many there are.
+    """Return the tasks of each parallel loop in order; ``()`` if one is nested or its extent is known at run time only.
 
     Examples
     --------
@@ -146,26 +143,26 @@ def _note_tasks(body: Stmt, found: list[Any]) -> bool:
 
 
 def seq(*statements: Stmt | None) -> Stmt:
-    """Return the statements one after another; ``None`` is skipped."""
+    """Return a sequence of statements without those that are ``None``."""
     kept = [s for s in statements if s is not None]
     return kept[0] if len(kept) == 1 else tirx.SeqStmt(kept)
 
 
 def bound(value: Expr, name: str, body: Callable[[Expr], Stmt]) -> Stmt:
-    """Return ``body(name)`` after ``name = value``: what is used often is computed, and optimised, once."""
+    """Return ``body(name)`` after ``name = value``, so that a repeated value is computed and optimised once."""
     var = tirx.Var(name, "int32")
     return seq(tirx.Bind(var, value), body(var))
 
 
 def copy_elements(to: Buffer, to_index: Sequence[Expr], source: Buffer, index: Sequence[Expr], count: Expr) -> Stmt:
-    """Return a copy of ``count`` neighbouring elements of one dtype: a call, where a loop would be code to optimise."""
+    """Return a copy of ``count`` adjacent elements of one dtype as a call, which needs no optimisation."""
     size = tirx.const(DTYPE_BYTES[str(to.ty.dtype)], "int64")
     places = (tirx.address_of(tirx.BufferLoad(b, list(i))) for b, i in ((to, to_index), (source, index)))
     return tirx.Evaluate(tirx.call_extern("handle", "memcpy", *places, count.astype("int64") * size))
 
 
 def when(condition: Expr, then: Stmt, otherwise: Stmt | None = None) -> Stmt:
-    """Return an ``if``; a condition known at build time is decided here."""
+    """Return an ``if`` statement."""
     return tirx.IfThenElse(condition, then, otherwise)
 
 
@@ -173,10 +170,8 @@ def declare(
     name: str, shape: Sequence[int | Expr], dtype: str, *, scope: str = "global", private: bool = True,
     computed: bool = True,
 ) -> Buffer:  # fmt: skip
-    """Declare a buffer: private ones are aligned to a cache line, arguments to one element.
-
-    Private ones hold what is computed with unless ``computed`` is false: floats of 16 bits as they are stored.
-    """
+    """Declare a buffer: private ones are aligned to a cache line, arguments to one element."""
+    # Private buffers hold values in the dtype of computation; with ``computed`` off, 16-bit floats stay as stored.
     elements = math.prod(int(n) for n in shape if isinstance(known(n), int))
     if elements >= OFFSET_ELEMENTS:
         raise BuildError(
@@ -185,13 +180,13 @@ def declare(
     align = LINE_BYTES if private else DTYPE_BYTES[dtype]
     if private and computed:
         dtype = computed_dtype(dtype)
-    elif dtype == "bfloat16":  # stored as bits, as NumPy cannot hand it over by DLPack
+    elif dtype == "bfloat16":  # stored as bits, because NumPy cannot pass it by DLPack
         dtype = BITS
     return tirx.decl_buffer(tuple(map(known, shape)) or (1,), dtype, name, data_alignment=align, scope=scope)
 
 
 def computed_dtype(dtype: str) -> str:
-    """Return the dtype that values of ``dtype`` are computed in: float32 for floating point of fewer bits."""
+    """Return the dtype in which values of ``dtype`` are computed: float32 for narrow floats."""
     row = DTYPES.get(dtype)
     return "float32" if row is not None and row.is_narrow else dtype
 
@@ -201,14 +196,11 @@ def _accumulated(dtype: str) -> str:
 
 
 def computed(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with floats of fewer than 32 bits and bool confined to where they mean something.
+    """Return ``expr`` with narrow floats only in tensors and casts, and with bools reduced as bytes."""
 
-    Of the floats that is tensors: literals and sums are in float32, and casts go there and back, a rounding. For
-    float16 processors have instructions; :func:`roller.templates.cpu.emit.bfloat16.rounded_casts` and
-    :mod:`roller.templates.emit.byte_floats` make it of the bits of the others. Truth values are reduced as bytes, which
-    have an order and vectors.
-    """
-
+    # Literals and sums are float32, and a cast to a narrow float and back is a rounding. Processors have instructions
+    # for float16; :func:`roller.templates.cpu.emit.bfloat16.rounded_casts` and :mod:`roller.templates.emit.byte_floats`
+    # work on the bits of the others. Bytes have an order and vectors, bools have neither.
     def scalar(n: Scalar) -> Scalar:
         if not isinstance(n, (Cast, Const, IndexValue)) or n.dtype == computed_dtype(n.dtype):
             return n
@@ -221,7 +213,7 @@ def computed(expr: TensorExpr) -> TensorExpr:
 
 
 def element_dtype(buffer: Buffer) -> str:
-    """Return the dtype :func:`read` gives for a buffer's elements."""
+    """Return the dtype that :func:`read` returns for a buffer's elements."""
     kept = str(buffer.ty.dtype)
     return "float32" if kept == BITS else computed_dtype(kept)
 
@@ -232,7 +224,7 @@ def allocate(buffer: Buffer) -> Stmt:
 
 
 def read(buffer: Buffer, *index: Expr) -> Expr:
-    """Return an element in the dtype it is computed in; a tensor of rank 0 is kept as one element."""
+    """Return an element in the dtype of computation; a tensor of rank 0 has one element."""
     value = tirx.BufferLoad(buffer, list(index) or [integer(0)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(element_dtype(buffer))
@@ -240,7 +232,7 @@ def read(buffer: Buffer, *index: Expr) -> Expr:
 
 
 def read_vector(buffer: Buffer, index: Sequence[Expr], lanes: int) -> Expr:
-    """Return ``lanes`` neighbouring elements from ``index`` on, along the last dimension, as :func:`read` gives one."""
+    """Return ``lanes`` adjacent elements from ``index`` along the last dimension, converted as by :func:`read`."""
     value = tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), lanes)])
     if str(buffer.ty.dtype) != BITS:
         return value.astype(f"{element_dtype(buffer)}x{lanes}")
@@ -249,12 +241,12 @@ def read_vector(buffer: Buffer, index: Sequence[Expr], lanes: int) -> Expr:
 
 
 def dimensions(buffer: Buffer, index: Sequence[Any]) -> tuple[int, ...]:
-    """Return the extents that ``index`` addresses: none of a tensor of rank 0, which is kept as one element."""
+    """Return the extents that ``index`` addresses: none for a tensor of rank 0, which is stored as one element."""
     return tuple(map(known, buffer.ty.shape)) if index else ()
 
 
 def known(extent: int | Expr) -> int | Expr:
-    """Return an extent as a number, or as it is where only a call says it."""
+    """Return an extent as a number, or unchanged if it is known at run time only."""
     return int(extent) if isinstance(extent, (int, tirx.IntImm)) else extent
 
 
@@ -267,15 +259,13 @@ def write(buffer: Buffer, value: Expr, *index: Expr) -> Stmt:
 
 
 def prefetch(buffer: Buffer, *index: Expr) -> Stmt:
-    """Return a hint to bring the line of an element into the caches; the index must be inside the buffer.
-
-    The function around it goes through :func:`with_hints`.
-    """
+    """Return a hint to load the cache line of an element; the index must be inside the buffer."""
+    # The enclosing function needs :func:`with_hints`.
     return tirx.Evaluate(tirx.call_extern("void", _HINT, tirx.address_of(tirx.BufferLoad(buffer, list(index)))))
 
 
 def with_hints(body: Stmt) -> Stmt:
-    """Return a function's body with what its hints (:func:`prefetch`) call, which is inlined."""
+    """Return a function's body with the inlined function that its hints (:func:`prefetch`) call."""
     found: list[bool] = []
     structural_walk(body, (tvm.ir.StringImm, lambda n: found.append(n.value == _HINT)))
     return tirx.AttrStmt(integer(0), "pragma_import_llvm", tvm.ir.StringImm(_HINT_IR), body) if any(found) else body
@@ -287,14 +277,14 @@ def reader(buffer: Buffer) -> Callable[..., Expr]:
 
 
 def lower_of(a: int | Expr, b: int | Expr) -> int | Expr:
-    """Return the smaller of two extents, at build time where both are known."""
+    """Return the smaller of two extents, at build time if both are known."""
     if isinstance(a, int) and isinstance(b, int):
         return min(a, b)
     return tirx.min(integer(a), integer(b))
 
 
 def quotient(value: int | Expr, by: int) -> tuple[Any, Any]:
-    """Return quotient and remainder of a non-negative extent, at build time where it is known."""
+    """Return quotient and remainder of a non-negative extent, at build time if it is known."""
     if isinstance(value, int):
         return value // by, value % by
     return tirx.floordiv(value, by), tirx.floormod(value, by)

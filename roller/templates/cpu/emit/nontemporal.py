@@ -1,9 +1,7 @@
-"""Non-temporal stores: results that no cache would keep go to memory without being read first.
+"""Non-temporal stores, which write results to memory without reading their cache lines first (write-allocate).
 
-An ordinary store to a line that is in no cache reads the line before it writes it (write-allocate); a
-non-temporal store of a whole line does not. TIR has no such store, so two functions in LLVM IR travel with the
-module (``pragma_import_llvm``; they are inlined) and the vector stores of a function become calls of them. The
-IR names no instruction: LLVM makes ``vmovntps`` of it on x86 and ``stnp`` on Arm.
+TIR has no such store, so vector stores become calls of inlined functions in LLVM IR (``pragma_import_llvm``), which
+become ``vmovntps`` on x86 and ``stnp`` on Arm.
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from roller.te.emit import Expr
 from roller.te.opaque_floats import opaque, transparent
 from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, integer, is_parallel, seq
 
-#: LLVM's names of the element types that are stored this way.
+#: LLVM's names of the element types that have non-temporal stores.
 _LLVM = {
     "float16": "half", "float32": "float", "float64": "double", "int8": "i8", "uint8": "i8", "int16": "i16",
     "uint16": "i16", "int32": "i32", "uint32": "i32", "int64": "i64", "uint64": "i64",
 }  # fmt: skip
-#: Narrowest vector worth the address check (bytes): that of the narrowest vector unit.
+#: Narrowest vector worth the address check (bytes): the width of the narrowest vector unit.
 _NARROWEST_BYTES = 16
 _HEAD, _FENCE = "roller_to_line", "roller_fence"
 #: Bytes from an address to the next cache line.
@@ -35,7 +33,7 @@ _HEAD_IR = f"""define i32 @{_HEAD}(ptr %p) alwaysinline {{
   ret i32 %h
 }}
 """
-#: Makes what was stored visible before anything the processor stores later: the end of a task.
+#: Fence at the end of a task, which makes its stores visible before later ones.
 _FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
   fence seq_cst
   ret void
@@ -44,21 +42,17 @@ _FENCE_IR = f"""define void @{_FENCE}() alwaysinline {{
 
 
 def elements_to_line(buffer: Buffer, index: tuple[Expr, ...]) -> Expr:
-    """Return how many elements lie between an element of ``buffer`` and the next cache line, at run time.
-
-    For functions that go through :func:`stream_stores`, which brings what is called here.
-    """
+    """Return the number of elements from an element of ``buffer`` to the next cache line, computed at run time."""
+    # The enclosing function needs :func:`stream_stores`, which adds the called function.
     address = tirx.address_of(tirx.BufferLoad(buffer, list(index)))
     size = _width(str(buffer.ty.dtype))
     return tirx.floordiv(tirx.call_pure_extern("int32", _HEAD, address), integer(size))
 
 
 def stream_stores(module: Any, outputs: Collection[str]) -> Any:
-    """Return ``module`` with the vector stores to ``outputs`` made non-temporal.
-
-    A store takes the ordinary road where its address is not a multiple of its size (at most a line): the ends of a
-    row, or all of it where nothing aligned it (:func:`elements_to_line`).
-    """
+    """Return ``module`` with the vector stores to ``outputs`` made non-temporal."""
+    # A store whose address is not a multiple of its size (at most a line) stays ordinary: the ends of a row, or all of
+    # it if nothing aligned it (:func:`elements_to_line`).
     tir = tirx.transform
     passes = [tir.StmtSimplify(), tir.FlattenBuffer(), tir.NarrowDataType(32), tir.VectorizeLoop()]
     flat = transparent(tvm.transform.Sequential(passes)(opaque(module)))
@@ -99,7 +93,7 @@ def _width(element: str, lanes: int = 1) -> int:
 
 
 def _store_ir(name: str, element: str, lanes: int) -> str:
-    """Return the function that stores a vector: non-temporal where its address is a multiple of its size."""
+    """Return the LLVM function of a vector store, non-temporal if its address is a multiple of its size."""
     vector, size = f"<{lanes} x {_LLVM[element]}>", _width(element)
     aligned = min(LINE_BYTES, lanes * size)
     return f"""define void @{name}(ptr %p, {vector} %v) alwaysinline {{

@@ -1,4 +1,4 @@
-"""Plans of register tiles: how nests tile the axes of a program, as ``decide.py`` says."""
+"""Plans of register tiles: the tiling of each axis of a program, from its decisions (``decide.py``)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class SpatialPlan:
 
     Parameters
     ----------
-    name, extent
-        The axis (elements); an expression where a call says it.
+    extent
+        Extent of the axis (elements); an expression if it is known at run time only.
     tile
-        Effective register tile, at most ``extent`` (elements) but where lanes may lie beyond it.
+        Effective register tile, at most ``extent`` (elements) unless lanes may exceed it.
     tiles
         Register tiles covering the axis; the last one may overlap its neighbour.
     per_task
@@ -35,7 +35,7 @@ class SpatialPlan:
     lanes
         Elements of one vector; 1 except on the vector axis.
     segments
-        Where tiles end besides the end of the axis: none lies in two segments.
+        Positions where tiles end in addition to the end of the axis: no tile crosses them.
     """
 
     name: str
@@ -59,7 +59,7 @@ class SpatialPlan:
 
     @property
     def tasks_are_equal(self) -> bool:
-        """Whether every task is known to have as many tiles."""
+        """Whether every task is known to have the same number of tiles."""
         return self.per_task == 1 or (isinstance(self.tiles, int) and self.tiles % self.per_task == 0)
 
     @property
@@ -69,19 +69,22 @@ class SpatialPlan:
         return max(self.tile, min(whole, self.extent)) if isinstance(self.extent, int) else whole
 
     def of_extent(self, extent: int | Expr) -> SpatialPlan:
-        """Return the same tiles of another extent, not below a tile; it may be known at run time only."""
+        """Return the same tiles over another extent of at least a tile, which may be known at run time only."""
         return replace(self, extent=extent, tiles=(extent + (self.tile - 1)) // self.tile)
 
     def opened(self) -> SpatialPlan:
-        """Return the same plan with a number that code must not be made for: it is written as if it were unknown."""
+        """Return the plan with an opaque extent, as if it were known at run time only."""
         return self.of_extent(tirx.IntImm("int32", self.extent))
 
 
 @dataclass(frozen=True)
 class ReductionPlan:
-    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements (the last may be shorter).
+    """Tiling of one reduction axis: ``chunks`` pieces of ``chunk`` elements, of which the last may be shorter.
 
-    A ``block`` below ``extent`` says that blocks of so many elements go around the window axes.
+    Parameters
+    ----------
+    block
+        Elements of a block outside the window axes, if below ``extent``.
     """
 
     name: str
@@ -102,7 +105,7 @@ def power_of_two_below(n: int) -> int:
 
 
 def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
-    """First coordinate of a register tile; the last tile is shifted back to end with the axis, or with its segment."""
+    """Return the first coordinate of a register tile; the last tile ends with the axis or its segment."""
     if plan.segments:
         start, number = integer(0), 0
         for (first, end), tiles in zip(pairwise(plan.segments), tiles_of(plan.segments, plan.tile), strict=True):
@@ -115,7 +118,7 @@ def tile_start(plan: SpatialPlan, tile: Expr) -> Expr:
 
 
 def decisions_of(program: RProgram) -> Decisions:
-    """Return what was decided on a program, as arrays of one row."""
+    """Return the decisions for a program as arrays of one row."""
     found = program._memo.get("decisions")
     if found is None:
         found = program._memo["decisions"] = decide(batch_of([program]), program.vector_elements)
@@ -137,13 +140,13 @@ def spatial_plans(program: RProgram) -> tuple[SpatialPlan, ...]:
 
 
 def at_run_time(plans: tuple[SpatialPlan, ...], last: Stage, shape: Sequence[int | Expr]) -> tuple[SpatialPlan, ...]:
-    """Return plans whose extents are those of the result's dimensions where only a call says them."""
+    """Return plans with the extents of the result's dimensions that are known at run time only."""
     said = {i.axes[0]: n for i, n in zip(last.store, shape, strict=True) if not isinstance(n, int)}
     return tuple(p.of_extent(said[p.name]) if p.name in said else p for p in plans)
 
 
 def reduction_plans(program: RProgram) -> tuple[ReductionPlan, ...]:
-    """Return one plan per reduction axis of the anchor, in the order they are looped over."""
+    """Return one plan per reduction axis of the anchor, in loop order."""
     d = decisions_of(program)
     order = d.batch.geometry.reduction_order
     return tuple(
@@ -156,30 +159,30 @@ def reduction_plans(program: RProgram) -> tuple[ReductionPlan, ...]:
 
 
 def relative(name: str) -> str:
-    """Name of an axis's coordinate relative to the start of its task."""
+    """Return the name of an axis's coordinate relative to the start of its task."""
     return f"{name}.task"
 
 
 def tile_of(name: str) -> str:
-    """Name of an axis's register-tile counter."""
+    """Return the name of an axis's register-tile counter."""
     return f"{name}.tile"
 
 
 def task_tile_of(name: str) -> str:
-    """Name of an axis's register-tile counter inside its task."""
+    """Return the name of an axis's register-tile counter inside its task."""
     return f"{name}.task_tile"
 
 
 def inner_of(name: str) -> str:
-    """Name of an axis's coordinate inside its register tile."""
+    """Return the name of an axis's coordinate inside its register tile."""
     return f"{name}.inner"
 
 
 def block_of(name: str) -> str:
-    """Name of a reduction axis's block counter."""
+    """Return the name of a reduction axis's block counter."""
     return f"{name}.block"
 
 
 def in_block(name: str) -> str:
-    """Name of a reduction axis's coordinate inside its block."""
+    """Return the name of a reduction axis's coordinate inside its block."""
     return f"{name}.in_block"

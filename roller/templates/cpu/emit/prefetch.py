@@ -1,7 +1,7 @@
-"""Panels of constants that left a core's caches since the last call are fetched while those before them are computed.
+"""Prefetches of panels of constants, which leave a core's caches between calls, while earlier panels are computed.
 
-Every panel begins where the processor's own prefetching starts anew, and the first tile that reads it would need its
-bytes as fast as the micro-kernel multiplies. So the tiles that read one panel fetch the next one, each its part.
+The hardware prefetcher starts anew at every panel, and the first tile that reads it would need its bytes at the rate of
+the micro-kernel. So each tile that reads one panel prefetches its part of the next panel.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import LINE_BYTES, Buffer, Stmt, prefetch, seq
 
-#: Bytes from which the panels of a constant do not stay in a core's caches while a model reads its other constants.
+#: Bytes of a constant above which its panels do not stay in a core's caches while a model reads its other constants.
 FAR_BYTES = 1 << 16
 
-#: Fetches, at a step of a reduction, what comes later.
+#: Emits the prefetches at a step of a reduction.
 Hint = Callable[[Mapping[str, Any]], Stmt]
 
 

@@ -1,4 +1,4 @@
-"""What 32-bit positions reach: the index arithmetic of CPU kernels is 32 bits wide, and must not wrap around."""
+"""Checks that the 32-bit index arithmetic of CPU kernels does not wrap around."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from roller.errors import BuildError
 from roller.expr import OFFSET_ELEMENTS, Index, IndexValue, Stage, TensorExpr, walk
 
-#: Positions a tile that starts before the end of an axis, or at a cache line, may count beyond it before it is shifted
-#: back.
+#: Positions by which the last tile of an axis, or one that starts at a cache line, may exceed the axis before it is
+#: shifted back.
 _BEYOND = 1 << 20
 _MOST = OFFSET_ELEMENTS - _BEYOND
 
 
 def check_reach(expr: TensorExpr) -> None:
-    """Refuse an expression whose tensors, axes or indices reach beyond 32 bits."""
+    """Raise for tensors, axes or indices that exceed 32 bits."""
     for t in expr.tensors.values():
         _require(f"tensor '{t.name}' {t.shape}", "elements", t.elements)
     for s in expr.stages:

@@ -11,7 +11,7 @@ from roller.te.emit import Expr, emit_index
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, bound, clamp, integer, seq, strides, when
 from roller.templates.cpu.emit.plan import SpatialPlan
 
-#: Axes of an access that was made flat: its address at the first element of a run, and the element of the run.
+#: Axis of a flat access that counts the elements of a run; a second axis is the address of the run's first element.
 ELEMENT = "@element"
 
 
@@ -24,13 +24,13 @@ def address(index: Sequence[Index], shape: Sequence[int], env: Mapping[str, Any]
 
 
 def along(index: Sequence[Index], shape: Sequence[int], axis: str, value: Expr) -> Expr:
-    """Return the part of an access's address that ``axis`` has at ``value``: what is divided is computed once."""
+    """Return the part of an access's address that depends on ``axis``, at ``value``, so that it is computed once."""
     mine = [Index(tuple(t for t in i.terms if t.axis == axis)) for i in index]
     return address(mine, shape, {axis: value})
 
 
 def flat(buffer: Buffer, place: Expr) -> tuple[Expr, ...]:
-    """Return indices of the element at an address: zeros but for the last one, which may pass its extent."""
+    """Return the indices of the element at an address: zeros, and a last one that may exceed its extent."""
     return (*(integer(0) for _ in range(len(buffer.ty.shape) - 1)), place)
 
 
@@ -43,7 +43,7 @@ def by_segments(
     piece: Callable[[Expr, Expr], Stmt],
     before: Sequence[Stmt] = (),
 ) -> Stmt:
-    """Return ``whole()`` where a tile from ``start`` lies in one run, else a ``piece`` per run they touch."""
+    """Return ``whole()`` where a tile from ``start`` is inside one run, else a ``piece`` per run it touches."""
     size = tile.tile
     if run.length % size == 0 and tile.extent % size == 0:  # tiles start at multiples of their size
         return whole()
@@ -63,17 +63,15 @@ def by_segments(
 
 
 def store_segment(last: Stage, axis: str, extent: int) -> Run | None:
-    """Return the runs of the output along ``axis``; ``None`` where neighbours are no neighbours in memory."""
+    """Return the runs of the output along ``axis``, or ``None`` if neighbours are not adjacent in memory."""
     run = run_along(last.store, last.output.shape, axis, extent)
     return run if run is not None and run.step == 1 and run.length < extent else None
 
 
 def flat_body(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scalar, dict[str, Load]] | None:
-    """Return ``body`` with the inputs that depend on ``axis`` addressed flat inside a run, and what those loads were.
-
-    ``None`` where one of them jumps inside a run of the output, or has a guard. A load that was replaced reads
-    ``@flat<n>`` at ``@flat<n> + @element``, where the first is its address at the start of the run.
-    """
+    """Return ``body`` with flat loads inside a run, and the replaced loads; ``None`` if one jumps or has a guard."""
+    # A replaced load reads ``@flat<n>`` at ``@flat<n> + @element``, whose first term is its address at the start of the
+    # run.
     inputs = {t.name for t in expr.inputs}
     found: dict[str, Load] = {}
     refused: list[Load] = []
@@ -96,7 +94,7 @@ def flat_body(body: Scalar, expr: TensorExpr, axis: str, run: Run) -> tuple[Scal
 
 
 def copy_segment(nest: Nest, length: int | Expr, lanes: int, body: Callable[[Expr], Stmt], step: int = 1) -> Stmt:
-    """Return a loop over the elements of a run; whole vectors where the length is known and elements are neighbours."""
+    """Return a loop over the elements of a run, in whole vectors if the length is known and the run contiguous."""
     if step == 1 and isinstance(length, int) and length % lanes == 0 and lanes > 1:
         return nest.loop(
             length // lanes, lambda u: nest.loop(lanes, lambda x: body(u * lanes + x), "vector", "lane"), "unroll"

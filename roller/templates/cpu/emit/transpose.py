@@ -1,8 +1,7 @@
-"""Square blocks of a packed operand transposed in vector registers.
+"""Transposition of square blocks of a packed operand in vector registers.
 
-A panel whose lanes are columns of the tensor, its rows contiguous in memory, is a transposed copy. Element by
-element it costs a load and a store each; as many vectors as lanes are transposed by ``log2(lanes)`` rounds of two
-shuffles per pair instead.
+A panel whose lanes are columns of the tensor is a transposed copy. Single elements take a load and a store each; a
+block of as many vectors as lanes takes ``log2(lanes)`` rounds of two shuffles per pair of vectors.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ from roller.te.compat import tirx
 from roller.te.emit import Expr
 from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, element_dtype, integer, read_vector, seq
 
-#: Fewest lanes worth shuffling.
+#: Fewest lanes for which shuffles pay.
 _LANES = 4
 
 
 def transposable(source: Buffer, panel: Buffer, lanes: int) -> bool:
-    """Whether blocks of ``lanes`` vectors of ``source``, as they are or as they are read, may go into ``panel``."""
+    """Return whether blocks of ``lanes`` vectors of ``source`` may be transposed into ``panel``, by dtype and lanes."""
     return lanes >= _LANES and str(panel.ty.dtype) in (element_dtype(source), str(source.ty.dtype))
 
 
 def transposed(nest: Nest, rows: Sequence[Expr]) -> tuple[list[Stmt], list[Expr]]:
-    """Return statements that bind the transpose of as many vectors as they have lanes, and its vectors.
-
-    Round by round, from half the lanes down to one, every row whose number lacks the bit and the one that has it
-    exchange the lanes of the other bit.
-    """
+    """Return statements that bind the transpose of as many vectors as they have lanes, and its vectors."""
+    # For each bit of the row number, from the highest down, the rows without and with the bit exchange the lanes with
+    # and without it.
     lanes = len(rows)
     steps: list[Stmt] = []
 

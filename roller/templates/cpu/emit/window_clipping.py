@@ -1,4 +1,4 @@
-"""Loops over the taps of a window that some output of a register tile finds inside the image."""
+"""Loops over the window taps that are inside the image for some output of a register tile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roller.tile import RProgram
 
 @dataclass(frozen=True)
 class SkippedTaps:
-    """A window of ``taps`` whose ends depend on where the register tile is along ``output``."""
+    """A window of ``taps`` whose range depends on the position of the register tile along ``output``."""
 
     slide: Slide
     output: SpatialPlan
@@ -24,7 +24,7 @@ class SkippedTaps:
 
 
 def skipped_taps(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[str, SkippedTaps]:
-    """Return the windows of a program that its micro-kernels pass in part, by the name of their axis."""
+    """Return the windows that a program's micro-kernels compute in part, by the name of their axis."""
     d, names = decisions_of(program), program.axis_names
     passed, plans = skipping(d.live[0]), {s.name: s for s in spatial}
     return {
@@ -35,7 +35,7 @@ def skipped_taps(program: RProgram, spatial: Sequence[SpatialPlan]) -> Mapping[s
 
 
 def live_span(skipped: SkippedTaps, env: Mapping[str, Any]) -> tuple[Expr, Expr]:
-    """Return the first tap of the register tile that begins at ``env``, and how many there are."""
+    """Return the first tap and the number of taps of the register tile that begins at ``env``."""
     s, begin, taps = skipped.slide, env[skipped.output.name], integer(skipped.taps)
     last = begin + (skipped.output.tile - 1)
     first = tirx.min(tirx.max(-tirx.floordiv(s.step * last - s.low, integer(s.gap)), integer(0)), taps)

@@ -1,1 +1,1 @@
-"""Products of bytes by the dot products of a CPU: words of four bytes along one reduction axis."""
+"""Template of byte products by a CPU's dot-product instructions: words of four bytes along one reduction axis."""

@@ -1,4 +1,4 @@
-"""The pool of programs of dot products of bytes: register tiles of whole vectors, words along one reduction."""
+"""Candidate programs of byte products: register tiles of whole vectors, words along one reduction axis."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller.templates.cpu.tiled.candidates import register_tiles, task_tiles
 from roller.tile.geometry import Geometry, Ints
 from roller.tile.structures import MATRIX
 
-#: Micro-kernels that are given tasks, per vector axis.
+#: Micro-kernels per vector axis that are combined with tasks.
 _KERNELS = 24
 
 
@@ -50,7 +50,7 @@ def _pool(
 
 
 def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> Ints:
-    """Return the register tiles of whole fragments whose operands and sums the tile registers hold."""
+    """Return the register tiles of whole fragments that fit the tile registers with their operands."""
     found = []
     for rows, columns in itertools.product(range(1, TILE_REGISTERS), repeat=2):
         if tile_registers(rows, columns) <= TILE_REGISTERS:
@@ -61,10 +61,8 @@ def _fragment_tiles(geometry: Geometry, fragment: Fragment, m: int, v: int) -> I
 
 
 def staged_operands(geometry: Geometry, fragment: Fragment, m: int, v: int, k: int) -> tuple[str, ...]:
-    """Return the operands that are packed: that of the lanes, and one whose words do not lie in memory as they are.
-
-    Words of elements that are widened lie in memory nowhere.
-    """
+    """Return the packed operands: the one along the lanes, and any whose words are not contiguous in memory."""
+    # Widened elements have no words in memory.
     words = fragment.depth(int(geometry.extents[k]))
     found = []
     for a in geometry.loads:

@@ -1,8 +1,7 @@
-"""Micro-kernel of dot products of bytes: a word of one operand for all lanes, packed words of the other.
+"""Micro-kernel of byte products: a word of one operand broadcast to all lanes, packed words of the other.
 
-The instruction multiplies unsigned bytes by signed ones. Where both operands have one sign, a word of the rows has 128
-added to (taken from) each of its bytes, which is an exclusive or; the packed words are summed beside, and 128 times
-those sums make good for it.
+The instruction multiplies unsigned bytes by signed ones. If both operands have one sign, an exclusive or moves each
+byte of a row's word by 128, and 128 times the sums of the packed words correct the result.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ from roller.templates.cpu.tiled.emit_staging import halo_plan
 from roller.tile import RProgram
 from roller.tile.geometry import access_of_load
 
-#: LLVM's names of the instruction that multiplies and adds, and of the one that an addition follows, by lanes.
+#: LLVM's names of the multiply-add, and of the multiplication of pairs that a separate addition follows, by lanes.
 _DOTS = {16: "llvm.x86.avx512.vpdpbusd.512", 8: "llvm.x86.avx512.vpdpbusd.256"}
 _PAIRS = {16: "llvm.x86.avx512.pmaddw.d.512", 8: "llvm.x86.avx2.pmadd.wd"}
-#: The addition that follows products of pairs, as an instruction LLVM knows nothing of: it would add up the products of
-#: several words first, and hold more vectors than there are registers.
+#: The addition after products of pairs, opaque to LLVM, which would add the products of several words first and need
+#: more vectors than there are registers.
 _ADD = "roller_add"
 _ADD_IR = """define <{n} x i32> @roller_add(<{n} x i32> %a, <{n} x i32> %b) {attributes} alwaysinline {{
   %c = call <{n} x i32> asm sideeffect "vpaddd $2, $1, $0", "=v,v,v"(<{n} x i32> %a, <{n} x i32> %b) {attributes}
   ret <{n} x i32> %c
 }}
 """
-#: It touches no memory, so that sums stay in registers.
+#: Attributes of a function without memory accesses, so that sums stay in registers.
 _PURE = "nounwind willreturn memory(none)"
-#: Every byte of a word moved by 128.
+#: Mask that moves every byte of a word by 128.
 _SIGNS = -0x7F7F7F80
-#: Dot products (vectors) up to which the words of a reduction axis are unrolled into the micro-kernel.
+#: Largest number of dot products (vectors) for which the words of a reduction axis are unrolled into the micro-kernel.
 _UNROLL_LIMIT = 160
 
 
 class Matrix(Tiled):
-    """A tiled program whose products are those of a fragment of bytes."""
+    """A tiled program whose products are computed by a fragment of bytes."""
 
     def _stage_loads(self) -> Scalar:
-        """Plan both operands, and return the body with what is packed redirected."""
+        """Plan both operands, and return the body with the loads of packed operands redirected."""
         program, decisions = self.program, decisions_of(self.program)
         fragment, loads = program.fragment, byte_product(self.stage)
         if fragment is None or loads is None or self.vector is None or self.vector.tile % fragment.n:
@@ -60,7 +59,7 @@ class Matrix(Tiled):
                 f"{program}. Use structure 'tiled'."
             )
         self.fragment, self.along = fragment, program.matrix_axes[2]
-        # Words are passed whole; taps along other axes may be left out.
+        # Words are processed whole; taps along other axes may be skipped.
         self.skipped = {n: taps for n, taps in self.skipped.items() if n != self.along}
         self.depth = fragment.depth(self.stage.extents[self.along])
         self.word_count = -(-self.stage.extents[self.along] // self.depth)
@@ -98,12 +97,12 @@ class Matrix(Tiled):
         return transform(self.stage.body, lambda x: redirected.get(x, x) if isinstance(x, Load) else x)
 
     def _beyond(self, load: Load) -> int:
-        """Return the elements that the last word of a row reads behind its axis, where that is along rows of a box."""
+        """Return the elements that the last word of a row reads after its axis, if it runs along rows of a box."""
         along = any(t.axis == self.along for t in load.index[-1].terms)
         return -self.stage.extents[self.along] % self.depth if along else 0
 
     def _in_words(self, r: ReductionPlan, vectors: int) -> ReductionPlan:
-        """Return the plan of a reduction axis, counted in words where they lie along it."""
+        """Return the plan of a reduction axis, counted in words if they run along it."""
         if r.name != self.along:
             return replace(r, block=0, unroll=False)
         chunk = -(-r.chunk // self.depth)
@@ -111,11 +110,11 @@ class Matrix(Tiled):
         return ReductionPlan(r.name, self.word_count, chunk, unroll)
 
     def _panel(self, load: Load, upfront: bool) -> WordPanel:
-        """Return how an operand is packed: in words of one instruction."""
+        """Return the panel plan of an operand, in words of one instruction."""
         return self._packed_in(load, upfront, self.depth, self.word_count)
 
     def _packed_in(self, load: Load, upfront: bool, word: int, words: int) -> WordPanel:
-        """Return a panel with so many words of a load along the reduction, the axis of the rows or lanes innermost."""
+        """Return a panel with ``words`` words of a load along the reduction, with the row or lane axis innermost."""
         used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
         last = self.program.matrix_axes[1 if load is self.packed else 0]
         mine = sorted((s for s in self.spatial if s.name in used), key=lambda s: s.name == last)
@@ -125,7 +124,7 @@ class Matrix(Tiled):
         return WordPanel(load, tuple(mine), tuple(steps), self.along, word, extent, upfront)
 
     def _rows_of(self, load: Load) -> list[Any]:
-        """Return the axes of a register tile, but the lanes', that a load moves with."""
+        """Return the axes of a register tile, except the lanes' axis, that index a load."""
         used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
         return [s for s in self.order if s is not self.vector and s.name in used]
 
@@ -149,7 +148,7 @@ class Matrix(Tiled):
         return seq(allocate(self.sums), super()._micro_kernel(env, chunk))
 
     def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk; what moved signs added is taken back after it."""
+        """Loop over one chunk, and correct the sums afterwards for moved signs."""
         body = super()._reduce(env, chunk, step)
         if not self.flips:
             return body
@@ -179,13 +178,13 @@ class Matrix(Tiled):
         return out
 
     def _tile_rows(self) -> list[dict[str, int]]:
-        """Return the rows of a register tile: positions along all axes but the lanes'."""
+        """Return the rows of a register tile: positions along all axes except the lanes' axis."""
         axes = [s for s in self.order if s is not self.vector]
         every = itertools.product(*(range(s.tile) for s in axes))
         return [dict(zip((s.name for s in axes), at, strict=True)) for at in every]
 
     def _combo(self, inner: Mapping[str, int]) -> int:
-        """Return which of the packed words of a step a row takes."""
+        """Return the number of the packed words that a row multiplies in a step."""
         number = 0
         for s in self._rows_of(self.packed):
             number = number * s.tile + inner[s.name]
@@ -195,7 +194,7 @@ class Matrix(Tiled):
         return self.program.expr.tensors[load.tensor].dtype
 
     def _held(self, load: Load) -> str:
-        """Return the dtype of an operand as the instruction takes it."""
+        """Return the dtype in which the instruction takes an operand."""
         return self.fragment.held_dtype(self._dtype(load))
 
     def _step(self, env: Env, at: Env) -> Stmt:

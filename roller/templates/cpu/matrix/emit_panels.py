@@ -1,7 +1,7 @@
-"""Panels of words: bytes that follow each other along a reduction axis lie together, lane by lane.
+"""Panels of words: consecutive bytes along a reduction axis are adjacent, lane by lane.
 
-``[tiles][words of the reduction][other elements of a tile][lane][element of the word]``; what lacks in the last word is
-zero, so that whatever it is multiplied by adds nothing. A panel may hold elements wider than the tensor's bytes.
+The layout is ``[tiles][words of the reduction][other elements of a tile][lane][element of the word]``. Missing elements
+of the last word are zero. A panel may hold elements wider than the tensor's bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roller.templates.cpu.emit.nest import Buffer, Nest, Stmt, dimensions, integ
 from roller.templates.cpu.emit.plan import ReductionPlan, SpatialPlan, task_tile_of, tile_of, tile_start
 
 Env = dict[str, Any]
-#: Elements of a word up to which they are copied without a loop.
+#: Largest word (elements) that is copied without a loop.
 _UNROLLED = 8
 
 
@@ -27,16 +27,14 @@ class WordPanel:
 
     Parameters
     ----------
-    load
-        What is packed.
     spatial
-        The axes it moves with, that of the lanes last.
+        The spatial axes that index it, the lanes' axis last.
     reduction
-        The reduction axes it moves with, in the order they are looped over; extents of :attr:`along` count words.
+        The reduction axes that index it, in loop order; the extent of ``along`` counts words.
     along, word
-        Axis the elements of a word lie along, and how many there are.
+        Axis along which the elements of a word run, and their number.
     extent
-        Of that axis (elements).
+        Extent of that axis (elements).
     upfront
         As in :class:`~roller.templates.cpu.tiled.emit_staging.PanelPlan`.
     """
@@ -57,7 +55,7 @@ class WordPanel:
         return (*tiles, *(r.extent for r in self.reduction), *inner[:-1], inner[-1] * self.word)
 
     def place(self, env: Mapping[str, Any], step: Mapping[str, Any], inner: Mapping[str, Any]) -> tuple[Expr, ...]:
-        """Return the index of the first element of a word, of a tile of ``env`` at a reduction step."""
+        """Return the index of the first element of a word, for a tile of ``env`` at a reduction step."""
         tile = tile_of if self.upfront else task_tile_of
         at = [inner[s.name] for s in self.spatial] or [integer(0)]
         tiles = (env[tile(s.name)] for s in self.spatial)
@@ -65,7 +63,7 @@ class WordPanel:
 
 
 def elements_at(buffer: Buffer, index: tuple[Expr, ...], count: int) -> Expr:
-    """Return ``count`` elements from an index on."""
+    """Return ``count`` adjacent elements from an index."""
     return tirx.BufferLoad(buffer, [*index[:-1], tirx.Ramp(index[-1], integer(1), count)])
 
 
@@ -131,7 +129,7 @@ Copy = Callable[[Nest, WordPanel, Buffer, Buffer, Env, tuple[Expr, ...], int, in
 
 
 def _copy_of(plan: WordPanel, source: Buffer) -> Copy:
-    """Return how words are copied: in one piece, as many as lanes with their bytes interleaved, or byte by byte."""
+    """Return the way words are copied: in one piece, interleaved for as many words as lanes, or byte by byte."""
     load, shape = plan.load, dimensions(source, plan.load.index)
     guarded = {n for b in load.guard for n in b.index.axes}
     run = run_along(load.index, shape, plan.along, plan.extent)
@@ -172,7 +170,7 @@ def _interleaved(
 
 
 def _stored(panel: Buffer, values: Expr, to: tuple[Expr, ...], count: int) -> Stmt:
-    """Return the store of neighbouring elements, brought to the panel's dtype."""
+    """Return the store of adjacent elements, converted to the panel's dtype."""
     kept = values.astype(f"{panel.ty.dtype}x{count}")
     return tirx.BufferStore(panel, kept, [*to[:-1], tirx.Ramp(to[-1], integer(1), count)])
 

@@ -1,6 +1,6 @@
-"""Micro-kernel of tile registers (AMX): fragments of rows, of packed words and of sums, each in a register of its own.
+"""Micro-kernel of tile registers (AMX): fragments of rows, of packed words and of sums, each in a separate register.
 
-A task says how many rows and bytes each register has, and gives the registers back when it ends. Sums stay in them
+A task configures the rows and bytes of each register, and releases the registers at its end. Sums stay in registers
 through the reduction; the epilogue reads them from memory.
 """
 
@@ -22,16 +22,16 @@ from roller.templates.cpu.matrix.price import TILE_REGISTERS
 from roller.templates.cpu.tiled.emit import Env
 from roller.tile import RProgram
 
-#: Bytes of the configuration of the registers, and where it says the bytes of a row and the rows of each.
+#: Bytes of the register configuration, and its offsets of the bytes per row and of the rows of each register.
 _CONFIG_BYTES, _ROW_BYTES_AT, _ROWS_AT = 64, 16, 48
-#: Bytes of a word, which lies in one lane.
+#: Bytes of a word, which occupies one lane.
 _WORD = 4
-#: Instruction by the dtypes of rows and packed words.
+#: Signs in the instruction's name, by the dtypes of rows and packed words.
 _DOTS = {("int8", "int8"): "ss", ("int8", "uint8"): "su", ("uint8", "int8"): "us", ("uint8", "uint8"): "uu"}
 
 
 def _library(signs: str, dots: Sequence[tuple[int, int, int]]) -> str:
-    """Return functions in LLVM's language around its intrinsics, whose register numbers are part of the instruction."""
+    """Return LLVM functions around its intrinsics, whose register numbers are part of the instruction."""
     out = [
         "declare void @llvm.x86.ldtilecfg(ptr)",
         "declare void @llvm.x86.tilerelease()",
@@ -68,7 +68,7 @@ def _bytes(count: int) -> Expr:
 
 
 class Tiles(Matrix):
-    """A program whose fragments lie in tile registers."""
+    """A program whose fragments are in tile registers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,7 +86,7 @@ class Tiles(Matrix):
         self.signs = _DOTS[self._dtype(self.mine), self._dtype(self.packed)]
 
     def _shares(self, rows: int) -> list[int]:
-        """Return the rows of the fragments of a register tile, as even as can be."""
+        """Return the rows of each fragment of a register tile, distributed evenly."""
         count = -(-rows // self.fragment.m)
         return [rows // count + (n < rows % count) for n in range(count)]
 
@@ -110,7 +110,7 @@ class Tiles(Matrix):
         return sum(self.row_counts[:i])
 
     def _configured(self) -> list[Stmt]:
-        """Return the statements that say what each register holds."""
+        """Return the statements that configure each register."""
         values = [0] * _CONFIG_BYTES
         values[0] = 1  # the palette of eight registers of 1 KiB
 

@@ -1,4 +1,4 @@
-"""Price of dot products of bytes: the tiled price, with cycles of a word of every element instead of a point."""
+"""Price of byte products: the tiled price, with cycles of a word of every element instead of a point."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from roller.templates.cpu.matrix.products import flips, operands
 from roller.templates.cpu.tiled import price as tiled
 from roller.tile.geometry import Floats, Ints
 
-#: Tile registers of AMX, which hold the fragments of both operands and of the sums (Intel SDM, volume 1).
+#: Number of AMX tile registers, which hold the fragments of both operands and of the sums (Intel SDM, volume 1).
 TILE_REGISTERS = 8
-#: Cycles a micro-kernel needs to find where a row begins that it reads in place.
+#: Cycles in which a micro-kernel computes the start of a row that it reads in place.
 _ROW_CYCLES = 1.0
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
     assert batch.fragment is not None
     if batch.fragment.m > 1:
         return tiled.price(batch, spec, parts, _fragment_cycles, _in_tile_registers)
@@ -29,7 +29,7 @@ def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
 
 
 def tile_registers(rows: Any, columns: Any) -> Any:
-    """Return the tile registers of so many fragments of rows and of columns."""
+    """Return the tile registers that a number of fragments of rows and of columns needs."""
     return rows * columns + rows + columns
 
 
@@ -51,11 +51,9 @@ def _in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
 
 
 def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return cycles per reduction point and of the write-back of fragments in tile registers.
-
-    A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results go
-    through memory to the epilogue.
-    """
+    """Return cycles per reduction point and of the write-back of fragments in tile registers."""
+    # A step loads every row of the fragments of both operands, and takes a cycle per row of every product. Results
+    # reach the epilogue through memory.
     g, d, f = batch.geometry, decided(batch, spec), batch.fragment
     assert f is not None
     rate, width = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes
@@ -72,10 +70,8 @@ def _fragment_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats
 
 
 def held_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the vector registers of a micro-kernel: sums, packed words, the word of a row, and what moves signs.
-
-    Products that an addition follows take the register of the word, the last of a row that reads it.
-    """
+    """Return the vector registers of a micro-kernel: sums, packed words, a row's word, and those for moved signs."""
+    # Products followed by a separate addition use the register of the word, in the last row that reads it.
     d, packed = decided(batch, spec), packed_vectors(batch, spec)
     return np.asarray(d.vectors + packed + 1 + (packed + 1 if flips(batch) else 0))
 
@@ -88,12 +84,10 @@ def packed_vectors(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 
 def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
-    """Return cycles per reduction point and cycles of the write-back of one micro-kernel.
-
-    A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
-    product per vector of sums. Where both operands have one sign and the instruction wants two, a row's word is moved,
-    and the packed words summed.
-    """
+    """Return cycles per reduction point and cycles of the write-back of one micro-kernel."""
+    # A step is one word of ``fragment.k`` elements: a load per vector of packed words, a broadcast per row, and a dot
+    # product per vector of sums. If both operands have one sign, the row's word is moved as well and the packed words
+    # are summed.
     g, d, f = batch.geometry, decided(batch, spec), batch.fragment
     assert f is not None
     rate, width, (a, _) = spec.compute.ops_per_cycle_per_unit, spec.teu.lanes, operands(batch)
@@ -111,6 +105,6 @@ def _word_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Floats]:
     k = int(g.extents[g.names.index(batch.matrix_axes[2])])
     words = -(-k // f.k) / k  # of a point
     start = _ROW_CYCLES * rows if d.staging(a) == IN_PLACE else 0.0
-    # What is stored element by element goes through its epilogue that way, and that of bytes is long.
+    # Results stored element by element have an epilogue per element, which is long for bytes.
     apart = np.where(d.stores_vectors, 0.0, tiled.epilogue_cycles(batch, spec) * (d.lanes - 1))
     return step * words, tiled.write_cycles(batch, spec) + apart + start

@@ -1,4 +1,4 @@
-"""Sums of products of bytes: which load is packed for the lanes, and along which axis bytes are taken by words."""
+"""Sums of byte products: the load packed for the lanes, and the axis whose bytes form words."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from roller.templates.cpu.common.tasks import vector_axes
 from roller.tile.geometry import Access, Geometry
 from roller.tile.structures import MATRIX, structure_of
 
-#: Dtypes of operands in memory.
+#: Dtypes of the operands in memory.
 BYTES = ("int8", "uint8")
 
 
 def byte_product(stage: Stage) -> tuple[Load, Load] | None:
-    """Return the two loads whose product a stage sums in int32; ``None`` where it computes something else."""
+    """Return the two loads whose product a stage sums in int32, or ``None`` for another stage."""
     if stage.combiner != "sum" or stage.acc_dtype != "int32" or not isinstance(stage.body, Call):
         return None
     if stage.body.fn != "mul":
@@ -28,17 +28,15 @@ def byte_product(stage: Stage) -> tuple[Load, Load] | None:
 
 
 def _widened(factor: Scalar) -> Load | None:
-    """Return the load of a factor that is nothing but a load as int32."""
+    """Return the load of a factor that is a load converted to int32, or ``None``."""
     if isinstance(factor, Cast) and factor.dtype == "int32":
         factor = factor.arg
     return factor if isinstance(factor, Load) else None
 
 
 def fragments_of(spec: DeviceSpec) -> list[Fragment]:
-    """Return the instructions of the processor: those whose feature its target lists.
-
-    Of those with one row only the fastest: with the same tiles and smaller panels it is never behind.
-    """
+    """Return the instructions whose features the processor's target lists."""
+    # Of those with one row only the fastest: with the same tiles and smaller panels it is never slower.
     features, rates = spec.target.get("features", "").split(), spec.compute.ops_per_cycle_per_unit
     here = [f for f in spec.fragments if f.arch in features]
     vectors = [f for f in here if f.m == 1]
@@ -47,11 +45,9 @@ def fragments_of(spec: DeviceSpec) -> list[Fragment]:
 
 
 def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> list[tuple[str, str, str]]:
-    """Return the axes that rows, lanes and words of an instruction may lie along, ``(m, n, k)`` each.
-
-    Lanes lie along an axis that one operand moves with and the other does not; words along the reduction axis in which
-    the other one holds them in one piece, else along the one that wastes least.
-    """
+    """Return the axes along which an instruction's rows, lanes and words may run, ``(m, n, k)`` each."""
+    # Lanes run along an axis that indexes one operand only; words along the reduction axis in which the other operand
+    # has contiguous words, else along the axis that wastes least.
     expr = geometry.expr
     loads = byte_product(expr.anchor)
     if fragment not in fragments_of(spec) or not structure_of(geometry).reuses or loads is None:
@@ -72,7 +68,7 @@ def matrix_axes(geometry: Geometry, spec: DeviceSpec, fragment: Fragment) -> lis
 
 
 def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment) -> int | None:
-    """Return the reduction axis that is taken by words."""
+    """Return the reduction axis that is divided into words."""
     axes = [int(a) for a in np.flatnonzero(~geometry.spatial & packed.uses & other.uses) if geometry.extents[a] > 1]
 
     def order(a: int) -> tuple[bool, float, int]:
@@ -84,13 +80,13 @@ def _words(geometry: Geometry, packed: Access, other: Access, fragment: Fragment
 
 
 def _rows(geometry: Geometry, packed: Access, other: Access, v: int) -> int:
-    """Return the longest axis that lanes have in common: of one row alone any."""
+    """Return the longest axis along which rows reuse the lanes' operand; any axis for a single row."""
     axes = [int(a) for a in np.flatnonzero(geometry.spatial) if a != v]
     return max(axes, key=lambda a: (bool(other.uses[a] and not packed.uses[a]), int(geometry.extents[a])), default=v)
 
 
 def operands(batch: TileBatch) -> tuple[Access, Access]:
-    """Return the operand whose words are the same for all lanes, and the one packed for the lanes."""
+    """Return the operand whose words are broadcast to all lanes, and the one packed for the lanes."""
     v = batch.vector_axis
     assert v is not None
     packed, other = sorted(batch.geometry.loads, key=lambda a: not a.uses[v])
@@ -98,12 +94,12 @@ def operands(batch: TileBatch) -> tuple[Access, Access]:
 
 
 def flips(batch: TileBatch) -> bool:
-    """Whether both operands have one sign and the instruction wants two, so that one operand is moved by 128."""
+    """Return whether both operands have one sign and the instruction needs two, so that one is moved by 128."""
     a, b = operands(batch)
     return a.tensor.dtype == b.tensor.dtype and not (batch.fragment and batch.fragment.takes_any_signs)
 
 
 def even_rows(access: Access, axis: int) -> bool:
-    """Whether rows of a tensor along an axis are equally far apart in memory."""
+    """Return whether rows of a tensor along an axis are equidistant in memory."""
     run = run_along(access.index, access.tensor.shape, access.axis_names[axis], int(access.axis_extents[axis]))
     return run is not None and run.length >= access.axis_extents[axis] and run.step > 0

@@ -1,1 +1,1 @@
-"""Reductions over rows and what follows them, a row at a time."""
+"""Template of reductions over rows and of the stages after them, one row at a time."""

@@ -1,9 +1,7 @@
 """Template of row reductions and multi-stage expressions (softmax, norms, arg-reductions).
 
-Fused form: the spatial axes all stages share are rows; a task computes whole rows, stage after
-stage, and intermediates are small buffers of the task. Where stages share no row, or there are too
-few rows for the cores, each stage runs as a parallel nest of its own with whole intermediates; a
-reduction to few points is then split over parts whose partial results are combined in order.
+Fused form: a task computes whole rows, stage after stage, with intermediates in small buffers of the task. Staged form,
+for stages without common rows or for fewer rows than cores: each stage is a separate parallel nest.
 """
 
 from __future__ import annotations
@@ -40,9 +38,9 @@ from roller.tile import RProgram
 _LANE = "@lane"
 Env = Mapping[str, Any]
 
-#: Points below which a stage is not worth splitting over cores.
+#: Fewest points for which splitting a stage over cores pays.
 _SPLIT_POINTS = 1 << 16
-#: Rows of one reduction that are unrolled together.
+#: Rows of a reduction that are unrolled together.
 _ROW_GROUP = 4
 #: Parts of a split reduction per core.
 _PARTS_PER_CORE = 4
@@ -75,7 +73,7 @@ class _Rows:
         self.lanes = power_of_two_below(max(1, self.program.vector_elements))
         self.rows = row_axes(self.expr)
         self.temporary = [s for s in self.expr.stages if s.name not in self.expr.outputs]
-        #: Stages whose elements are computed once each: they replace what they are computed from.
+        #: Stages whose elements are computed exactly once, so that they may overwrite their operands.
         self.whole = set[str]()
 
     def body(self) -> Stmt:
@@ -95,10 +93,10 @@ class _Rows:
         plans = [p for p in spatial_plans(self.program) if p.name in self.rows]
         vector = next((p for p in plans if p.lanes > 1), None)
         lanes = 1
-        if vector is not None:  # several neighbouring rows at once, one per lane
+        if vector is not None:  # several adjacent rows at once, one per lane
             lanes = vector.lanes
         plans = [self._row_plan(p, lanes if p is vector else 1) for p in plans]
-        # Rows of any length end in single elements where they are reduced, and in a vector where they are not.
+        # Reductions of rows of any length end with single elements, element-wise stages with a vector.
         ends = {a.name for a in self.expr.anchor.reduction_axes} & set(self.program.open_axes)
         kept = kept_by_reductions(self.expr.stages) if vector is None and not ends else {}
         stages = [s for s in self.expr.stages if s not in kept.values()]
@@ -117,7 +115,7 @@ class _Rows:
         return task_loop(self.nest, plans, task, "parallel", group=_ROW_GROUP if alone else 1)
 
     def _row_plan(self, plan: SpatialPlan, lanes: int) -> SpatialPlan:
-        """One row (or one vector of rows) per step; as many steps per task as the program says."""
+        """Return the plan with one row (or one vector of rows) per step, and the program's steps per task."""
         tiles, per_task = (plan.extent + (lanes - 1)) // lanes, plan.per_task * plan.tile // lanes
         per_task = min(tiles, per_task) if isinstance(tiles, int) else per_task
         return SpatialPlan(plan.name, plan.extent, lanes, tiles, per_task, lanes)
@@ -138,7 +136,7 @@ class _Rows:
         self, s: Stage, start: Env, buffers: dict[str, Buffer], vector: SpatialPlan | None, lanes: int,
         kept: Stage | None,
     ) -> Stmt:  # fmt: skip
-        """Emit one stage for one row (or one vector of rows); a reduction with the stage whose values it keeps."""
+        """Emit one stage for one row (or one vector of rows), with the stage whose values a reduction keeps."""
         value, put = self._stored(s, buffers, lanes)
         inner = [a for a in s.spatial_axes if a.name not in self.rows]
         if vector is not None:
@@ -153,7 +151,7 @@ class _Rows:
         return self._reduction(s, start, value, put, inner, lambda env: keep(env, element(env)))
 
     def _is_even(self, s: Stage) -> bool:
-        """Whether the columns of a stage are whole vectors, of which none needs to be computed twice."""
+        """Return whether the columns of a stage are whole vectors, so that no element is computed twice."""
         names = [a.name for a in s.spatial_axes if a.name not in self.rows]
         plans = default_plans(s, self.expr, self.lanes, names, self.program.open_axes)
         return not set(names) & set(self.program.open_axes) and all(p.extent % p.lanes == 0 for p in plans)
@@ -161,7 +159,7 @@ class _Rows:
     def _stored(
         self, s: Stage, buffers: dict[str, Buffer], lanes: int
     ) -> tuple[Callable[[Env], Expr], Callable[[Env, Expr], Stmt]]:
-        """Return what computes a stage's body at one point, and what stores a result there."""
+        """Return a function that computes a stage's body at one point, and one that stores a result there."""
         made = {t.name: t for t in self.temporary}
 
         def local(n: Scalar) -> Scalar:
@@ -180,7 +178,7 @@ class _Rows:
         self, s: Stage, start: Env, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt],
         inner: list[Axis], vector: SpatialPlan, lanes: int,
     ) -> Stmt:  # fmt: skip
-        """Emit a stage for ``lanes`` neighbouring rows at once."""
+        """Emit a stage for ``lanes`` adjacent rows at once."""
 
         def at_lane(env: Env, x: Expr) -> dict[str, Any]:
             return {**env, _LANE: x, vector.name: start[vector.name] + x}
@@ -229,7 +227,7 @@ class _Rows:
         return lanes * max(1, min(4, extent // lanes))
 
     def _across(self, s: Stage, inner: list[Axis]) -> Axis | None:
-        """Return the spatial axis to vectorise, where one is contiguous in the data and no reduction axis is."""
+        """Return the spatial axis to vectorise, if one is contiguous in the data and no reduction axis is."""
         if self._along(s) is not None or self.lanes == 1:
             return None
         good = [a for a in inner if a.extent > 1 and _vectorisable(s, self.expr, a.name)]
@@ -241,13 +239,13 @@ class _Rows:
         return good[-1] if good and self.lanes > 1 else None
 
     def _span(self, axis: Axis | None) -> tuple[Any, Any] | None:
-        """Return first element and length of an axis whose length the code must not be made for; else ``None``."""
+        """Return the first element and the opaque length of an open axis, else ``None``."""
         return (0, integer(axis.extent)) if axis is not None and axis.name in self.program.open_axes else None
 
     # --- staged form ----------------------------------------------------------------------------
 
     def _staged(self) -> Stmt:
-        """Every stage as a parallel nest of its own."""
+        """Return a separate parallel nest for every stage."""
         whole = {s.name: declare(s.name, s.output.shape, s.output.dtype) for s in self.temporary}
         buffers = {**self.buffers, **whole}
         tensors = {n: reader(b) for n, b in buffers.items()}
@@ -285,7 +283,7 @@ class _Rows:
         return task_loop(self.nest, plans, tile, "parallel" if large else "serial")
 
     def _split(self, s: Stage, value: Callable[[Env], Expr], put: Callable[[Env, Expr], Stmt]) -> Stmt:
-        """Reduce to fewer points than cores: parts in parallel, combined in order afterwards."""
+        """Reduce to fewer points than cores: parts in parallel, whose results are combined in order afterwards."""
         axis = self._along(s) or max(s.reduction_axes, key=lambda a: a.extent)
         parts = min(self.program.split_k if self.program.split_k > 1 else self.cores * _PARTS_PER_CORE, axis.extent)
         length = -(-axis.extent // parts)
@@ -322,7 +320,7 @@ class _Rows:
 
 
 def _vectorisable(s: Stage, expr: TensorExpr, axis: str) -> bool:
-    """Whether some load is contiguous along ``axis``, none strided, and no guard involves it."""
+    """Return whether some load is contiguous along ``axis``, none is strided, and no guard involves it."""
     good, bad = 0, 0
     for ld in s.loads:
         step = lane_stride(ld.index, expr.tensors[ld.tensor].shape, axis)

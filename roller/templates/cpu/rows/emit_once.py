@@ -1,8 +1,7 @@
-"""What a row kernel computes once, as stages of its expression: values of a row, and values two stages share.
+"""Stages for values that a row kernel computes once: values of a row, and values that two stages share.
 
-:mod:`roller.tile.row_values` says which these are. On a CPU they become stages of their own, whose results are small
-buffers of the task like any other intermediate: the exponential of a softmax is computed once per element instead of
-twice, its reciprocal once per row.
+:mod:`roller.tile.row_values` finds them; their stages store them in small buffers of the task, so a softmax computes
+its exponential once per element instead of twice, and its reciprocal once per row.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from roller.expr.scalar import Index
 from roller.tile.row_values import replaced, row_form, shared_values
 from roller.tile.rows import RowStage, row_stages
 
-#: Elements of a row above which its shared values are computed again instead of kept (they would leave the L2).
+#: Largest row (elements) whose shared values are kept; those of longer rows would leave L2 and are recomputed.
 _ROW_ELEMENTS = 1 << 16
 
 
 def computed_once(expr: TensorExpr) -> TensorExpr:
-    """Return ``expr`` with stages for what several elements or stages need; itself where there is nothing of that.
+    """Return ``expr`` with stages for values that several elements or stages need, or ``expr`` if there are none.
 
     Examples
     --------
@@ -42,7 +41,7 @@ def computed_once(expr: TensorExpr) -> TensorExpr:
 
 
 def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict[Scalar, Load]) -> list[Stage]:
-    """Return a stage behind those of the values it needs first; ``held`` is where values are, in the anchor's names."""
+    """Return a stage after the stages of the values it needs; ``held`` maps values to loads, in the anchor's names."""
     s, form = r.stage, row_form(expr, r.stage, r.columns)
     out: list[Stage] = []
 
@@ -64,7 +63,7 @@ def _stages(expr: TensorExpr, r: RowStage, again: tuple[Scalar, ...], held: dict
 
 
 def _own(expr: TensorExpr, r: RowStage, s: Stage) -> Stage:
-    """Return a stage in the names of the stage it comes from: those of the anchor are its reduction axes."""
+    """Return a stage with the axis names of its original stage instead of the anchor's."""
     before = next(x for x in expr.stages if x.name == r.stage.name)
     names = {a.name: b.name for a, b in zip(r.stage.axes, before.axes, strict=True)}
 

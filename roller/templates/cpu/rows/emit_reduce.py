@@ -1,8 +1,7 @@
 """Reductions of one stage at one point, or across the lanes of a spatial axis.
 
-A float sum may not be reassociated by the compiler, so lanes are explicit: along a contiguous
-reduction axis every lane of several accumulators keeps a partial result of its own, and a fixed
-tree combines them (same bits on every run). Along a contiguous spatial axis each lane is an output.
+A compiler may not reassociate float sums, so lanes are explicit: along a contiguous reduction axis, lanes of several
+accumulators hold partial results, combined by a fixed tree; along a contiguous spatial axis, each lane is an output.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from roller.templates.cpu.emit.plan import power_of_two_below
 Value = Callable[[Mapping[str, Any]], Expr]
 Env = Mapping[str, Any]
 
-#: Independent accumulators: they hide the latency of an addition (4 cycles, two per cycle).
+#: Independent accumulators, which hide the latency of an addition (4 cycles, two additions per cycle).
 _ACCUMULATORS = 4
 
 
 @dataclass(frozen=True)
 class Reducer:
-    """Emits the reduction of ``stage``: ``value`` is its body at an environment of axes, ``before`` comes first."""
+    """Emits the reduction of ``stage``: ``value`` is its body at given axes, ``before`` precedes each value."""
 
     nest: Nest
     stage: Stage
@@ -38,10 +37,8 @@ class Reducer:
 
     @property
     def accumulators(self) -> int:
-        """Vectors of partial results: where a value takes longer than adding it, as many as are computed side by side.
-
-        More would take the registers of what computes the values.
-        """
+        """Vectors of partial results; for expensive values only as many as are computed interleaved."""
+        # More accumulators would take registers from the computation of the values.
         functions = (FUNCTIONS[n.fn] for n in walk(self.stage.body) if isinstance(n, Call))
         is_long = self.before is not None or any(f.instruction_class == "special" for f in functions)
         return TOGETHER if is_long else _ACCUMULATORS
@@ -93,7 +90,7 @@ class Reducer:
         self, env: Env, vector: Axis, span: tuple[Any, Any] | None, scalar: Buffer,
         around: Callable[[Callable[[dict[str, Any]], Stmt]], Stmt], finish: Callable[[Expr], Stmt],
     ) -> Stmt:  # fmt: skip
-        """Lane-wise partial results: wide main loop, single vectors, then elements."""
+        """Emit lane-wise partial results: a wide main loop, single vectors, then elements."""
         n, lanes = self.nest, self.lanes
         first, length = span or (0, vector.extent)
         wide = self.accumulators * lanes
@@ -134,7 +131,7 @@ class Reducer:
         )
 
     def _single_vectors(self, count: Any, acc: Buffer, at: Callable[[Any, Expr], Env]) -> list[Stmt]:
-        """Reduce the vectors behind the wide loop, each into an accumulator of its own where their number is known."""
+        """Reduce the vectors after the wide loop, each into a separate accumulator if their number is known."""
         n, lanes = self.nest, self.lanes
 
         def one(b: Any, u: int) -> Stmt:
@@ -145,7 +142,7 @@ class Reducer:
         return [n.loop(count, lambda b: one(b, 0))]
 
     def _halves(self, tail: Any) -> list[tuple[int, int, Buffer]]:
-        """Return the parts of a vector that a known tail is made of: first element, width, accumulator."""
+        """Return the partial vectors of a known tail: first element, width, accumulator."""
         out, done, width = [], 0, self.lanes // 2
         while isinstance(tail, int) and width > 1:
             if tail - done >= width:
@@ -158,7 +155,7 @@ class Reducer:
     def _tail(
         self, count: Any, halves: Sequence[tuple[int, int, Buffer]], scalar: Buffer, at: Callable[[Any], Env]
     ) -> list[Stmt]:
-        """Reduce what is left behind the vectors: parts of a vector, then elements."""
+        """Reduce the elements after the vectors: partial vectors, then single elements."""
         n = self.nest
 
         def part(first: int, width: int, buffer: Buffer) -> Stmt:
@@ -195,7 +192,7 @@ class Reducer:
         return seq(*steps, write(scalar, combine(how, read(scalar, zero), value), zero))
 
     def across(self, vector: Axis, finish: Callable[[Env, Expr], Stmt], env: Env, start: Expr, width: int) -> Stmt:
-        """Reduce ``width`` neighbouring outputs along the spatial axis ``vector`` at once."""
+        """Reduce ``width`` adjacent outputs along the spatial axis ``vector`` at once."""
         lanes = power_of_two_below(min(self.lanes, width))
         acc = declare("acc", (width,), self.stage.acc_dtype, scope="local")
 

@@ -1,8 +1,7 @@
-"""How the values of a row's stages are computed: exponentials that cannot overflow, values that a reduction keeps.
+"""Values of a row's stages: exponentials that cannot overflow, and values that a reduction keeps.
 
-A softmax subtracts from every element the largest of its row. Where the largest is that of the very elements, the
-difference is not above zero, and its exponential is compared with no largest argument. The exponentials are kept for
-the last stage, and the stage behind them adds them up: it does both as it computes them, in one loop instead of two.
+A softmax subtracts the maximum of its row, so its exponentials need no check for overflow. The reduction that adds the
+exponentials also stores them for the last stage, in one loop instead of two.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from roller.te.emit import Expr, emit_scalar
 from roller.templates.cpu.emit.mathlib import exp_of_nonpositive
 
 Env = Mapping[str, Any]
-#: Begins the names of values that are no tensors.
+#: Prefix of the names of values that are no tensors.
 _VALUE = "@value"
 
 
 def kept_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
-    """Return, by the name of a reduction, the stage before it whose every element it reads once, where it is stored.
+    """Map each reduction that reads every element of the previous stage once, where it is stored, to that stage.
 
     Examples
     --------
@@ -36,7 +35,7 @@ def kept_by_reductions(stages: Sequence[Stage]) -> dict[str, Stage]:
 
 
 def _reads_each(reduction: Stage, stage: Stage) -> bool:
-    """Whether a reduction has the axes of a stage, and reads its elements only where they are stored."""
+    """Return whether a reduction has the axes of a stage, and reads its elements only where they are stored."""
     if {(a.name, a.extent) for a in reduction.axes} != {(a.name, a.extent) for a in stage.axes}:
         return False
     found = [ld for ld in loads(reduction.body) if ld.tensor == stage.name]
@@ -44,9 +43,7 @@ def _reads_each(reduction: Stage, stage: Stage) -> bool:
 
 
 def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
-    """Return the last stage where its elements may take the places of those of ``kept``, which it alone still reads.
-
-    Then the values need no memory of their own, and the lines of the result are fetched while they are computed.
+    """Return the last stage if it may overwrite the values of ``kept``, which no other stage still reads.
 
     Examples
     --------
@@ -56,6 +53,7 @@ def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
     >>> holder(stages, stages[1]).name
     'Y'
     """
+    # The values then need no separate memory, and the lines of the result are loaded while they are computed.
     *before, last = stages
     read = [ld for ld in loads(last.body) if ld.tensor == kept.name]
     others = [s for s in before if any(ld.tensor == kept.name for ld in loads(s.body))]
@@ -67,7 +65,7 @@ def holder(stages: Sequence[Stage], kept: Stage) -> Stage | None:
 def value_of(
     stage: Stage, stages: Sequence[Stage], tensors: Mapping[str, Any], placed: Callable[[Scalar], Scalar] = lambda n: n
 ) -> Callable[[Env], Expr]:
-    """Return what computes the body of a stage at an environment of axes."""
+    """Return a function that emits the body of a stage at an environment of axes."""
     found = dict.fromkeys(n for n in walk(stage.body) if _is_below_its_maximum(n, stages))
     names = {n: f"{_VALUE}{i}" for i, n in enumerate(found)}
     arguments = {name: transform(n.args[0], placed) for n, name in names.items() if isinstance(n, Call)}
@@ -83,11 +81,8 @@ def value_of(
 
 
 def _is_below_its_maximum(n: Scalar, stages: Sequence[Stage]) -> bool:
-    """Whether a node is the float32 exponential of what is read, less the largest of all that is read so.
-
-    Only what is read: of arithmetic, which is done again for the difference, a compiler may round the one otherwise
-    than the other.
-    """
+    """Return whether a node is a float32 ``exp(x - max(x))`` of a loaded ``x``."""
+    # Only loaded values: arithmetic would be repeated for the difference, and a compiler may round it differently.
     if not (isinstance(n, Call) and n.fn == "exp" and isinstance(n.args[0], Call) and n.args[0].fn == "sub"):
         return False
     element, largest = n.args[0].args

@@ -1,4 +1,4 @@
-"""The price of row reductions on a CPU: streams whose tasks start anew."""
+"""The price of row reductions on a CPU: streams with a start-up time per task."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from roller.templates.cpu.streaming.price import drained_s, streamed_terms, task
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
     return streamed_terms(batch, spec, parts, task_start_s(spec) + batch.nontemporal * drained_s(spec))

@@ -1,1 +1,1 @@
-"""Element-wise kernels: lanes along contiguous axes, operands from the caches."""
+"""Template of element-wise kernels: lanes along contiguous axes, operands from the caches."""

@@ -1,4 +1,4 @@
-"""The pool of CPU programs of streams: vectors along the contiguous axis, tasks that fill axes one by one."""
+"""Candidate CPU programs of streams: vectors along the contiguous axis, tasks that fill axes one by one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions
 
 
 def store_choices(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the batch as it is and, where streams leave no result in a cache, with non-temporal stores."""
+    """Return the batch and, if streams leave no result in a cache, the batch with non-temporal stores."""
     past = not batch.traits.reduces and leaves_caches(batch.geometry, spec)
     return [batch, replace(batch, nontemporal=True)] if past else [batch]
 
@@ -38,7 +38,7 @@ def _streaming(geometry: Geometry, spec: DeviceSpec, v: int) -> TileBatch:
     lanes = lane_count(spec, 4)
     rank = len(geometry.names)
     registers, blocks = [], []
-    # Where lanes are far apart, the axis along which their lines go on is the other one to fill a task with.
+    # If lanes are far apart, a task may also be filled along the axis in which their cache lines continue.
     far = [a for a in geometry.loads if lane_distance(a, v) > 1]
     along = [x for a in far for x in geometry.order if lane_distance(a, x) == 1]
     orders = dict.fromkeys([geometry.order[::-1], *((x, *(y for y in geometry.order[::-1] if y != x)) for x in along)])

@@ -1,4 +1,4 @@
-"""Template of expressions without a reduction: one parallel, vectorised pass, for all outputs where they go along."""
+"""Template of expressions without a reduction: one parallel, vectorised pass, for all outputs if possible."""
 
 from __future__ import annotations
 
@@ -30,11 +30,8 @@ from roller.tile import RProgram
 
 
 def inline_stages(expr: TensorExpr) -> tuple[Stage, ...]:
-    """Return the stages left after substituting intermediates into their consumers.
-
-    An intermediate stays where a consumer guards it, or reads it through an index its body cannot be
-    composed with.
-    """
+    """Return the stages that are left after inlining intermediates into their consumers."""
+    # An intermediate stays if a consumer guards it, or reads it through an index that its body cannot be composed with.
     stages = list(expr.stages)
     for s in expr.stages:
         if s.name in expr.outputs or s.combiner is not None:
@@ -90,7 +87,7 @@ def streaming_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
 
 
 def _in_one_pass(program: RProgram, stages: Sequence[Stage]) -> bool:
-    """Whether several stages run over the same points and read each other's results where they were just written."""
+    """Return whether several stages have the same points and read each other's results where they were just written."""
     if len(stages) == 1 or program.nontemporal:
         return False
     stores = {s.name: s.store for s in stages}
@@ -102,7 +99,7 @@ def _pass(
     nest: Nest, program: RProgram, stages: Sequence[Stage], buffers: Mapping[str, Buffer],
     tensors: Mapping[str, Callable[..., Expr]],
 ) -> Stmt:  # fmt: skip
-    """Emit stages side by side: what one of them reads the others read from a register."""
+    """Emit stages in one loop, so that a value that several stages read is in a register."""
 
     def store(env: dict[str, Any]) -> Stmt:
         return seq(
@@ -114,7 +111,7 @@ def _pass(
 
 
 def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping[str, Callable[..., Expr]]) -> Stmt:
-    """Emit one stage, tiled by the program where its axes are the program's."""
+    """Emit one stage, tiled by the program if its axes are the program's."""
     names = [a.name for a in s.spatial_axes]
     if s.axes == program.axes:
         plans = spatial_plans(program)
@@ -128,10 +125,7 @@ def _nest(nest: Nest, program: RProgram, s: Stage, out: Buffer, tensors: Mapping
 
 
 def _to_line(plans: Sequence[SpatialPlan], s: Stage, out: Buffer) -> Callable[[Mapping[str, Any]], Expr] | None:
-    """Return what gives the elements from the start of a row of ``out`` to its next cache line, or ``None``.
-
-    ``None`` where rows are not contiguous, or too short for tiles that start at lines to be most of them.
-    """
+    """Return a function of the elements from a row's start to the next cache line, or ``None`` for short rows."""
     vector = next((p for p in plans if p.lanes > 1), None)
     shape = s.output.shape
     if vector is None or not starts_at_lines(vector.lanes, vector.tiles, lane_stride(s.store, shape, vector.name)):

@@ -1,4 +1,4 @@
-"""Streams on a CPU: one pass over all tensors, from the layer that holds them."""
+"""Price of streams on a CPU: one pass over all tensors, from the layer that holds them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from roller.templates.cpu.common.lanes import lane_distance, rate_of, room
 from roller.templates.cpu.decide import decided, starts_at_lines
 from roller.tile.geometry import Floats, Geometry, Ints
 
-#: Cycles a task of rows needs around them: bounds, remainders and their branches, in the code of our templates.
+#: Cycles of a task of rows in addition to the rows: bounds, remainders and their branches, in the code of our
+#: templates.
 TASK_CYCLES = 200.0
 
 
 def leaves_caches(geometry: Geometry, spec: DeviceSpec) -> bool:
-    """Whether results are gone from the last-level cache before anyone reads them."""
+    """Return whether results leave the last-level cache before they are read."""
     read_back = any(ld.tensor in geometry.expr.outputs for s in geometry.expr.stages for ld in s.loads)
     return sum(tensor_bytes(geometry)) > room(spec, "l3") and not read_back
 
 
 def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats) -> dict[str, Floats]:
-    """Return seconds that one pass over all tensors takes, under the name of the layer it waits for, ``(N,)`` each.
-
-    Notes
-    -----
-    Call after call a core works on the same part of the tensors: what fits the L2 of the cores at work comes from
-    there, what fits the L3 from the L3, the rest from memory. Beyond the L2 a store reads its line before it writes
-    it (write-allocate) and writes it back; non-temporal stores of whole lines only write.
-    """
+    """Return the seconds of one pass over all tensors, by the layer that it waits for, ``(N,)`` each."""
+    # Every call, a core works on the same part of the tensors: data that fit the L2 of the active cores come from L2,
+    # data that fit L3 from L3, the rest from memory. Beyond L2, a store reads its line before it writes it
+    # (write-allocate) and writes it back; non-temporal stores of whole lines only write.
     inputs, outputs = tensor_bytes(batch.geometry)
     both = float(inputs + outputs)
     l2, l3, dram = (spec.layer(n) for n in ("l2", "l3", "dram"))
@@ -41,7 +38,7 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
     l2_s = (near * both + _lines_again(batch, spec)) / l2.bandwidth_bytes_per_s * imbalance
     if batch.nontemporal:
         cached = inputs * cached_share(inputs, room(spec, "l3"))
-        # A line two rows share goes out twice, and memory reads what such a write leaves of it.
+        # A line common to two rows is written twice, and memory reads the rest of the line for each partial write.
         far = inputs - cached + outputs * (1.0 + 2.0 * _partial_lines(batch, spec))
     else:
         kept = cached_share(both, room(spec, "l3"))
@@ -55,11 +52,9 @@ def stream_s(batch: TileBatch, spec: DeviceSpec, tasks: Ints, imbalance: Floats)
 
 
 def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return bytes that lanes far apart make L1 load again: of each line they take one element at a time.
-
-    The next elements of the lines are taken at the next step of the axis they lie along. A task that covers it finds
-    them in L1 where the lines of one step fit; all others load every line once per element.
-    """
+    """Return the bytes that L1 loads again because each lane takes one element of its own line at a time."""
+    # The next elements of the lines are read in the next step of the axis along which the lines run. A task that covers
+    # it finds them in L1 if the lines of one step fit; others load every line once per element.
     g, v = batch.geometry, batch.vector_axis
     total = np.zeros(len(batch))
     if v is None or not g.spatial.all():
@@ -78,7 +73,7 @@ def _lines_again(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return the share of written lines that vectors do not fill: those at the ends of rows, or all of short ones."""
+    """Return the share of written lines that vectors do not fill: those at the ends of rows, or all of short rows."""
     g, v = batch.geometry, batch.vector_axis
     line = spec.layer("l1").line_bytes or 1
     if v is None or lane_distance(g.store, v) != 1:
@@ -89,35 +84,30 @@ def _partial_lines(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: Parts) -> Terms:
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``."""
+    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
     return streamed_terms(batch, spec, parts, _task_s(batch, spec))
 
 
 def task_start_s(spec: DeviceSpec) -> float:
-    """Return seconds until a task that starts anew is under way."""
+    """Return the seconds in which a task starts."""
     return spec.execution.barrier_s + TASK_CYCLES / spec.clock_hz
 
 
 def drained_s(spec: DeviceSpec) -> float:
-    """Return seconds in which the non-temporal stores of a task drain, the lines at its ends one by one."""
+    """Return the seconds in which the non-temporal stores of a task drain, the lines at its ends one by one."""
     return 2 * (spec.layer("dram").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
 
 
 def _task_s(batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return seconds between one task and the next on a core, beside their work.
-
-    Plain streams along one axis are one loop whatever the tasks are; with more axes a task finds its place first.
-    """
+    """Return the seconds between two tasks on a core, without their work."""
+    # A plain stream along one axis is one loop for any tasks; with more axes, a task first computes its position.
     if batch.nontemporal:
         return task_start_s(spec) + drained_s(spec)
     return spec.execution.barrier_s if len(batch.geometry.order) > 1 else 0.0
 
 
 def streamed_terms(batch: TileBatch, spec: DeviceSpec, parts: Parts, each: float) -> Terms:
-    """Element-wise passes and row reductions: vector arithmetic against the memory bus.
-
-    ``each`` are seconds between one task and the next on a core, beside their work.
-    """
+    """Return the terms of element-wise passes and row reductions; ``each`` is the time between tasks (s)."""
     idle, tasks = imbalance(batch, spec)
     cycles = _stream_cycles(batch, spec)
     compute = cycles / (spec.clock_hz * spec.units) * idle
@@ -148,7 +138,7 @@ def _stream_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
         vectors = s.points / lanes
         filled = lanes if v is None else np.clip(np.minimum(batch.register[:, v], g.extents[v]), 1, lanes)
         used = lanes / filled
-        collected = loads * lanes if strided else used * loads  # elements are collected one by one, however many
+        collected = loads * lanes if strided else used * loads  # strided elements are collected one by one
         cycles = cycles + vectors * np.maximum(used * per_point, collected)
     unroll = np.maximum(1, batch.register.prod(axis=1) / lanes)
     overhead = sum(s.points for s in g.expr.stages) / lanes / unroll * spec.execution.step_issue_s * spec.clock_hz

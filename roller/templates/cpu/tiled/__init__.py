@@ -1,1 +1,1 @@
-"""Tiled reductions: a micro-kernel over packed panels."""
+"""Template of tiled reductions: a micro-kernel over packed panels."""

@@ -1,4 +1,4 @@
-"""The pool of CPU programs of one canonical form: micro-kernels, panel steps, tasks."""
+"""Candidate CPU programs of one canonical form: micro-kernels, panel steps, tasks."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from roller.templates.cpu.window_clipping import cuts, slides
 from roller.tile.geometry import Access, Floats, Geometry, Ints
 from roller.tile.structures import TILED, structure_of
 
-#: Rows of a micro-kernel along a scalar (broadcast) axis.
+#: Candidate rows of a micro-kernel along a scalar (broadcast) axis.
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14)
-#: Equal parts of a short axis that are rows too, and rows along two axes.
+#: Most equal parts of a short axis that are candidate rows too, and candidate rows along two axes.
 _SPLITS, _PAIRS = 4, (2, 3, 4, 7, 12)
-#: Vectors of a micro-kernel along the vector axis.
+#: Candidate vectors of a micro-kernel along the vector axis.
 VECTORS = (1, 2, 3, 4, 6, 8)
-#: Micro-kernels that are given tasks, per vector axis; and how far behind the best one an axis may be.
+#: Micro-kernels per vector axis that are combined with tasks, and the largest slowdown of an axis relative to the best.
 _KERNELS, _NEAR = 24, 1.8
-#: Pieces of a deep reduction (elements), and tasks tried with all: so many, and one in so many of the rest.
+#: Candidate chunks of a deep reduction (elements), and the tasks tried with all of them: the first n, and every n-th.
 CHUNKS, _CHUNKED_TASKS = (8, 16, 256, 512, 1024), 6
-#: Pieces shorter than this are for a single row of outputs: several rows cost more to put away than to compute.
+#: Chunks below this size are only for a single row of outputs: storing several rows costs more than computing them.
 _SHORT_CHUNK = 64
 
 
@@ -46,13 +46,11 @@ def tiled_pools(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions)
 
 
 def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the sets of inputs to pack for vector axis ``v``: what must be packed, and that with what may be.
-
-    Packed of necessity: accesses with guards or gathers, and vectors whose lanes are not neighbours in memory. A
-    vector operand with neighbouring lanes that is read again may be packed (its rows then cannot collide in a cache);
-    so may a broadcast one that every read would convert. Any other broadcast operand read in place costs nothing and
-    is packed only where that costs no call anything: ``constants`` are packed ahead, with what else may be and without.
-    """
+    """Return the sets of inputs to pack for vector axis ``v``: required ones, with and without optional ones."""
+    # Required: accesses with guards or gathers, and vectors whose lanes are not adjacent in memory. Optional: a vector
+    # operand with adjacent lanes that is read repeatedly (its rows then cannot conflict in a cache), and a broadcast
+    # operand that every read would convert. Other broadcast operands cost nothing in place and are packed only as
+    # ``constants``, which are packed before all calls.
     must, may = set[str](), set[str]()
     for a in geometry.loads:
         step = lane_distance(a, v)
@@ -68,11 +66,9 @@ def staged_choices(geometry: Geometry, v: int, constants: tuple[str, ...] = ()) 
 
 
 def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ...]) -> dict[int, Ints]:
-    """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis.
-
-    Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; the most
-    promising ones, along axes that come near the best, are given tasks.
-    """
+    """Return the register tiles worth trying with many tasks, ``(N, axes)`` per vector axis."""
+    # Construction goes from the fastest layer outwards: micro-kernels are compared first, each as one task; only the
+    # best ones, along axes close to the best axis, are combined with tasks.
     found, best = dict[int, tuple[Ints, Floats]](), np.inf
     for v in vector_axes(geometry, TILED):
         register = register_tiles(geometry, spec, v)
@@ -87,9 +83,9 @@ def micro_kernels(geometry: Geometry, spec: DeviceSpec, constants: tuple[str, ..
 
 
 def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
-    """Return the register tiles whose lanes lie along axis ``v``, ``(N, axes)``."""
+    """Return the register tiles with lanes along axis ``v``, ``(N, axes)``."""
     lanes = lane_count(spec, 4)
-    usable = spec.limits.usable_vector_registers or 1  # the schema requires it of a CPU
+    usable = spec.limits.usable_vector_registers or 1  # the schema requires it for CPUs
     others, found = row_axes(geometry, v), []
     for vectors in VECTORS:
         if vectors > 1 and vectors * lanes > int(geometry.extents[v]):
@@ -103,7 +99,7 @@ def register_tiles(geometry: Geometry, spec: DeviceSpec, v: int) -> Ints:
 
 
 def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
-    """Return distinct rows of register tile and task side by side, ``(N, 2 * axes)``."""
+    """Return distinct rows of register tile and task tile, ``(N, 2 * axes)``."""
     steps = [np.where(geometry.spatial, 1, geometry.extents), *reduction_chunks(geometry, spec)]
     found, known = [], dict[bytes, tuple[Ints, Ints]]()
     for register in registers:
@@ -122,12 +118,10 @@ def task_tiles(geometry: Geometry, spec: DeviceSpec, registers: Ints) -> Ints:
 
 
 def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
-    """Return the pieces of a deep reduction to consider.
-
-    The tiles of a task take turns, piece by piece, and read operands while their lines and pages are still near. Around
-    a window it is the outermost axis of the others that is cut, where the image it slides over outgrows L2 and its taps
-    have gaps between them: the next tap then finds no line again that the one before has brought.
-    """
+    """Return the candidate chunks of a deep reduction, as steps of all axes."""
+    # The tiles of a task alternate chunk by chunk, and read operands while their lines and pages are still in a cache.
+    # With a window, the outermost axis outside the window is chunked if the image exceeds L2 and its taps have gaps,
+    # because the next tap then reuses no line of the previous one.
     deep = [int(a) for a in np.flatnonzero(~geometry.spatial & (geometry.extents > 1))]
     windowed = [a for a in geometry.loads if not a.gather and a.shared_axes.any()]
     apart = any(s.gap > s.step for s in slides(geometry))
@@ -148,20 +142,20 @@ def reduction_chunks(geometry: Geometry, spec: DeviceSpec) -> list[Ints]:
 
 
 def _image_bytes(access: Access) -> float:
-    """Return the bytes that windows slide over, all channels: of one image of a batch."""
+    """Return the bytes that windows slide over, all channels of one image of a batch."""
     images = access.uses & access.spatial & ~access.shared_axes
     return access.tensor.nbytes / float(access.axis_extents[images].prod())
 
 
 def _chunked_tasks(tasks: Ints) -> Ints:
-    """Return the largest tasks, which share most, and some of the others; tasks of one tile have nothing to share."""
+    """Return the largest tasks, which share most, and some of the others; single-tile tasks share nothing."""
     sizes = tasks.prod(axis=1)
     several = tasks[np.argsort(-sizes, kind="stable")][: int((sizes > 1).sum())]
     return np.concatenate([several[:_CHUNKED_TASKS], several[_CHUNKED_TASKS::_CHUNKED_TASKS]])
 
 
 def row_choices(geometry: Geometry, others: list[int], room: int) -> list[tuple[int, ...]]:
-    """Rows of a micro-kernel over the scalar axes, at most two of them larger than 1; a few, and even splits."""
+    """Return candidate rows of a micro-kernel over the scalar axes, at most two of them larger than 1."""
     out = {tuple(1 for _ in others)}
     for i, a in enumerate(others):
         extent = int(geometry.extents[a])

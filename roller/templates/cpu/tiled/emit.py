@@ -1,9 +1,7 @@
 """Template of tiled reductions: packed operands, register-blocked vector micro-kernel, fused epilogue.
 
-One task (the ``l2`` tile) per iteration of the parallel loop; inside it register tiles, each with
-its accumulators in vector registers and the reduction innermost. Matrix products, direct and
-implicit-GEMM convolutions, depthwise convolutions and pooling differ only in the access maps of
-their expression and in the program's tiles.
+Each iteration of the parallel loop is one task (the ``l2`` tile) of register tiles, with accumulators in vector
+registers and the reduction innermost.
 """
 
 from __future__ import annotations
@@ -106,7 +104,7 @@ class Tiled:
 
     @functools.cached_property
     def tensors(self) -> dict[str, Callable[..., Expr]]:
-        """What the micro-kernel's loads read, by name: arguments, panels and boxes."""
+        """Readers of the micro-kernel's loads by name: arguments, panels and boxes."""
         staged = {n: b for n, (_, b) in (*self.panels.items(), *self.halos.items())}
         return {n: reader(b) for n, b in {**self.buffers, **staged}.items()}
 
@@ -119,7 +117,7 @@ class Tiled:
             access = access_of_load(self.program.expr, ld)
             how = decisions.staging(access)
             if how == IN_PLACE:
-                redirected[ld] = replace(ld, guard=()) if decisions.segments else ld  # no tile lies across a guard
+                redirected[ld] = replace(ld, guard=()) if decisions.segments else ld  # no tile crosses a guard
                 continue
             name = f"{ld.tensor}_packed{n}"
             while name in self.buffers:
@@ -139,13 +137,13 @@ class Tiled:
         return transform(self.stage.body, lambda n: redirected.get(n, n) if isinstance(n, Load) else n)
 
     def function_body(self) -> Stmt:
-        """Return the whole nest of a call: packing up front, then the parallel tasks."""
+        """Return the whole nest of a call: packing before the tasks, then the parallel tasks."""
         upfront = [(p, b) for p, b in self.panels.values() if p.upfront and p.load.tensor not in self.constants]
         tasks = [s.tasks for s in self.spatial]
         count = math.prod(tasks)
         main = self.nest.loop(count, lambda t: self._task(unravel(t, tasks)), "parallel", "task")
         pack = self._filled(upfront)
-        if isinstance(count, int) and count == 1:  # too little work to wake anybody for, packing included
+        if isinstance(count, int) and count == 1:  # one task wakes no worker, and packs alone
             pack = [serial(p) for p in pack]
         return seq(*(allocate(b) for _, b in upfront), *pack, main)
 
@@ -160,7 +158,7 @@ class Tiled:
         return pack_panel(self.nest, panel, self.buffers[panel.load.tensor], buffer, first, count)
 
     def nests(self) -> Nests:
-        """Return the nest of a call, and the one that packs the constants before the first."""
+        """Return the nest of a call, and the one that packs the constants before the first call."""
         ahead = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         if not ahead:
             return Nests(self.function_body())
@@ -206,15 +204,12 @@ class Tiled:
         return self.nest.grid([count[s.name] for s in loops], tile)
 
     def _loop_order(self) -> list[SpatialPlan]:
-        """Return the axes in the order their register tiles are looped over."""
+        """Return the axes in the loop order of their register tiles."""
         names, plans = self.program.axis_names, {s.name: s for s in self.spatial}
         return [plans[names[a]] for a in decisions_of(self.program).loop_order[0].tolist()]
 
     def each(self, body: Callable[[tuple[Expr, ...]], Stmt], order: Sequence[int] | None = None) -> Stmt:
-        """Run ``body`` on every element of the register tile: rows unrolled, lanes vectorised.
-
-        ``order``: of the rows' loops and that over vectors, which is the last one, outermost first.
-        """
+        """Run ``body`` on every element of the register tile; ``order`` permutes the loops over rows and vectors."""
         v, sizes = self.vector, self._unrolled
         loops = range(len(sizes)) if order is None else order
 
@@ -229,20 +224,20 @@ class Tiled:
 
     @property
     def _unrolled(self) -> list[int]:
-        """Iterations of the loops over a register tile: rows, and vectors of a row (1 where there are none)."""
+        """Iterations of the loops over a register tile: rows, and vectors of a row (1 without vectors)."""
         v = self.vector
         return [*(s.tile for s in self.order if s is not v), 1 if v is None else v.tile // v.lanes]
 
     @functools.cached_property
     def _step_order(self) -> tuple[int, ...]:
-        """The order of these loops at a step of the reduction; a vector's lanes are no loop."""
+        """The order of these loops in a step of the reduction; the lanes of a vector are no loop."""
         places = {named(s.name): n for n, s in enumerate(self.order) for named in (str, inner_of, relative)}
         loads = [n for n in walk(self.body) if isinstance(n, Load)]
         changes = [{places[a] for i in ld.index for a in i.axes if a in places} for ld in loads]
         return least_held(self._unrolled, changes)
 
     def at(self, env: Env, inner: tuple[Expr, ...]) -> Env:
-        """Extend ``env`` from the tile's origin to one element of it."""
+        """Extend ``env`` from the tile's origin to one of its elements."""
         out = dict(env)
         for s, x in zip(self.order, inner, strict=True):
             out[inner_of(s.name)] = x
@@ -273,7 +268,7 @@ class Tiled:
         return self.each(element, self._step_order)
 
     def _hints(self, env: Env) -> list[Hint]:
-        """Return what fetches the next panels of constants while a register tile is computed."""
+        """Return the prefetches of the next panels of constants for a register tile."""
         constant = [(p, b) for p, b in self.panels.values() if p.load.tensor in self.constants]
         hints = (prefetch_panel(p, b, self._loop_order(), env) for p, b in constant)
         return [hint for hint in hints if hint is not None]
@@ -285,15 +280,15 @@ class Tiled:
         return tuple(tirx.all(*(c == x for c, x in zip(at, edge, strict=True))) for edge in (first, last))
 
     def _span(self, name: str) -> tuple[int | Expr, int | Expr]:
-        """Return the first and the last chunk of a reduction axis that a task takes."""
+        """Return the first and the last chunk of a reduction axis in a task."""
         return 0, next(r for r in self.reduction if r.name == name).chunks - 1
 
     def _value(self, env: Env, inner: tuple[Expr, ...]) -> Expr:
-        """Return what one reduction point adds to one element of the tile."""
+        """Return the term of one reduction point for one element of the tile."""
         return emit_scalar(self.body, self.at(env, inner), self.tensors).astype(self.stage.acc_dtype)
 
     def _reduce(self, env: Env, chunk: Env, step: Callable[[Env], Stmt]) -> Stmt:
-        """Loop over one chunk of the reduction axes; blocks of the innermost go outside where it has some."""
+        """Loop over one chunk of the reduction axes, with blocks of the innermost axis outermost if it has any."""
 
         def span(r: ReductionPlan) -> tuple[Any, Any]:
             if r.name in self.skipped:
@@ -326,7 +321,7 @@ class Tiled:
         return self.nest.loop(-(-last.extent // size), block, name="block")
 
     def _write_back(self, env: Env) -> Stmt:
-        """Store the finished tile through the epilogue, vectorised where the output is contiguous."""
+        """Store the finished tile through the epilogue, vectorised if the output is contiguous."""
         last = self.program.expr.epilogue or self.stage
         out, v = self.buffers[last.name], self.vector
         contiguous = v is None or lane_stride(last.store, last.output.shape, v.name) == 1
@@ -348,7 +343,7 @@ class Tiled:
         return seq(allocate(self.spill), spill, self.nest.grid(sizes, element))
 
     def _short_rows(self, env: Env, rows: list[int], length: int, last: Stage, out: Buffer) -> Stmt:
-        """Store rows shorter than a vector from the spilled tile: in vectors half as wide that overlap at the end."""
+        """Store rows shorter than a vector from the spilled tile, in narrower vectors that overlap at the end."""
         width = power_of_two_below(length)
 
         def row(at: tuple[Expr, ...]) -> Stmt:
@@ -374,13 +369,10 @@ class Tiled:
 
 
 def tiled_nests(program: RProgram, buffers: dict[str, Buffer]) -> Nests:
-    """Return the loop nests of a ``tiled`` program, its constants packed by a nest of their own.
-
-    Parameters and errors are those of :func:`tiled_body`.
-    """
+    """Return the loop nests of a ``tiled`` program; a separate nest packs its constants."""
     return Tiled(program, buffers, frozenset(program.constants)).nests()
 
 
 def tiled_body(program: RProgram, buffers: dict[str, Buffer]) -> Stmt:
-    """Return the loop nest of a ``tiled`` program that packs whatever it packs in every call."""
+    """Return the loop nest of a ``tiled`` program that packs all panels in every call."""
     return Tiled(program, buffers).function_body()

@@ -1,8 +1,7 @@
-"""Packing: copying a staged load into the layout its micro-kernel reads.
+"""Packing: copies of a staged load into the layout that its micro-kernel reads.
 
-A *panel* gathers the load element by element (packed weights, packed matrix operands, implicit
-GEMM); a *halo box* copies the rectangle of the tensor one task touches, padding included, so that
-the micro-kernel reads a convolution's input without a single guard.
+A panel gathers the load element by element (weights, matrix operands, implicit GEMM); a halo box copies the rectangle
+of the tensor that one task touches, with its padding, so that the micro-kernel reads it without guards.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from roller.templates.cpu.emit.segments import address, along, by_segments, copy
 from roller.templates.cpu.emit.transpose import transposable, transpose_block
 from roller.templates.cpu.tiled.emit_staging import HaloPlan, PanelPlan
 
-#: Elements of a reduction axis transposed at a time, so that the lines read and written stay in L1.
+#: Elements of a reduction axis that are transposed at a time, so that the lines read and written stay in L1.
 _TRANSPOSE_BLOCK = 16
 
 
@@ -157,7 +156,7 @@ def _vector_loop(nest: Nest, plan: PanelPlan, name: str, body: Any) -> Stmt:
 def nested_blocks(
     nest: Nest, others: list[str], contiguous: str, last: str, extents: Mapping[str, int], store: Any
 ) -> Stmt:
-    """Return a transposing copy: blocks of ``contiguous`` (read in order) inside which ``last`` runs."""
+    """Return a transposing copy: blocks of ``contiguous`` (read in order), with ``last`` inside them."""
     block = min(_TRANSPOSE_BLOCK, extents[contiguous])
     blocks = -(-extents[contiguous] // block)
 
@@ -189,7 +188,7 @@ def shuffled_blocks(
     block: Callable[[Mapping[str, Expr]], Stmt],
     store: Callable[[Mapping[str, Expr]], Stmt],
 ) -> Stmt:
-    """Return a transposing copy by square blocks, a ``block`` at a time; the rest of ``contiguous`` by elements."""
+    """Return a transposing copy by square blocks, with the rest of ``contiguous`` by elements."""
     whole, rest = divmod(extents[contiguous], lanes)
 
     def panel(outer: tuple[Expr, ...]) -> Stmt:
@@ -210,7 +209,7 @@ def shuffled_blocks(
 
 
 def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Mapping[str, Expr]) -> Stmt:
-    """Return the statement that copies one task's box and fills what lies outside with the load's value."""
+    """Return the statement that copies one task's box and fills positions outside with the load's value."""
     load: Load = plan.load
     shape = dimensions(source, load.index)
     base = [emit_index(i, start) for i in plan.base]
@@ -219,7 +218,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
 
     def valid(d: int) -> tuple[int, int]:
         bounds = plan.bounds[d]
-        if bounds is None:  # the extent may be one that only a call says
+        if bounds is None:  # the extent may be known at run time only
             return 0, shape[d]
         return max(bounds[0], 0), min(bounds[1], shape[d])
 
@@ -237,7 +236,7 @@ def pack_halo(nest: Nest, plan: HaloPlan, source: Buffer, box: Buffer, start: Ma
 
         if not plan.base[d].terms and plan.base[d].const >= low and plan.base[d].const + size <= high:
             return nest.loop(size, copy)
-        # Three loops instead of a condition per element: what is copied stays a plain nest of contiguous runs.
+        # Three loops instead of a condition per element, so that the copy stays a plain nest of contiguous runs.
         first = clamp(low - base[d], 0, size)
         end = clamp(high - base[d], first, size)
         return seq(

@@ -1,4 +1,4 @@
-"""A tile that reads one panel of a constant fetches its part of the next one."""
+"""Prefetches of a constant's next panel by the tiles that read the current one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from roller.templates.cpu.tiled.emit_staging import PanelPlan
 def prefetch_panel(
     panel: PanelPlan, buffer: Buffer, order: Sequence[SpatialPlan], env: Mapping[str, Any]
 ) -> Hint | None:
-    """Return what fetches lines of a panel's successor at a reduction step; ``None`` where that does not pay."""
+    """Return the prefetch of lines of the next panel at a reduction step, or ``None`` if it does not pay."""
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(panel.shape) * item_bytes < FAR_BYTES or len(panel.spatial) != 1 or not panel.reduction:
         return None
     (axis,) = panel.spatial
     turns, turn = 1, integer(0)
-    for s in order[order.index(axis) + 1 :]:  # the loops that read one panel again
+    for s in order[order.index(axis) + 1 :]:  # the loops that read one panel repeatedly
         turns, turn = turns * s.per_task, turn * s.per_task + env[task_tile_of(s.name)]
     following = lower_of(env[tile_of(axis.name)] + 1, integer(axis.tiles - 1))
     extents = panel.shape[1:-1]
@@ -35,7 +35,7 @@ def prefetch_panel(
             step = step * extent + x
         start = (following, *(integer(0) for _ in extents))
         part = (turn * math.prod(extents) + step, turns)
-        if not known:  # how many turns there are is for a call to say: a line at a time, then the last one again
+        if not known:  # the number of turns is known at run time only: one line at a time, then the last one again
             line = LINE_BYTES // item_bytes
             lines = -(-math.prod(extents) * panel.shape[-1] // line)
             return prefetch(buffer, *start, lower_of(part[0], integer(lines - 1)) * line)

@@ -40,7 +40,7 @@ _OUT = "@out"
 
 
 class Filled(Protocol):
-    """What storing a register tile needs of the nest that filled it."""
+    """The attributes of a loop nest that storing its register tile needs."""
 
     program: RProgram
     stage: Stage
@@ -54,11 +54,11 @@ class Filled(Protocol):
         """Run ``body`` on every element of the tile."""
 
     def at(self, env: dict[str, Any], inner: tuple[Expr, ...]) -> dict[str, Any]:
-        """Extend ``env`` from the tile's origin to one element of it."""
+        """Extend ``env`` from the tile's origin to one of its elements."""
 
 
 def write_runs(tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env) -> Stmt | None:
-    """Return the stores of one micro-kernel; ``None`` where lanes along ``v`` have no runs worth whole vectors."""
+    """Return the stores of one micro-kernel, or ``None`` if runs along ``v`` are too short for whole vectors."""
     run = store_segment(last, v.name, v.extent)
     if run is None or run.length < v.lanes:
         return None
@@ -72,7 +72,7 @@ def write_runs(tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env
 
 
 class _Rows:
-    """The rows of one tile, through the epilogue, whose inputs that run along the vector axis are ``loads``."""
+    """Stores of the rows of one tile through the epilogue; ``loads`` are its inputs along the vector axis."""
 
     def __init__(
         self, tiled: Filled, last: Stage, out: Buffer, v: SpatialPlan, env: Env, body: Scalar, loads: dict[str, Load]
@@ -80,11 +80,11 @@ class _Rows:
         self.tiled, self.last, self.out, self.v, self.env, self.body, self.loads = tiled, last, out, v, env, body, loads
         self.accesses = {_OUT: (last.store, dimensions(out, last.store))}
         self.accesses.update({n: (ld.index, dimensions(tiled.buffers[ld.tensor], ld.index)) for n, ld in loads.items()})
-        #: Pieces of finished rows are copied as they are; others are computed element by element.
+        #: Whether spilled rows are final and their pieces are copied; other pieces are computed element by element.
         self.finished = not loads and str(out.ty.dtype) == str(tiled.spill.ty.dtype)
 
     def spilled(self, inner: tuple[Expr, ...]) -> Stmt:
-        """Move an element out of the registers: finished where nothing but the accumulator varies along the row."""
+        """Move an element out of the registers; it is final if only the accumulator varies along the row."""
         value = read(self.tiled.acc, *inner)
         if self.finished:
             at = {**self.tiled.at(dict(self.env), inner), self.v.name: integer(0)}
@@ -113,7 +113,7 @@ class _Rows:
         return self._based(first, lambda base: self.tiled.nest.grid(rows, lambda i: row(i, base)))
 
     def _based(self, first: Expr, body: Callable[[Env], Stmt]) -> Stmt:
-        """Name the part of every address that the vector axis has at ``first``: divisions, done once."""
+        """Bind the part of every address that depends on the vector axis at ``first``, to divide only once."""
 
         def named(left: tuple[str, ...], base: dict[str, Any]) -> Stmt:
             if not left:

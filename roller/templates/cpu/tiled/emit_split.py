@@ -1,7 +1,7 @@
-"""Reductions split over tasks: few outputs, a deep reduction, and still work for every core.
+"""Reductions split over tasks, for few outputs and a deep reduction.
 
-Each part takes a share of the chunks of the reduction and leaves its results in a buffer of all parts; they are
-combined afterwards in the order of the parts, so a program gives the same bits every time, whoever ran which part.
+Each part reduces a share of the chunks into a common buffer; the parts are combined afterwards in order, so that a
+program always gives the same bits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from roller.tile import RProgram
 
 
 class _Split(Tiled):
-    """Parts of the reduction as tasks of their own; mixed into a template that knows one part."""
+    """Parts of the reduction as separate tasks; a mixin of a template that emits one part."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,7 +56,7 @@ class _Split(Tiled):
         self.part: Expr | None = None
 
     def function_body(self) -> Stmt:
-        """Return the nest of a call: the parts of all tasks in parallel, then what combines them."""
+        """Return the nest of a call: the parts of all tasks in parallel, then their combination."""
         tasks = [self.parts, *(s.tasks for s in self.spatial)]
         main = self.nest.loop(math.prod(tasks), lambda t: self._of_part(unravel(t, tasks)), "parallel", "task")
         self.part, shape = None, tuple(s.tile for s in self.order) or (1,)
@@ -84,7 +84,7 @@ class _Split(Tiled):
         return self.nest.grid([count, *(r.chunks for r in others)], chunk)
 
     def _span(self, name: str) -> tuple[int | Expr, int | Expr]:
-        """Return the first and the last chunk of an axis that a task takes."""
+        """Return the first and the last chunk of an axis in a task."""
         if name != self.along.name or self.part is None:
             return super()._span(name)
         first = self.part * self.share
@@ -94,7 +94,7 @@ class _Split(Tiled):
         return super()._micro_kernel(env, chunk) if self.part is not None else self._combined(env)
 
     def _write_back(self, env: Env) -> Stmt:
-        """Leave the results of a part; those of all parts go through the epilogue."""
+        """Store the results of a part; combined results go through the epilogue."""
         part = self.part
         if part is None:
             return super()._write_back(env)
@@ -145,10 +145,8 @@ def _nests(
     whole: Callable[[RProgram, dict[str, Buffer]], Nests],
     split: type[_Split],
 ) -> Nests:
-    """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts.
-
-    A single point is reduced by parts: a register tile of one element would leave all cores but one idle.
-    """
+    """Return the loop nests of a reduction: by ``whole``, or by ``split`` over ``program.split_k`` parts."""
+    # A single point is reduced in parts, because a register tile of one element would use only one core.
     anchor = program.expr.anchor
     if anchor.combiner is not None and all(a.extent == 1 for a in anchor.spatial_axes):
         return Nests(rows_body(program, buffers, cores))

@@ -1,4 +1,4 @@
-"""How a tiled program stages each load: as a box of the tensor, or gathered into a panel."""
+"""Plans of staged loads of a tiled program: copied as a box of the tensor, or gathered into a panel."""
 
 from __future__ import annotations
 
@@ -24,10 +24,16 @@ from roller.templates.cpu.emit.plan import (
 class HaloPlan:
     """A staged load copied as the box of the tensor that one task touches.
 
-    ``base[d]`` is the first coordinate of dimension ``d`` (over the task's start coordinates),
-    ``extents[d]`` the largest box; ``local`` addresses the box by the coordinates relative to the
-    task's start, where :func:`relative` names the axes. With ``phases > 1`` the last dimension is
-    stored de-interleaved, ``[phase][position]``, so that a strided vector access becomes contiguous.
+    Parameters
+    ----------
+    base
+        First coordinate per dimension, over the task's start coordinates.
+    extents
+        Extents of the largest box (elements).
+    local
+        Index of the box by coordinates relative to the task's start; :func:`relative` names the axes.
+    phases
+        If above 1, the last dimension is stored as ``[phase][position]``, which makes strided vectors contiguous.
     """
 
     load: Load
@@ -41,7 +47,7 @@ class HaloPlan:
 def halo_plan(
     load: Load, stage: Stage, spatial: tuple[SpatialPlan, ...], vector_axis: str | None, phases: int, padding: int
 ) -> HaloPlan:
-    """Return how to stage ``load`` as a box whose columns are sorted by ``phases`` of the vector axis."""
+    """Return the plan of ``load`` as a box whose columns are sorted by ``phases`` of the vector axis."""
     by_dim: list[tuple[int, int] | None] = [None] * len(load.index)
     for b in load.guard:
         d = load.index.index(b.index)
@@ -74,11 +80,11 @@ def halo_plan(
 class PanelPlan:
     """A staged load gathered into ``[tiles of each spatial axis][reduction axes][inner of each spatial axis]``.
 
-    An innermost reduction axis in blocks is two: the block goes before the others, the element in it stays behind them,
-    so that the panel lies in the order in which it is read.
-
-    ``upfront`` panels hold every tile and are packed once, in parallel, before the tasks (those of constants
-    before the first call); the others hold one task's tiles.
+    Parameters
+    ----------
+    upfront
+        Whether the panel holds every tile and is packed once, in parallel, before the tasks (constants before the first
+        call); otherwise it holds one task's tiles.
     """
 
     load: Load
@@ -98,17 +104,19 @@ class PanelPlan:
 
     @property
     def blocked(self) -> ReductionPlan | None:
-        """The reduction axis that is in blocks."""
+        """The reduction axis that is divided into blocks, or ``None``."""
+        # The block precedes the other reduction axes and the element in it follows them, so that the panel has the
+        # order in which it is read.
         return self.reduction[-1] if self.reduction and self.reduction[-1].block else None
 
     def steps(self, at: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return the place of a reduction step in the panel."""
+        """Return the position of a reduction step in the panel."""
         names, r = tuple(at[p.name] for p in self.reduction), self.blocked
         return names if r is None else (names[-1] // r.block, *names[:-1], names[-1] % r.block)
 
     @property
     def index(self) -> tuple[Index, ...]:
-        """Address of the load's element in the panel."""
+        """Index of the load's element in the panel."""
         steps, r = [r.name for r in self.reduction], self.blocked
         if r is not None:
             steps = [block_of(r.name), *steps[:-1], in_block(r.name)]
@@ -122,7 +130,7 @@ class PanelPlan:
 def panel_plan(
     load: Load, spatial: tuple[SpatialPlan, ...], reduction: tuple[ReductionPlan, ...], upfront: bool
 ) -> PanelPlan:
-    """Return how to gather ``load``: the vector axis innermost."""
+    """Return the plan that gathers ``load`` with the vector axis innermost."""
     used = {x for i in (*load.index, *(b.index for b in load.guard)) for x in i.axes}
     mine = sorted((s for s in spatial if s.name in used), key=lambda s: s.lanes > 1)
     return PanelPlan(load, tuple(mine), tuple(r for r in reduction if r.name in used), upfront)

@@ -1,4 +1,4 @@
-"""Programs one step from a tiled one or from dot products: other packing, vectors and splits."""
+"""Programs one step from a tiled program or from dot products: other packing, vectors and splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def neighbours(place: Place) -> Iterator[TileBatch]:
 
 
 def _stagings(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with other operands packed; what runs along a reduction packs none, a split one neither."""
+    """Yield the program with other operands packed; dot products and split reductions pack none."""
     v = place.batch.vector_axis
     if v is None or not place.geometry.spatial[v] or place.batch.split_k[0] > 1:
         return
@@ -32,7 +32,7 @@ def _stagings(place: Place) -> Iterator[TileBatch]:
 
 
 def _vectors(place: Place) -> Iterator[TileBatch]:
-    """Yield the program with its vectors along another axis, whose rows then go along this one."""
+    """Yield the program with its vectors along another axis, and the rows of that axis along this one."""
     g, lanes, v = place.geometry, lane_count(place.spec, 4), place.batch.vector_axis
     if v is None or not g.spatial[v]:
         return

@@ -1,4 +1,4 @@
-"""The order in which a register tile's elements are computed at a step of the reduction: that which holds least."""
+"""The order of a register tile's elements in a step of the reduction that needs the fewest operand registers."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Collection, Sequence
 
 
 def held(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection[int]]) -> int:
-    """Return how many registers hold operands at a time, beside the accumulators.
-
-    A value is loaded where it is used first and held until it is used last. So an operand that does not change along
-    a loop is held once for all values it takes inside of that loop.
+    """Return the number of registers that hold operands at a time, in addition to the accumulators.
 
     Examples
     --------
-    Of 2 by 12 products, all 12 of the one operand are held through the loop over the other, or 2 of that:
+    Of 2 by 12 products, all 12 values of one operand are held during the loop over the other, or 2 of that:
 
     >>> held([0, 1], [2, 12], [{0}, {1}]), held([1, 0], [2, 12], [{0}, {1}])
     (13, 3)
     """
+    # A value is loaded at its first use and held until its last, so an operand that is constant in a loop holds all
+    # values that it takes inside that loop.
     found = 0
     for loops in uses:
         through = next((n for n, loop in enumerate(order) if loop not in loops and sizes[loop] > 1), len(order))
@@ -28,15 +27,14 @@ def held(order: Sequence[int], sizes: Sequence[int], uses: Collection[Collection
 
 
 def least_held(sizes: Sequence[int], uses: Collection[Collection[int]]) -> tuple[int, ...]:
-    """Return the loops of a register tile, outermost first, such that fewest registers hold operands.
-
-    Of orders that hold as many it is the first by number: compilers keep to the order in which operands are used.
+    """Return the loops of a register tile, outermost first, such that the fewest registers hold operands.
 
     Examples
     --------
     >>> least_held([2, 12], [{0}, {1}]), least_held([12, 2], [{0}, {1}]), least_held([4, 4], [{0}, {1}])
     ((1, 0), (0, 1), (0, 1))
     """
+    # Among equal orders the first one by number: compilers keep the order in which operands are used.
     loops = range(len(sizes))
     long = [n for n in loops if sizes[n] > 1]
     short = tuple(n for n in loops if sizes[n] <= 1)

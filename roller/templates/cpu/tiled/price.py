@@ -1,4 +1,4 @@
-"""Cycles of a CPU micro-kernel: arithmetic, loads, issue, and what operands read in place cost it."""
+"""Cycles of a CPU micro-kernel: arithmetic, loads, issue, and the cost of operands that are read in place."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from roller.templates.cpu.decide import BOX, IN_PLACE, PANEL, Mask, decided, vec
 from roller.templates.cpu.narrow_floats import computed_itemsize_bytes, rows_are_converted
 from roller.tile.geometry import Access, Floats, Ints
 
-#: Cycles a micro-kernel needs around its loop: instructions of our templates.
+#: Cycles of a micro-kernel in addition to its loop, in the code of our templates.
 KERNEL_CYCLES = 10.0
 
 
@@ -51,7 +51,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
             loads = loads + vectors_read * (1.0 + split * _split_share(a, batch, spec))
             fma = fma + vectors_read * convert
         else:
-            # Where the collected vectors do not fit the registers, those that steps share are collected again.
+            # If the collected vectors do not fit the registers, vectors common to several steps are collected again.
             held = vectors + elements * steps / lanes
             kept = held < (spec.limits.vector_registers or np.inf)
             gathers = gathers + np.where(kept, elements, elements + a.points(register))
@@ -61,7 +61,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
     issue = (vectors + loads + 2 * gathers) * width / rate["issue"]
     latency = spec.execution.step_latency_s * spec.clock_hz
     issue = issue + spec.execution.step_issue_s * spec.clock_hz / steps
-    # Out of order, misses to pages and lines overlap one another and the arithmetic: they bound the rate.
+    # Misses of pages and lines overlap each other and the arithmetic, so they limit the rate.
     misses = _page_misses(batch, spec) + _set_conflicts(batch, spec)
     misses = misses / (spec.execution.misses_in_flight or 1)
     bounds = (load, issue, misses, np.full(len(batch), latency))
@@ -69,7 +69,7 @@ def micro_kernel_cycles(batch: TileBatch, spec: DeviceSpec) -> tuple[Floats, Flo
 
 
 def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of the write-back of one micro-kernel, its epilogue, and what is around its loop."""
+    """Return cycles of the write-back of one micro-kernel, its epilogue, and its fixed cost."""
     g, d = batch.geometry, decided(batch, spec)
     vectors, outputs = d.vectors.astype(np.float64), d.tile.prod(axis=1).astype(np.float64)
     epilogue = epilogue_cycles(batch, spec)
@@ -79,17 +79,15 @@ def write_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def epilogue_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles of what follows the sums of one micro-kernel, in vectors."""
+    """Return cycles of one micro-kernel's epilogue, in vectors."""
     g, lanes, vectors = batch.geometry, vector_elements(batch, spec), decided(batch, spec).vectors.astype(np.float64)
     cycles = (arithmetic_cycles(s, vectors, spec, lanes) for s in g.expr.stages if s is not g.expr.anchor)
     return sum(cycles, np.zeros(len(batch)))
 
 
 def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: Ints, steps: Floats) -> Floats:
-    """Return elements loaded per reduction point: steps of an unrolled window share what they have in common.
-
-    Steps along the vectors share nothing: vectors that overlap in part are different vectors.
-    """
+    """Return elements loaded per reduction point: steps of an unrolled window reuse common elements."""
+    # Steps along the vectors reuse nothing: vectors that overlap in part are different vectors.
     apart = np.ones(register.shape[1], bool)
     for a in np.flatnonzero((unrolled > 1).any(axis=0)):
         moves = access.coefficients != 0
@@ -100,11 +98,9 @@ def _elements_per_step(access: Access, v: int | None, register: Ints, unrolled: 
 
 
 def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point that lanes far apart wait for lines of L2.
-
-    Every lane reads a line of its own. The next reduction points and the next tiles find it in L1 only where the lines
-    of a whole pass over the reduction fit.
-    """
+    """Return cycles per reduction point that lanes far apart wait for lines of L2."""
+    # Every lane reads a separate line. The next reduction points and the next tiles find it in L1 only if the lines of
+    # a whole pass over the reduction fit.
     g, l1, size = batch.geometry, spec.layer("l1"), access.tensor.itemsize_bytes
     line = l1.line_bytes or l1.transaction_bytes
     d = decided(batch, spec)
@@ -112,16 +108,15 @@ def _scattered_lines(access: Access, batch: TileBatch, spec: DeviceSpec) -> Floa
     all_rows, all_run = access.runs(np.where(g.spatial, d.tile, d.chunk))
     held = all_rows * np.ceil(all_run * size / line) * line
     lines = rows * np.ceil(run * size / line)
-    taps = int(access.axis_extents[access.shared_axes & ~g.spatial].prod())  # blocks of the rest lie inside
+    taps = int(access.axis_extents[access.shared_axes & ~g.spatial].prod())  # blocks of the other axes are inside
     wait_s = (spec.layer("l2").latency_s or 0.0) / (spec.execution.misses_in_flight or 1)
     return np.where(held > room(spec, "l1"), lines / taps * wait_s * spec.clock_hz, 0.0)
 
 
 def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
-    """Return the share of vector loads that touch two cache lines, and so wait for a second one.
-
-    Panels lie on lines; tensors read in place lie anywhere, and a box is read at every offset of the window.
-    """
+    """Return the share of vector loads that touch two cache lines, and so wait for a second one."""
+    # Panels are aligned to lines; tensors read in place have any alignment, and a box is read at every offset of the
+    # window.
     if decided(batch, spec).staging(access) == PANEL:
         return 0.0
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
@@ -129,22 +124,18 @@ def _split_share(access: Access, batch: TileBatch, spec: DeviceSpec) -> float:
 
 
 def _lanes_together(access: Access, batch: TileBatch, spec: DeviceSpec) -> bool:
-    """Whether neighbouring lanes are neighbours in memory as the micro-kernel reads them.
-
-    Panels are packed with the lanes innermost. A box keeps the tensor's layout, its last dimension de-interleaved where
-    lanes stride over it.
-    """
+    """Return whether adjacent lanes are adjacent in the memory that the micro-kernel reads."""
+    # Panels are packed with the lanes innermost. A box keeps the tensor's layout, with its last dimension sorted by
+    # phase if lanes have a stride.
     d, v = decided(batch, spec), batch.vector_axis
     how = d.staging(access)
     return how == PANEL or (v is not None and lane_distance(access, v) == 1) or (how == BOX and d.phases(access) > 1)
 
 
 def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles a micro-kernel's stores wait for lines they fill only in part.
-
-    A line that is not written whole is fetched first. Neighbouring micro-kernels and tasks write the rest of it: they
-    find it in the cache that holds a task's results, and only the first of them waits for the tensor's layer.
-    """
+    """Return cycles a micro-kernel's stores wait for lines that they fill only in part."""
+    # A partly written line is fetched first. Adjacent micro-kernels and tasks write the rest of it: they find it in the
+    # cache that holds a task's results, and only the first one waits for the tensor's layer.
     g, register = batch.geometry, decided(batch, spec).tile
     line = spec.layer("l1").line_bytes or spec.layer("l1").transaction_bytes
     size = g.store.tensor.itemsize_bytes
@@ -157,22 +148,20 @@ def partial_line_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
     first = np.where(held <= room(spec, "l2"), np.minimum(1.0, run * size / line), 1.0)  # a line's first touches
     near = np.where(held <= room(spec, "l1"), 0.0, spec.layer("l2").latency_s or 0.0)
     wait_s = first * (tensor.latency_s or 0.0) + (1.0 - first) * near
-    # Several misses are in flight at once; what is left of one is its share of the latency.
+    # Several misses are in flight at once, so each costs its share of the latency.
     return np.asarray(rows * partial * wait_s * spec.clock_hz / (spec.execution.misses_in_flight or 1))
 
 
 def resumed_cycles(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles one register tile needs to keep its results between the chunks of the reductions."""
+    """Return cycles in which one register tile stores and reloads its results between chunks of the reductions."""
     d = decided(batch, spec)
     return np.asarray((d.chunk_count - 1) * (2.0 * d.vectors + KERNEL_CYCLES))
 
 
 def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point lost to first-level TLB misses of operands read in place.
-
-    An operand whose innermost reduction axis steps a page or more touches one page per reduction point; with more
-    points than the TLB holds, every pass misses again. The pages of a chunk it holds serve neighbouring tiles.
-    """
+    """Return cycles per reduction point lost to first-level TLB misses of operands read in place."""
+    # An operand whose innermost reduction axis has a stride of a page or more touches one page per reduction point; if
+    # these exceed the TLB, every pass misses again. The pages of a chunk that fits the TLB serve neighbouring tiles.
     l1, g = spec.layer("l1"), batch.geometry
     page = l1.page_bytes
     reductions = np.flatnonzero(~g.spatial)
@@ -190,7 +179,7 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
             batch.register[:, batch.vector_axis] * a.tensor.itemsize_bytes if batch.vector_axis is not None else page
         )
         again = np.where(points < g.extents[inner], np.minimum(1.0, width / page), 0.0)
-        rows = np.ones(len(batch), np.int64)  # rows a page or more apart take a page each
+        rows = np.ones(len(batch), np.int64)  # rows a page or more apart need a page each
         for axis in np.flatnonzero(a.uses & g.spatial):
             if axis != batch.vector_axis and lane_distance(a, int(axis)) * a.tensor.itemsize_bytes >= page:
                 rows = rows * np.minimum(batch.register[:, axis], g.extents[axis])
@@ -200,11 +189,9 @@ def _page_misses(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
-    """Return cycles per reduction point lost where broadcast rows as long as the tensor's meet in the same cache sets.
-
-    Rows ``pitch`` bytes apart start in ``page / gcd(pitch, page)`` places of a way; where more of them share a place
-    than two thirds of the ways, they evict each other and every line comes from L2 again.
-    """
+    """Return cycles per reduction point lost to broadcast rows whose pitch maps them to the same cache sets."""
+    # Rows ``pitch`` bytes apart start at ``page / gcd(pitch, page)`` offsets of a way. If more rows than two thirds of
+    # the ways have one offset, they evict each other, and every line comes from L2 again.
     g, l1, d = batch.geometry, spec.layer("l1"), decided(batch, spec)
     total = np.zeros(len(batch))
     page, line = l1.page_bytes, l1.line_bytes
@@ -227,9 +214,9 @@ def _set_conflicts(batch: TileBatch, spec: DeviceSpec) -> Floats:
 
 
 def in_registers(batch: TileBatch, spec: DeviceSpec) -> Mask:
-    """Mask of programs whose sums, vectors of an operand and broadcast stay in vector registers, ``(N,)``."""
+    """Return the mask ``(N,)`` of programs whose sums and operand vectors stay in vector registers."""
     d = decided(batch, spec)
-    usable = spec.limits.usable_vector_registers or 0  # the schema requires it of a CPU
+    usable = spec.limits.usable_vector_registers or 0  # the schema requires it for CPUs
     every = d.vectors + d.operand_vectors + 1  # one more holds the broadcast
     return np.asarray((d.vectors <= usable) & (every < (spec.limits.vector_registers or usable)))
 
@@ -239,11 +226,9 @@ def price(
     micro_kernel: Callable[[TileBatch, DeviceSpec], tuple[Floats, Floats]] = micro_kernel_cycles,
     fits: Callable[[TileBatch, DeviceSpec], Mask] | None = None,
 ) -> Terms:  # fmt: skip
-    """Price a batch; returns ``seconds`` and its terms as arrays ``(N,)``.
-
-    ``micro_kernel`` returns cycles per reduction point and of the write-back of one micro-kernel, ``fits`` which
-    programs find room in registers.
-    """
+    """Price a batch: return ``seconds`` and its terms as arrays ``(N,)``."""
+    # ``micro_kernel`` returns cycles per reduction point and of the write-back of one micro-kernel, ``fits`` the mask
+    # of programs that fit the registers.
     g, d = batch.geometry, decided(batch, spec)
     kernels = d.tiles.astype(np.float64).prod(axis=1)
     live = d.live.prod(axis=1)
@@ -284,7 +269,7 @@ def price(
 
 
 def _panels_packed(batch: TileBatch, spec: DeviceSpec) -> Ints:
-    """Return the operands a call packs before its tasks, each in a parallel loop of its own, ``(N,)``."""
+    """Return the operands that a call packs before its tasks, each in a separate parallel loop, ``(N,)``."""
     d = decided(batch, spec)
     called = ((d.packers(a) > 1).astype(np.int64) for a in d.staged(PANEL) if a.tensor.name not in batch.constants)
     return sum(called, np.zeros(len(batch), np.int64))

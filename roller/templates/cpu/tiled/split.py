@@ -12,16 +12,14 @@ from roller.templates.common.options import ConstructOptions
 from roller.templates.cpu.common.lanes import room
 from roller.templates.cpu.decide import decided
 
-#: Parts per core considered: more of them even out cores that others use as well.
+#: Candidate parts per core; more parts balance cores that other processes use as well.
 _PARTS_PER_CORE = (1, 2)
 
 
 def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
-    """Return the programs of a ``tiled`` batch with their reduction split over tasks, where that can pay.
-
-    Those whose tasks leave cores idle at the end, whose reduction has a chunk per part, and whose partial results stay
-    in a cache. Operands are read in place: a packed one would be packed by every part.
-    """
+    """Return the programs of a ``tiled`` batch with their reduction split over tasks, where that can pay."""
+    # Splitting can pay if the tasks leave cores idle at the end, the reduction has a chunk per part, and the partial
+    # results stay in a cache. Operands are read in place, because every part would pack them again.
     g = batch.geometry
     if batch.staged or spec.units == 1:
         return []
@@ -38,6 +36,6 @@ def split_batches(batch: TileBatch, spec: DeviceSpec) -> list[TileBatch]:
 
 
 def splits(batch: TileBatch, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return :func:`split_batches` where the options allow it and there is more than one output."""
+    """Return :func:`split_batches` if the options allow it and there is more than one output."""
     g = batch.geometry
     return split_batches(batch, spec) if options.split_k and (g.extents[g.spatial] > 1).any() else []

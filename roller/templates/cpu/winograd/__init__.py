@@ -1,1 +1,1 @@
-"""Convolutions by Winograd's algorithm on a CPU."""
+"""Template of convolutions by Winograd's algorithm on a CPU."""

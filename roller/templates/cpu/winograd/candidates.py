@@ -1,4 +1,4 @@
-"""Winograd programs of a window product: few micro-kernels, task sizes and both output tiles; the model chooses."""
+"""Candidate Winograd programs of a window product: micro-kernels, task sizes and both output tiles."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from roller.tile.geometry import Geometry
 from roller.tile.structures import STRUCTURES
 from roller.tile.winograd import WindowProduct
 
-#: Vectors of a micro-kernel along the filters.
+#: Candidate vectors of a micro-kernel along the filters.
 _VECTORS = (1, 2, 3, 4)
-#: Output tiles of a task at most.
+#: Candidate limits of the output tiles of a task.
 _TASK_TILES = (8, 16, 32, 64)
-#: Equal groups of output tiles along an axis that are tried, fewest first.
+#: Candidate numbers of equal groups of output tiles along an axis, from the fewest up.
 _GROUPS = 2
 
 
@@ -36,7 +36,7 @@ def _batch(geometry: Geometry, spec: DeviceSpec, form: WindowProduct, structure:
     for vectors in _VECTORS:
         if vectors > 1 and vectors * lanes > extents[form.filter]:
             continue
-        most = (registers - 2 - vectors) // vectors  # beside the operand's vectors and one broadcast
+        most = (registers - 2 - vectors) // vectors  # in addition to the operand's vectors and one broadcast
         panels = -(-extents[form.filter] // (vectors * lanes))
         for group in _groups([whole[a] for a in axes], most):
             for tiles, share in itertools.product(_TASK_TILES, sorted({1, 2, spec.units})):
@@ -71,7 +71,7 @@ def _groups(whole: list[int], most: int) -> list[tuple[int, ...]]:
 
 
 def _grown(group: tuple[int, ...], whole: list[int], tiles: int) -> tuple[int, ...]:
-    """Return ``group`` times what makes it about ``tiles`` tiles, one axis after another."""
+    """Return ``group`` enlarged to about ``tiles`` tiles, one axis after another."""
     box = list(group)
     for n, extent in enumerate(whole):
         left = tiles // int(np.prod(box, dtype=np.int64))

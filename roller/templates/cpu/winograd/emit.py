@@ -1,10 +1,7 @@
 """Template of 3x3 windows by Winograd's algorithm: transform, multiply, transform back, fused per task.
 
-The filters are transformed once up front, in parallel, into panels ``[element][panel][channel][lanes]``. A task is a
-box of output tiles times some panels: its part of the image is copied with channels as lanes (padding and transposition
-happen there), transformed into ``V[element][tile][channel]``, multiplied element by element with a register-blocked
-micro-kernel into ``M[element][tile][filter]``, and transformed back, through the epilogue, into the output. ``V`` and
-``M`` stay in the core's cache. Why it is right, and how accurate: :mod:`roller.tile.winograd`.
+Filters are transformed once, in parallel, into panels ``[element][panel][channel][lanes]``. A task, a box of output
+tiles times some panels, computes ``V[element][tile][channel]`` and ``M[element][tile][filter]`` in the core's cache.
 """
 
 from __future__ import annotations
@@ -91,7 +88,8 @@ class _Winograd:
             name += "_"
         self.weights = declare(name, (elements, plan.panels.units, plan.channels, plan.width), _DTYPE)
         self.patch = declare("patch", (*box, cl), _DTYPE)
-        # Rows are written out: TVM would take the unused end of each, which keeps rows out of the same cache sets.
+        # Rows are part of a flat dimension: TVM would drop their unused ends, which keep rows out of the same cache
+        # sets.
         self.image = declare("image", (elements, plan.tiles * plan.channel_pitch), _DTYPE)
         self.products = declare("products", (elements, plan.tiles, plan.panels.box, plan.width), _DTYPE)
         kernel = (plan.kernel_rows, plan.width)
@@ -103,14 +101,14 @@ class _Winograd:
         self.result = declare("result", (plan.m, plan.m, plan.width), _DTYPE, scope="local")
 
     def nests(self) -> Nests:
-        """Return the nest of a call; constant filters are transformed by a nest of their own, before the first."""
+        """Return the nest of a call; a separate nest transforms constant filters before the first call."""
         plan = self.plan
         parts = [plan.panels.units, plan.channels]
         pack = self.nest.loop(math.prod(parts), lambda t: self._filters(*unravel(t, parts)), "parallel", "filters")
         count, tasks = tasks_of((*plan.tiled, plan.panels))
         main = self.nest.loop(count, lambda t: self._task(tasks(t)), "parallel", "task")
         name = plan.form.filters.tensor
-        if plan.tasks == 1 and not self.program.open_axes:  # as the model prices it: a program of one task wakes nobody
+        if plan.tasks == 1 and not self.program.open_axes:  # as in the price, a program of one task wakes no worker
             pack = serial(pack)
         if name not in self.program.constants:
             return Nests(seq(allocate(self.weights), pack, main))

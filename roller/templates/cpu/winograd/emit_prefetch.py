@@ -1,4 +1,4 @@
-"""A task that multiplies one panel of transformed filters fetches its part of the next one."""
+"""Prefetches of the next panel of transformed filters by the task that multiplies the current one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from roller.tile.winograd import WinogradPlan
 def prefetch_filters(
     plan: WinogradPlan, buffer: Buffer, element: Expr, panel: tuple[Expr, Expr], turn: Expr
 ) -> list[Callable[[Expr], Stmt]]:
-    """Return what fetches, channel by channel, the transformed filters that a task multiplies next."""
+    """Return the prefetches, channel by channel, of the transformed filters that a task multiplies next."""
     shape = tuple(int(x) for x in buffer.ty.shape)
     item_bytes = storage_dtype(str(buffer.ty.dtype)).itemsize
     if math.prod(shape) * item_bytes < FAR_BYTES:
         return []
     (place, own), turns = panel, math.prod(a.groups for a in plan.tiled)
-    turned = tirx.floordiv(own + 1, integer(plan.panels.box))  # after the last panel the first of the next element
+    turned = tirx.floordiv(own + 1, integer(plan.panels.box))  # the last panel is followed by the next element's first
     after = lower_of(element + turned, integer(shape[0] - 1))
     start = (after, place + 1 - turned * plan.panels.box, integer(0))
     return [lambda c: prefetch_lines(buffer, start, (turn * plan.channels + c, turns), shape[-1], item_bytes)]

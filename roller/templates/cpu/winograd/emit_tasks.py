@@ -1,4 +1,4 @@
-"""Where the tasks and micro-kernels of a Winograd program begin, and how many units of an axis they have."""
+"""Starts of the tasks and micro-kernels of a Winograd program, and their units along each axis."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from roller.templates.cpu.emit.nest import integer, unravel
 from roller.tile.tiled_axis import TiledAxis
 
 Coordinates = tuple[Expr, ...]
-#: Units of a task along axes, a number where all tasks have as many.
+#: Units of a task along axes; an integer if they are equal in all tasks.
 Units = tuple[int | Expr, ...]
 
 
 def tasks_of(axes: Sequence[TiledAxis]) -> tuple[int | Expr, Callable[[Expr], Coordinates]]:
-    """Return the tasks of a launch, and what makes a task's coordinates of its number.
-
-    With an axis that is open the count is written as one that is unknown: one task is code as any number is.
-    """
+    """Return the tasks of a launch, and the function that maps a task's number to its coordinates."""
+    # With an open axis, the count is opaque to TVM: the code for one task must be the code for any number of tasks.
     boxes = [a.boxes for a in axes]
     if not any(a.is_open for a in axes):
         return math.prod(boxes), lambda task: unravel(task, boxes)
@@ -43,21 +41,21 @@ def flat(at: Coordinates, extents: Sequence[int]) -> Expr:
 
 
 def start_of(number: Expr, size: int, extent: int) -> Expr:
-    """First unit of a piece; the last piece ends with the axis."""
+    """Return the first unit of a piece; the last piece ends with the axis."""
     if extent <= size:
         return integer(0)
     return number * size if extent % size == 0 else tirx.min(number * size, integer(extent - size))
 
 
 def begin(task: Expr, axis: TiledAxis) -> Expr:
-    """Return the first unit of a task; the last one ends with the axis, of an axis that is open with its last group."""
+    """Return the first unit of a task; the last task ends with the axis, or has the last group of an open axis."""
     if not axis.is_open:
         return start_of(task, axis.box, axis.units)
     return tirx.min(task * axis.box, integer(axis.units - axis.group))
 
 
 def units_from(start: Expr, axis: TiledAxis) -> int | Expr:
-    """Return the units of the task that begins with ``start``."""
+    """Return the units of the task that begins at ``start``."""
     return tirx.min(integer(axis.box), integer(axis.units) - start) if axis.is_open else axis.box
 
 

@@ -1,8 +1,7 @@
-"""Price of Winograd programs: products at the rate of their micro-kernel, transforms, panels through the caches.
+"""Price of Winograd programs: products at the rate of their micro-kernel, transforms, traffic of panels between caches.
 
-Per task: the image is copied and transformed, ``(m+2)^2`` small matrix products run, their results are transformed
-back. The filters are transformed before the tasks, in every call unless they are constant. Products and transforms
-are counted from the matrices the template is printed from; what a task holds beyond its core's L2 comes back from L3.
+Filters are transformed before the tasks, in every call unless they are constant. Operations are counted from the
+matrices that the template emits; data of a task beyond its core's L2 come back from L3.
 """
 
 from __future__ import annotations
@@ -28,17 +27,15 @@ _ITEM_BYTES = 4
 
 
 def price(batch: TileBatch, spec: DeviceSpec, parts: dict[str, Any]) -> dict[str, Floats]:
-    """Price a batch of a ``winograd`` structure; returns ``seconds`` and its terms as arrays ``(N,)``.
-
-    To ``parts`` comes ``slowest``: arithmetic and memory of each, as far as they overlap.
-    """
+    """Price a batch of a ``winograd`` structure: return ``seconds`` and its terms as arrays ``(N,)``."""
+    # ``parts["slowest"]`` becomes the overlapped time of arithmetic and memory of each program.
     names = batch.geometry.names
     rows, slowest = [], []
     for register, block in zip(batch.register, batch.block, strict=True):
         tile, task = (dict(zip(names, (int(x) for x in t), strict=True)) for t in (register, block))
         lanes, expr = lane_count(spec, _ITEM_BYTES), batch.geometry.expr
         plan = WinogradPlan.of(expr, batch.structure, tile, task, lanes, batch.open_axes)
-        assert plan is not None  # the pool offers these structures for window products alone
+        assert plan is not None  # only window products have candidates of these structures
         costs = _Costs(batch, spec, plan)
         rows.append(costs.terms())
         slowest.append(costs.slowest_s)
@@ -58,7 +55,7 @@ class _Costs:
         self.slowest_s = 0.0
 
     def terms(self) -> dict[str, float]:
-        """Return ``seconds`` and what it consists of."""
+        """Return ``seconds`` and its terms."""
         spec, plan = self.spec, self.plan
         imbalance = -(-plan.tasks // spec.units) * spec.units / plan.tasks
         hz = spec.clock_hz * spec.units
@@ -88,7 +85,7 @@ class _Costs:
         return vectors * self.spec.teu.lanes / self.spec.compute.ops_per_cycle_per_unit[kind]
 
     def _multiply(self) -> float:
-        """Cycles of one task's matrix products."""
+        """Return the cycles of one task's matrix products."""
         plan, spec = self.plan, self.spec
         vectors = plan.width // plan.lanes
         sums, loads = plan.kernel_rows * vectors, plan.kernel_rows + vectors
@@ -103,13 +100,13 @@ class _Costs:
         return kernels * (plan.channels * step + 2 * sums + KERNEL_CYCLES)
 
     def _transform(self, matrix: Matrix, height: int) -> float:
-        """Cycles of one vector of two-sided products with ``matrix``: columns first, through memory, then rows."""
+        """Return the cycles of one vector of two-sided products with ``matrix``: columns first, then rows."""
         products = height + len(matrix)
         arithmetic = self._cycles("fma", products * operations(matrix))
         return max(arithmetic, self._cycles("load_store", products * (height + len(matrix))))
 
     def _image(self) -> float:
-        """Cycles of copying and transforming one task's part of the image."""
+        """Return the cycles of copying and transforming one task's part of the image."""
         plan, spec = self.plan, self.spec
         rows, columns = plan.tiled[-2:]
         vectors = plan.channel_vectors * (plan.tiles // (rows.box * columns.box))  # of all images of the task
@@ -123,7 +120,7 @@ class _Costs:
         return vectors * (positions * copy + tiles * self._transform(matrices(plan.m)[2], plan.side))
 
     def _outputs(self) -> float:
-        """Cycles of transforming one task's products back, the epilogue and the stores."""
+        """Return the cycles of transforming one task's products back, the epilogue and the stores."""
         plan, spec, g = self.plan, self.spec, self.geometry
         outputs = plan.m**2
         mix = [instruction_mix(s.body, None) for s in g.expr.stages if s is not g.expr.anchor]
@@ -136,7 +133,7 @@ class _Costs:
         return vectors * (self._transform(matrices(plan.m)[0], plan.side) + epilogue + store)
 
     def _filters_s(self) -> float:
-        """Seconds to transform the filters and write their panels."""
+        """Return the seconds to transform the filters and write their panels."""
         plan, spec = self.plan, self.spec
         vectors = plan.panels.units * plan.channels * (plan.width // plan.lanes)
         each = TRANSPOSED * (spec.execution.element_gather_s or 0.0) * spec.clock_hz
@@ -147,11 +144,11 @@ class _Costs:
         return cycles / (spec.clock_hz * cores) + 2.0 * panels / float(holding_bandwidth(panels, spec))
 
     def _panel_bytes(self, panels: int) -> float:
-        """Bytes of transformed filters."""
+        """Return the bytes of transformed filters."""
         return float(self.elements * panels * self.plan.channels * self.plan.width * _ITEM_BYTES)
 
     def _traffic_bytes(self) -> tuple[float, float, float]:
-        """Bytes from L2 into L1, from L3 into L2, and over the memory bus."""
+        """Return the bytes from L2 into L1, from L3 into L2, and over the memory bus."""
         plan, spec = self.plan, self.spec
         l1, l2, l3 = (room(spec, n) for n in ("l1", "l2", "l3"))
         image = float(self.elements * plan.tiles * plan.channel_pitch * _ITEM_BYTES)
@@ -164,6 +161,6 @@ class _Costs:
         to_l2 = spec.units * every if held + every <= l2 else plan.tasks * mine
         to_l2 += plan.tasks * 2 * max(0.0, held - l2)
         dram = dram_traffic_bytes(self.batch, spec)
-        if every > l3:  # read by every task; written, and read before that, where it is no constant
+        if every > l3:  # every task reads the panels; unless constant, they are also written, and read before that
             dram += plan.tasks * mine
         return plan.tasks * to_l1, to_l2, dram

@@ -1,9 +1,7 @@
-"""What makes a CPU convolution use Winograd: its programs are offered beside the direct ones, and the price chooses.
+"""The choice of Winograd for a CPU convolution: its programs compete with the direct ones, and the price decides.
 
-They are offered where ``options.winograd`` says so and a form of the expression is a window product
-(:func:`roller.tile.winograd.window_product`: float32, 3x3, step one) of enough channels, whose vectors lie in one block
-of channels. No rule prefers them: ``price.py`` says what transforms and products take, and ranking
-(:mod:`roller.construction.ranking`) takes what is predicted faster.
+They are candidates if ``options.winograd`` is set and a form of the expression is a window product (float32, 3x3, step
+one) of enough channels whose vectors are in one block of channels; ranking takes the faster prediction.
 """
 
 from __future__ import annotations
@@ -20,18 +18,18 @@ from roller.tile.winograd import LEAST_CHANNELS, WindowProduct, window_product
 
 
 def winograd_programs(geometry: Geometry, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return the Winograd programs of one form; none where it does not suit the algorithm."""
+    """Return the Winograd programs of one form, or none if the form does not suit the algorithm."""
     form = suitable(geometry, spec) if options.winograd else None
     return [] if form is None else winograd_pool(geometry, spec, form)
 
 
 def joined_winograd_programs(expr: TensorExpr, spec: DeviceSpec, options: ConstructOptions) -> list[TileBatch]:
-    """Return those of the form whose blocks of channels are one axis, which is constructed for Winograd alone."""
+    """Return the Winograd programs of the forms whose blocks of channels are joined to one axis."""
     return [b for f in joined_forms(expr, options) for b in winograd_programs(Geometry.of(f), spec, options)]
 
 
 def suitable(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
-    """Return the window product of a form that the algorithm suits, else ``None``."""
+    """Return the window product of a form that suits the algorithm, else ``None``."""
     form = window_product(geometry.expr)
     if form is None or geometry.expr.anchor.extents[form.channel] < LEAST_CHANNELS:
         return None
@@ -39,7 +37,7 @@ def suitable(geometry: Geometry, spec: DeviceSpec) -> WindowProduct | None:
 
 
 def _whole_vectors(geometry: Geometry, form: WindowProduct, spec: DeviceSpec) -> bool:
-    """Whether vectors of channels and filters, which begin at multiples of their lanes, lie in one block of them."""
+    """Return whether vectors of channels and filters, at multiples of their lanes, are in one block of them."""
     expr = geometry.expr
     indices = [*form.image.index, *expr.anchor.store, *(i for s in expr.stages for ld in s.loads for i in ld.index)]
     edges = {n for i in indices for t in i.terms if not t.is_affine for n in (t.div, t.div * t.mod) if n > 1}
