@@ -74,8 +74,8 @@ _LIBRARY = LibraryPolicy(
 )
 _GRAPH = replace(_LIBRARY, call_s=0.0)
 #: Policies by name. ``None`` constructs freely. ``library`` has the kernels that a framework calls one by one,
-#: ``library-graph`` those replayed from a graph, where a call adds only its launches. The variants of the latter have no
-#: matrix units, round float32 to TF32 where a unit takes it, or use Winograd's algorithm.
+#: ``library-graph`` those replayed from a graph, where a call adds only its launches. The variants of the latter have
+#: no matrix units, round float32 to TF32 where a unit takes it, or use Winograd's algorithm.
 POLICIES: dict[str, LibraryPolicy | None] = {
     "roller": None,
     "library": _LIBRARY,

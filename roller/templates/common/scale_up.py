@@ -1,4 +1,5 @@
 """Scale-up: grow aligned tiles layer by layer along the axis of best data reuse score.
+
 All tiles of a layer grow at once: a state is one row of an array, a step doubles (or finishes) one
 axis of every state, and every state visited is a candidate.
 """

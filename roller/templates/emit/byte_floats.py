@@ -1,4 +1,5 @@
 """Floating point of 8 bits in generated code: stored as bytes, converted by integer arithmetic.
+
 Few processors and GPUs have instructions for it, and those of GPUs saturate. Templates therefore write such dtypes like
 any other, and :func:`without_byte_floats` turns tensors into ``uint8`` and conversions into the device's arithmetic
 before TVM lowers anything.

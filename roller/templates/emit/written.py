@@ -53,7 +53,7 @@ def written_of(several: Sequence[Any], *, kept: bool = False) -> Written:
     given = data["nodes"]
     literal = _kept(given) if kept else frozenset[int]()
     for n, node in enumerate(given):
-        if node["type"] == _BOXED:  # equal numbers share one node, but the text must not depend on which numbers are equal
+        if node["type"] == _BOXED:  # equal numbers share a node: the text must not tell
             continue
         new[n] = len(nodes)
         if node["type"] == _INTEGER:

@@ -1,4 +1,5 @@
 """Counts of a bulk-synchronous program that both its price and its code use: tiles, supersteps, bytes.
+
 A program's slowest tile (``scratchpad``) is computed by one unit in one superstep, after the unit has received its
 data tiles through the exchange. Accumulators stay in place between reduction steps; ``split_k`` spreads the parts of a
 reduction over several units and adds a superstep that combines them. More tiles than units run in waves.

@@ -1,4 +1,5 @@
 """Growth of a unit's tile by data reuse on bulk-synchronous devices, then the choice of reduction steps and parts.
+
 A tile starts as one vector of one worker (or one pass of the matrix unit) and grows along the axes that save most
 exchange per byte of scratchpad. Every state on the way is a program: small tiles fill all units, large ones exchange
 less.

@@ -1,4 +1,5 @@
 """Price of programs of a bulk-synchronous device: the sum of computing, exchanging, synchronising and streaming.
+
 Phases do not overlap. Streaming is the traffic with the memory outside the device for tensors that all scratchpads
 together cannot hold; the exchange carries it, so it does not overlap either.
 """

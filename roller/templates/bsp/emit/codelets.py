@@ -1,4 +1,5 @@
 """Codelets: one C++ class per stage, whose workers compute a unit's tile from the unit's own copies of tensors.
+
 The field ``place`` describes the tile to a codelet: first point and number of points of every axis, first position of
 every copy, and, where accumulators outlive a superstep, whether the step is the first and whether it is the last.
 """

@@ -1,4 +1,5 @@
 """Instructions of cooperative copies into the scratchpad: loads, stores and their address arithmetic.
+
 Rounds of a copy step over the leading dimensions of the staged tile (:func:`roller.tile.layout.copy_lead`). The counts
 are those of machine code (sm_75, NVRTC 12.9) of two dozen matmuls, convolutions and poolings, rounded; single kernels
 lie within a factor of two.

@@ -1,4 +1,5 @@
 """Copies of operands for a matrix unit: elements copied at once, and registers of data in transit.
+
 Rows of a staged tile run along one axis (:mod:`roller.tile.fragments`); elements are copied together if that axis runs
 along the tensor's rows too, at positions that are aligned in every block. Copies of four bytes and more are
 asynchronous if the device allows it; others are fetched one step ahead.
@@ -83,8 +84,8 @@ def fetched_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
 
 def gather_words(batch: TileBatch, spec: DeviceSpec) -> Ints:
     """Return the registers per thread of addresses that the compiler keeps from step to step, ``(N,)``."""
-    # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has its own
-    # address and conditions, the same in all steps if rows move along a spatial axis.
+    # Rounds of a copy through registers differ by a constant, unless rows of the tile are gathered: then each has an
+    # address and conditions of its own, the same in all steps if rows move along a spatial axis.
     total = np.zeros(len(batch), np.int64)
     for copy in operand_copies(batch):
         across, load = copy.operand.across, copy.operand.load

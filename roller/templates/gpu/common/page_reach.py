@@ -1,4 +1,5 @@
 """Extra DRAM traffic of waves that read more pages than the device's last TLB holds.
+
 Rows of an operand that run along the reduction lie ``K`` numbers apart, and all blocks of a wave read theirs at once:
 a wave of 4000 rows of 20000 float32 numbers has 320 MB of pages open. Blocks that miss the TLB fall behind, so that the
 shared cache has evicted the data of the others, and a tile comes from memory in whole bursts. A tile loses the share by

@@ -15,8 +15,8 @@ ADD_CYCLES = 4.0
 
 def combining_s(batch: TileBatch, spec: DeviceSpec) -> Floats:
     """Return the seconds of the chain of the kernel that adds the parts, zero without parts, ``(N,)``."""
-    # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result meet in the
-    # scratchpad, where one adds their sums. For rows this is part of the chain of their own blocks.
+    # A thread waits for memory once per batch of parts, and adds them one by one; threads that share a result exchange
+    # their sums in the scratchpad, where one adds them. For rows this is part of the chain of their own blocks.
     parts = np.asarray(batch.split_k)
     if batch.traits.spreads_reductions or (parts == 1).all():
         return np.zeros(len(batch))

@@ -1,4 +1,5 @@
 """Clock reduction by a board's power limit.
+
 A busy cycle of a unit's arithmetic pipes takes ``execution.busy_cycle_j``, any other needed cycle less, and bytes
 through the shared cache and memory ``byte_j`` of their layers; ``execution.standing_w`` is drawn without a kernel. If
 the energy takes longer than the waves at the boost clock, the clock falls until both agree: the capped form of the
@@ -32,8 +33,8 @@ def least_power_s(
     batch: TileBatch, spec: DeviceSpec, work: Work, core_s: Floats, moved: tuple[Floats, Floats] | None = None
 ) -> Floats | float:
     """Return the least seconds in which the board's power limit allows a launch, 0 without a limit."""
-    # ``core_s``: seconds in which the instructions of all waves run at the boost clock; ``moved``: bytes through the shared
-    # cache, and from and to memory.
+    # ``core_s``: seconds in which the instructions of all waves run at the boost clock; ``moved``: bytes through the
+    # shared cache, and from and to memory.
     energies = cycle_energies_j(batch, spec)
     if spec.power_w is None or energies is None:
         return 0.0
