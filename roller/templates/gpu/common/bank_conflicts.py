@@ -42,7 +42,7 @@ def conflict_degrees(program: RProgram, spec: DeviceSpec) -> dict[str, float]:
 
 def unavoidable_conflicts(batch: TileBatch, spec: DeviceSpec) -> dict[str, Floats]:
     """Return the conflict degrees that no storage padding removes, before padding is chosen."""
-    # Lanes that read every ``s``-th word of a row of a box use one bank in ``gcd(s, banks)``; padding only spreads rows.
+    # Lanes that read every ``s``-th word of a row of a box use one bank in ``gcd(s, banks)``; padding spreads rows.
     found: dict[str, Floats] = {}
     banks, _ = banks_of(spec)
     if batch.fragment is not None:  # padding spreads the rows of fragments over banks

@@ -1,9 +1,9 @@
 """Clock reduction by a board's power limit.
 
-A busy cycle of a unit's arithmetic pipes takes ``execution.busy_cycle_j``, any other needed cycle less, and bytes
-through the shared cache and memory ``byte_j`` of their layers; ``execution.standing_w`` is drawn without a kernel. If
-the energy takes longer than the waves at the boost clock, the clock falls until both agree: the capped form of the
-roofline of energy (Choi, Dukhan, Liu, Vuduc 2014), by cycles and bytes, with its constant power.
+A cycle of a unit with busy arithmetic pipes takes ``execution.busy_cycle_j``, any other cycle in which instructions run
+``idle_cycle_j``, a byte through the shared cache or memory ``byte_j`` of its layer; ``standing_w`` is drawn without a
+kernel. If supplying the energy takes longer than the waves at the boost clock, the clock falls until both agree: the
+capped form of the roofline of energy (Choi, Dukhan, Liu, Vuduc 2014), by cycles and bytes, with its constant power.
 """
 
 from __future__ import annotations
