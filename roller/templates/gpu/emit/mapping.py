@@ -20,8 +20,8 @@ class AxisMap:
     Parameters
     ----------
     vector
-        Contiguous elements of a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads * vector`` apart
-        if ``interleaved``.
+        Contiguous elements of a chunk of a thread's registers. Chunks are ``vector`` apart, or ``threads * vector``
+        apart if ``interleaved``.
     slack
         Positions, at most, that are no elements (:mod:`roller.templates.gpu.rows.emit_shifted`).
     differs

@@ -47,7 +47,7 @@ def _stage_by_stage(ctx: Context, program: RProgram, template: Template) -> list
         out += [rows_of(ctx, s, program if s is expr.anchor else None).write([s])] if own is None else own
     if ctx.own_barriers and any(s.combiner is not None for s in expr.stages if s is not expr.anchor):
         raise BuildError(
-            f"{expr.name}: expected no reduction besides a kernel that places its own barriers. "
+            f"{expr.name}: expected one reduction beside a kernel that places its own barriers, got several. "
             "Use a fragment that does not read the scratchpad by itself, or another structure."
         )
     return out
