@@ -3,8 +3,8 @@
 Per step of the fragment's k a group of threads reads both operands' rows from scratchpad once and issues one
 instruction per output fragment. The matrix unit overlaps all other pipes; it waits for the scratchpad's bandwidth
 (reads and copies), issue slots, and once per reduction step the barrier and the latency of the first operand.
-Instructions of warp groups read both operands from scratchpad for every product, and with enough stages start before those of the last
-step are done.
+Instructions of warp groups read both operands from scratchpad for every product, and with enough stages start before
+those of the last step are done.
 """
 
 from __future__ import annotations

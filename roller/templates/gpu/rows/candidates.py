@@ -1,8 +1,8 @@
 """Candidate GPU programs of row reductions.
 
 A row program has threads along a row (lanes), threads along rows, and a register tile per thread. If that holds all
-columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the row in steps
-and read it again. Both are candidates.
+columns of a row, inputs that several stages read are kept (:mod:`roller.tile.rows`); smaller tiles walk the row in
+steps and read it again. Both are candidates.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Template of row expressions: reductions without reuse, alone or several in a row (softmax, norms, arg-reductions).
 
-A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per row
-stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
-(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, all vectors of a step first.
-Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
+A block owns a tile of rows (the anchor's spatial axes); threads along reduction axes (lanes) share a row. Results per
+row stay in registers and, if a thread's register tile holds all its columns, so do inputs that several stages read
+(:func:`roller.tile.rows.kept_loads`); otherwise every stage reads them again, step by step, all vectors of a step
+first. Shared values are computed once per row or element (:mod:`roller.tile.row_values`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Combine the accumulators of the threads (lanes) that share a row.
 
-Neighbouring lanes of a warp exchange by butterfly shuffles, after which all hold the same bits; several warps of one row
-exchange once in the scratchpad. Other lanes leave their accumulators there, and the first lane adds them in order.
+Neighbouring lanes of a warp exchange by butterfly shuffles, after which all hold the same bits; several warps of one
+row exchange once in the scratchpad. Other lanes leave their accumulators there, and the first lane adds them in order.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ def points(
 def _spans(m: AxisMap, tile: Tile) -> list[tuple[int, int, bool]]:
     """Return a thread's chunks of one axis as ``(first, count, whether they may lie outside it)``."""
     whole = end = m.chunks
-    if m.name in tile.tails and m.differs:   # any chunk may lie outside
+    if m.name in tile.tails and m.differs:  # any chunk may lie outside
         return [(0, end, True)]
     if m.name in tile.tails:
         start, row = m.certain // m.tile * m.tile, m.threads * m.vector

@@ -71,7 +71,7 @@ class Pipeline:
 
     def _inside(self, step: int | Expr) -> list[Expr]:
         """Return the condition that a step exists."""
-        if isinstance(step, int) and isinstance(self.count, Many):   # emit the test: the count varies
+        if isinstance(step, int) and isinstance(self.count, Many):  # emit the test: the count varies
             return [tirx.LT(num(step), num(self.count))]
         if isinstance(step, int) and is_certain(self.count):
             return [] if step < self.count else [tirx.const(False, "bool")]

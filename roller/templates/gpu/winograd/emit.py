@@ -1,7 +1,7 @@
 """Kernels of 3x3 windows by Winograd's algorithm (:mod:`roller.tile.winograd`): transforms, product, back transform.
 
-Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t`` the
-number of an output tile; channels or filters contiguous in image or output are so in ``V`` or ``M``. One kernel
+Workspaces are ``U[e][c][f]``, ``V[e][c][t]`` and ``M[e][f][t]``, ``e`` the element of the transformed tile and ``t``
+the number of an output tile; channels or filters contiguous in image or output are so in ``V`` or ``M``. One kernel
 transforms both operands, a block either filters or images; constant filters are transformed before all calls. A thread
 transforms one tile of one channel or filter. The product is the tiled template's.
 """
