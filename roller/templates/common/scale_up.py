@@ -104,6 +104,7 @@ def register_tiles(
     seen: Growth | None = None,
 ) -> Ints:
     """Construct register tiles: outputs per thread with the best ratio of products to operands."""
+    # ``start`` is the first tile: 1 along spatial axes, and the reduction extents of all tiles.
     sizes = [aligned_extents(int(e), REGISTER_EXTENT) for e in geometry.extents]
     tables = []
     for options in sizes:

@@ -29,7 +29,7 @@ class Meeting(IntEnum):
 
 
 def meeting(lanes: Ints | int, rows: Ints | int, itemsize_bytes: int, *, along: bool) -> Ints:
-    """Return how lanes combine (:class:`Meeting`), ``(N,)``."""
+    """Return how lanes combine (:class:`Meeting`), ``(N,)``; ``along``: a row is contiguous in memory."""
     count, others = np.asarray(lanes), np.asarray(rows)
     shuffled = (along | (others == 1)) & (count * others % SHUFFLE_LANES == 0) & (itemsize_bytes >= _SHUFFLED_BYTES)
     within = shuffled & (count & (count - 1) == 0) & (count <= SHUFFLE_LANES)

@@ -84,6 +84,8 @@ def block_position(flat: Expr, steps: Sequence[int], raster: int) -> list[Expr]:
     wide = [n for n, e in enumerate(steps) if not is_one(e)][-2:]
     if raster == 1 or len(wide) < 2:
         return unravel(flat, steps)
+    # ``raster`` tiles of the slower axis come before the faster one advances: blocks that run together share more
+    # loads.
     slow, fast = wide
     differs = isinstance(steps[slow], Many)
     depth = raster if differs else min(raster, steps[slow])

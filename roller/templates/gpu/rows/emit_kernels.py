@@ -47,6 +47,7 @@ def rows_of(ctx: Context, s: Stage, program: RProgram | None) -> Rows:
 def split_row_kernels(ctx: Context, program: RProgram) -> list[Stmt]:
     """Return the two kernels of a row reduction split over blocks: the parts, and their sum in fixed order."""
     first, *rest = row_stages(ctx.expr)
+    # A stage that reads the row again would have to wait for all blocks.
     if first.stage.combiner is None or any(s.columns for s in rest):
         raise BuildError(f"{ctx.expr.name}: a split reduction expected to be the only one, got {len(rest) + 1} stages.")
     s, order = first.stage, store_order(first.stage)

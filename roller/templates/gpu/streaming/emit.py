@@ -40,7 +40,7 @@ _THREADS = 256
 def streaming_kernel(
     ctx: Context, s: Stage, maps: Sequence[AxisMap], staged: Mapping[str, int] = MappingProxyType({})
 ) -> Stmt:
-    """Return the kernel of an element-wise stage."""
+    """Return the kernel of an element-wise stage; ``staged`` maps transposed inputs to their rows' padding."""
     return _Streaming(ctx, s, [whole_vectors(m) for m in maps], staged).kernel()
 
 

@@ -46,7 +46,7 @@ class LeastLaidOut:
         return np.where(self._most > 0, every, np.inf)
 
     def least_s(self, likely: Floats, limit_s: float) -> Floats:
-        """Return bounds of all layouts, ``(N,)``; above ``limit_s`` they may be too small, but not below it."""
+        """Return bounds of all layouts, ``(N,)``; a value above ``limit_s`` only means that the bound exceeds it."""
         found = np.full(len(self._batch), np.inf)
         rows = np.flatnonzero((likely > limit_s) & (self._fewest < self._most))
         fewer = rows[self._of(rows, self._most, most=True)[rows] <= limit_s]
