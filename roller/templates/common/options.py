@@ -11,7 +11,7 @@ from roller.errors import RollerError, did_you_mean, shown
 from roller.expr import TensorExpr
 from roller.templates.common.policy import POLICIES
 
-#: Part of a candidate's identity: raise it when a template changes what a program means.
+#: Part of a candidate's identity: raise it when a template changes the meaning of a program.
 TEMPLATE_VERSION = 3
 #: Candidates constructed, and timed at most, for ``top_k="auto"``, which decides which of them are timed.
 AUTO_MOST = 10

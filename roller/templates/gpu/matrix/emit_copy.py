@@ -71,7 +71,7 @@ class OperandCopy:
     def issue(self, base: Mapping[str, Expr], start: Expr) -> Stmt:
         """Start the asynchronous copy of the tile at ``base`` to pool element ``start``, without committing it."""
         source = self.ctx.buffers.get(self.operand.load.tensor)
-        assert source is not None  # only what is in memory has vectors
+        assert source is not None  # only tensors in memory have vectors
 
         def one(c: Chunk) -> Stmt:
             return copy_async(

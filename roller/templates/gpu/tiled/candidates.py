@@ -155,7 +155,7 @@ def is_split_useful(blocks: Ints, steps: Ints, parts: Ints | int, spec: DeviceSp
 
 
 def splits(spec: DeviceSpec) -> tuple[int, ...]:
-    """Return the parts a reduction may be split into: up to what fills the device a few times with one tile."""
+    """Return the parts a reduction may be split into: at most those that make a few blocks per unit of one tile."""
     return (*SPLITS, *(1 << n for n in range(max(SPLITS).bit_length(), (_FULL * spec.units).bit_length())))
 
 
