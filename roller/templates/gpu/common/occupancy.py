@@ -199,7 +199,7 @@ def held_blocks(batch: TileBatch, spec: DeviceSpec, scratchpad: Ints, wanted: In
     registers = np.minimum(-(-wanted // unit) * unit, -(-most // unit) * unit)
     blocks = np.minimum.reduce(list(block_limits(batch, spec, scratchpad, registers).values()))
     shared = spec.layer("shared")
-    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # required by the schema
+    assert lim.threads_per_block and lim.usable_registers_per_thread and lim.registers_per_unit  # by schema
     budget = shared.usable_bytes or shared.capacity_bytes
     fits = (threads <= lim.threads_per_block) & (scratchpad <= budget)
     fits &= register_words(batch) <= usable_registers(batch, spec)
